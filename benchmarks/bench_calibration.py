@@ -39,10 +39,11 @@ from rich.table import Table
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.record import Record
-from grainline.data.scenes import Background, Scene, SceneDescription, words
+from grainline.data.scenes import words
 from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.source import Scenes
-from grainline.data.scenes.world import holds
+from grainline.data.scenes.speech import SceneDescription
+from grainline.data.scenes.world import Background, Scene, holds
 from grainline.evaluation.intervals import wilson
 from grainline.index.results import Hit, Options
 from grainline.index.search import Index, open_index

@@ -1,4 +1,4 @@
-"""GradCache: time and memory of `cached_step` against `step` on one batch whose texts are equally long.
+"""GradCache: time and memory of a step in chunks against a whole one, on one batch of equally long texts.
 
 The activations of a chunk at a time cost one more forward, 4/3 of the arithmetic; gate G15 allows 1.45 times
 the time. Memory is what one step needs beyond what is there before it, in a process of its own.
@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.step import cached_step, step
+from grainline.training.step import step
 from grainline.types import Clock, Images, Texts
 
 CLOCK = Clock()
@@ -50,12 +50,12 @@ def build(sizes: Sizes) -> tuple[CLIP, Images, Texts]:
 def prepare(way: str, *numbers: int) -> Callable[[], object]:
     """What `fresh_peak` measures: one step, once the model and the batch are there."""
     small = build(Sizes(2, 1, 64, 1, 4, 16))
-    cached_step(*small, CLOCK, 1)  # what the libraries load for the first step
+    step(*small, CLOCK, 1)  # what the libraries load for the first step
     sizes = Sizes(*numbers)
     method, images, texts = build(sizes)
     if way == "step":
         return partial(step, method, images, texts, CLOCK)
-    return partial(cached_step, method, images, texts, CLOCK, sizes.chunk)
+    return partial(step, method, images, texts, CLOCK, sizes.chunk)
 
 
 def main() -> None:
@@ -69,16 +69,16 @@ def main() -> None:
     method, images, texts = build(sizes)
     ratio = paired(
         lambda: step(method, images, texts, CLOCK),
-        lambda: cached_step(method, images, texts, CLOCK, sizes.chunk),
+        lambda: step(method, images, texts, CLOCK, sizes.chunk),
         args.repeats,
     )
-    report("gradcache: time of cached_step / step", ratio, "x", at_most=1.45, **sizes._asdict())
+    report("gradcache: time of step in chunks / step", ratio, "x", at_most=1.45, **sizes._asdict())
     plain, cached = (
         fresh_peak("benchmarks.bench_gradcache:prepare", way, *sizes).more for way in ("step", "cached")
     )
     report("gradcache: memory of step beyond model and batch", plain, "MiB", **sizes._asdict())
-    report("gradcache: memory of cached_step beyond model and batch", cached, "MiB", **sizes._asdict())
-    report("gradcache: memory of cached_step / step", cached / plain, "x", at_most=1.0, **sizes._asdict())
+    report("gradcache: memory of step in chunks beyond model and batch", cached, "MiB", **sizes._asdict())
+    report("gradcache: memory of step in chunks / step", cached / plain, "x", at_most=1.0, **sizes._asdict())
 
 
 if __name__ == "__main__":

@@ -73,7 +73,10 @@ def main() -> None:
         both = [x.clone().requires_grad_() for _ in range(2)]
         fast, slow = partial(ours, both[0], g, real), partial(by_svd, both[1], g)
         what = f"HiDe N={number} d={width}"
-        facts = {"kept": int(principal_part(x, real, THRESHOLD).kept), "threads": torch.get_num_threads()}
+        facts = {
+            "kept": int(principal_part(x, real, THRESHOLD).components),
+            "threads": torch.get_num_threads(),
+        }
         ratio = paired(fast, slow, args.repeats)
         report(f"{what}: thin SVD with autograd / ours", ratio, "x", at_least=gate, **facts)
         part = min(seconds(fast) for _ in range(args.repeats)) / (a_pair * number)

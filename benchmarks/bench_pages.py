@@ -78,8 +78,8 @@ def search(segments: Sequence[Segment]) -> None:
     for one in segments:
         for name in (NULL_TEXTS, NULL_SPANS):
             one.arrays[name][one.live].max(0)
-    take(segments, NULL_SENTENCES, where[rng.permutation(len(where))[:BACKGROUND]])
-    take(segments, TOKENS, where[rng.permutation(len(where))[:CANDIDATES]])
+    take([one.arrays[NULL_SENTENCES] for one in segments], where[rng.permutation(len(where))[:BACKGROUND]])
+    take([one.arrays[TOKENS] for one in segments], where[rng.permutation(len(where))[:CANDIDATES]])
 
 
 @contextmanager

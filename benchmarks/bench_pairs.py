@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
-from grainline.losses.beta_cal import Beta, beta_bce, beta_ce_both, dense_beta_bce, dense_beta_ce, slot_keys
+from grainline.losses.beta_cal import Beta, beta_bce, beta_ce_both
 from grainline.losses.tiled.pair_mask import RowIds
+from tests.test_beta import dense_beta_bce, dense_beta_ce, slot_keys
 
 SLOTS, WIDTH, SCALE, BETA = 36, 512, 14.3, 0.5
 GATES = {"ce": 1.6, "bce": 2.4}  # at 2,304 rows

@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grainline.data.captions import sentences
-from grainline.data.phrases.base import Phrase, Provider
-from grainline.data.phrases.patterns import select
+from grainline.data.phrases.patterns import Phrase, Provider, select
 from grainline.data.phrases.providers import open_provider
 from grainline.data.scenes import words
 from grainline.data.scenes.source import Scenes

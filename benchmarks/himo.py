@@ -164,7 +164,7 @@ def components(folder: Folder) -> None:
         kept = []
         for run in (run for run in runs if (run / SECONDS).is_file()):
             vectors = load(run, device="cpu").encode(texts=texts[setting.data]).vector
-            kept.append(int(principal_part(vectors, torch.ones(128, dtype=torch.bool), 0.9).kept))
+            kept.append(int(principal_part(vectors, torch.ones(128, dtype=torch.bool), 0.9).components))
         if kept:
             print(f"| {setting.key} | {', '.join(map(str, kept))} |")
 

@@ -21,7 +21,7 @@ from benchmarks.seps import SETTINGS, Threefold
 from grainline import load
 from grainline.data.open_source import open_sources
 from grainline.data.record import Record
-from grainline.evaluation.pages.shown import kept_of
+from grainline.evaluation.show import selection_of
 from grainline.methods.patch_selection.types import REST, SelectsPatches
 from grainline.model import Model
 
@@ -85,7 +85,7 @@ def one(model: Model, record: Record, other: Record) -> Found:
     """What stays of a scene."""
     description = record.long if model.method.reads_descriptions else None
     square = model.cropped(record.image)
-    kept = kept_of(model, square, [record.captions[0], other.captions[0]], description)
+    kept = selection_of(model, square, [record.captions[0], other.captions[0]], description)
     things = drawn(record)
     by_text, by_description = kept.by_text, kept.by_description
     if by_text is None:

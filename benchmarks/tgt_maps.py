@@ -56,7 +56,7 @@ def draw(folder: Fivefold, path: Path) -> None:
         for column, run in enumerate(runs[name]):
             model = load(run, device="cpu")
             found = grouped(model, folder)
-            assert found.soft is not None
+            assert found.soft
             axes = canvas.add_subplot(grid[row, column])
             axes.imshow(by_position(found.soft), cmap="Blues", vmin=0, vmax=1, aspect="auto")
             axes.set_xticks([])
@@ -72,7 +72,7 @@ def draw(folder: Fivefold, path: Path) -> None:
 
 def caption(axes: Any, model: Model, found: Grouped) -> None:
     """The first caption of the wanted length: what each group takes of each token, and its phrases."""
-    assert found.soft is not None
+    assert found.soft
     i = next(i for i, one in enumerate(found.soft) if LEAST <= one.shape[1] <= MOST)
     soft, gold = found.soft[i], found.gold[i]
     words = pieces(model, found.texts[i], [token.column for token in found.tokens[i]])

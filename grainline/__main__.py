@@ -12,7 +12,7 @@ except SystemExit as end:
         raise
     # DistributedDataParallel keeps gloo's threads alive beyond the process group (torch 2.13). Where one of
     # them still holds a tensor when the interpreter ends, it aborts the process, some once in 15 runs, and
-    # torchrun reports a failure after the last weights were written. All is said by now, so end here.
+    # torchrun reports a failure after the last weights were written. All output is written: end here.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(end.code if isinstance(end.code, int) else 0)

@@ -1,8 +1,8 @@
-"""From a description to a method: with fresh weights, or begun from the checkpoints that it names.
+"""From a description to a method, with fresh weights or those of the checkpoints that it names.
 
-A description may name checkpoints of others (`pretrained`). `start` reads them and writes into it what they
-are: architecture, size of images, length of texts, width of the shared space. From then on the description
-says all that is needed to build the method again, and the checkpoints may be gone.
+A description may name checkpoints of others (`pretrained`). `start` reads them and adds architecture, size of
+images, length of texts and width of the shared space. The description is then enough to build the method
+again, without the checkpoints.
 """
 
 import json
@@ -13,8 +13,7 @@ from grainline.config import TRUST_CODE, override, parse
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
-from grainline.encoders.pretrained.build import space_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig, space_of
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
@@ -23,51 +22,51 @@ from grainline.methods import method_class
 from grainline.methods.base import Method
 
 FORMAT = 2  # of model.json
-NO_ROOM = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
-"""What torch says where a tensor is too large."""
+TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
+"""Messages of torch about a tensor that is too large."""
 
 
 class Description(NamedTuple):
-    """What `model.json` holds."""
+    """The content of `model.json`."""
 
     method: str
     config: TowersConfig
 
 
 class Start(NamedTuple):
-    """A description with nothing left open, and the checkpoints whose weights the method begins with."""
+    """A complete description, and the checkpoints with the first weights of the method."""
 
     description: Description
     image: Pretrained | None = None
     text: Pretrained | None = None
 
     def method(self) -> Method:
-        """Fresh weights, but for the sides that come from a checkpoint."""
-        made = build(self.description)
-        made.towers.fill(self.image, self.text)
-        for part in made.towers.image.modules():
+        """The method with fresh weights, except on the sides that come from a checkpoint."""
+        method = build(self.description)
+        method.towers.fill(self.image, self.text)
+        for part in method.towers.image.modules():
             if isinstance(part, Superpixels) and part.cfg.checkpoint is not None:
                 part.fill(Path(part.cfg.checkpoint))
-        return made
+        return method
 
-    def tokenizer(self, asked: str | None = None) -> TextTokenizer:
-        """That of the text side's checkpoint, or the one asked for; UserError for another vocabulary."""
+    def tokenizer(self, name: str | None = None) -> TextTokenizer:
+        """That of the text side's checkpoint, or the named one; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
-        config = self.description.config.text
-        assert isinstance(config, PretrainedTextConfig)
-        place = config.pretrained  # only said, where it holds none
-        return load_tokenizer(asked or self.text.tokenizer, checkpoint=place, vocab=self.text.text.vocab)
+        config: Any = self.description.config.text
+        name = name or self.text.tokenizer
+        return load_tokenizer(name, checkpoint=config.pretrained, vocab=self.text.text.vocab)
 
 
 def start(description: Description, both: Pretrained | None = None) -> Start:
-    """Read the checkpoints that a description names. One that names none comes back as it is.
+    """Read the checkpoints that a description names; a description without any is returned as it is.
 
-    both  the checkpoint of both sides, where it has been read already
+    both  the checkpoint of both sides, if the caller has read it
+
     Raises UserError where a checkpoint cannot be read, lacks the side it is named for, or does not fit.
     """
     config = description.config
-    image, text = (both, both) if both is not None else _loaded(config)
+    image, text = (both, both) if both is not None else _load_checkpoints(config)
     if image is None and text is None:
         return Start(description)
     values = config.model_dump(mode="json")
@@ -78,13 +77,11 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
     values["width"] = config.width or _width(image, text)
     if image is not None and text is not None and _same(config):
         values |= _logits(values, image)
-    return Start(
-        description._replace(config=method_config(description.method, values, "the checkpoint")), image, text
-    )
+    return Start(_with_config(description, values, "the checkpoint"), image, text)
 
 
 def reads_pretrained_texts(description: Description) -> bool:
-    """Whether the text side comes from a checkpoint, so that its vocabulary is settled."""
+    """Whether the text side comes from a checkpoint, which fixes its vocabulary."""
     return isinstance(description.config.text, PretrainedTextConfig)
 
 
@@ -94,26 +91,25 @@ def is_pretrained(description: Description) -> bool:
 
 
 def image_settings(description: Description) -> dict[str, Any]:
-    """How `EvalTransform` makes a square of an image: as the image side's checkpoint wants it."""
+    """The arguments of `EvalTransform` that the image side's checkpoint needs."""
     image = description.config.image
     if not isinstance(image, PretrainedImageConfig):
         return {}
-    found = image.architecture or {}
-    return {name: found[name] for name in ("resize", "filter", "margin")}
+    settings = image.architecture or {}
+    return {name: settings[name] for name in ("resize", "filter", "margin")}
 
 
 def build(description: Description) -> Method:
     """A method with fresh weights."""
     cls: Any = method_class(description.method)
     try:
-        method: Method = cls(description.config)
+        return cls(description.config)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or any(word in str(error) for word in NO_ROOM):
+        if isinstance(error, MemoryError) or any(message in str(error) for message in TOO_LARGE):
             raise UserError(
                 f"this {description.method} is too large for the memory here: lower its sizes"
             ) from None
         raise
-    return method
 
 
 def write_description(folder: Path, description: Description) -> None:
@@ -149,16 +145,25 @@ def read_description(folder: Path, *, trust_code: bool = False) -> Description:
 
 
 def method_config(name: str, values: dict[str, Any], where: str, *, trust_code: bool = True) -> TowersConfig:
-    """The checked config of a method given by name, or as "my_module:MyMethod"."""
+    """The checked config of a method, by its name or "my_module:MyMethod"."""
     cls = method_class(name, where, trust_code=trust_code)
     return parse(cls.config_class, values, where, trust_code=trust_code)
 
 
-def scored(description: Description, scoring: str | None) -> Description:
-    """The description with another way to score pairs; as it is for None.
+def _with_config(description: Description, values: dict[str, Any], where: str) -> Description:
+    return description._replace(config=method_config(description.method, values, where))
 
-    scoring  the way; of a method that mixes two scores, a colon and the share of the second may stand behind
-             it: conditioned:0.7
+
+def _changed(description: Description, changes: list[str], where: str) -> Description:
+    values = override(description.config.model_dump(mode="json"), changes)
+    return _with_config(description, values, where)
+
+
+def scored(description: Description, scoring: str | None) -> Description:
+    """The description with another way to score pairs; None leaves it as it is.
+
+    scoring  the way; for a method that mixes two scores, a colon and the share of the second may follow:
+             conditioned:0.7
 
     Raises UserError where the method has one way only, and for a way that it does not have.
     """
@@ -168,29 +173,25 @@ def scored(description: Description, scoring: str | None) -> Description:
     if "scoring" not in known:
         raise UserError(f"scoring is {scoring!r}; {description.method} has one way to score: leave it out")
     way, mixed, share = scoring.partition(":")
-    changes = {"scoring": way}
     if mixed and "alpha" not in known:
         raise UserError(f"scoring is {scoring!r}; {description.method} mixes no scores: leave :{share} out")
-    if mixed:
-        changes["alpha"] = share
-    values = override(description.config.model_dump(mode="json"), [f"{k}={v}" for k, v in changes.items()])
-    return description._replace(config=method_config(description.method, values, "--scoring"))
+    changes = [f"scoring={way}", *([f"alpha={share}"] if mixed else [])]
+    return _changed(description, changes, "--scoring")
 
 
 def with_patches(description: Description, patches: str | None) -> Description:
-    """The description with other image tokens (`model.image.patches`); as it is for None.
+    """The description with other image tokens (`model.image.patches`); None leaves it as it is.
 
     Weights are the same for both, so a model can be measured either way without training. Raises UserError
     where the image encoder has no such choice.
     """
-    if patches is None:
-        return description
-    values = override(description.config.model_dump(mode="json"), [f"image.patches={patches}"])
-    return description._replace(config=method_config(description.method, values, "--patches"))
+    return (
+        description if patches is None else _changed(description, [f"image.patches={patches}"], "--patches")
+    )
 
 
-def _loaded(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
-    """The checkpoints of both sides; one that serves both is read once."""
+def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
+    """The checkpoints of both sides; a common one is read once."""
     image = config.image if isinstance(config.image, PretrainedImageConfig) else None
     text = config.text if isinstance(config.text, PretrainedTextConfig) else None
     for side, name in ((image, "image"), (text, "text")):
@@ -198,38 +199,29 @@ def _loaded(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]
             raise UserError(
                 f"field model.{name}.architecture is filled in when {side.pretrained} is read; leave it out"
             )
+    images: dict[str, Any] = {"size": image.size, "resize": image.resize} if image is not None else {}
+    texts: dict[str, Any] = {"context": text.context, "stretch": text.stretch} if text is not None else {}
     if image is not None and text is not None and _same(config) and image.quick_gelu == text.quick_gelu:
-        both = load_pretrained(
-            image.pretrained,
-            size=image.size,
-            context=text.context,
-            stretch=text.stretch,
-            quick_gelu=image.quick_gelu,
-            resize=image.resize,
-        )
-        return _with(both, "image", image.pretrained), _with(both, "text", text.pretrained)
-    seen = read = None
+        both = load_pretrained(image.pretrained, quick_gelu=image.quick_gelu, **images, **texts)
+        return _require_side(both, "image", image.pretrained), _require_side(both, "text", text.pretrained)
+    first = second = None
     if image is not None:
-        found = load_pretrained(
-            image.pretrained, size=image.size, quick_gelu=image.quick_gelu, resize=image.resize
-        )
-        seen = _with(found, "image", image.pretrained)
+        first = load_pretrained(image.pretrained, quick_gelu=image.quick_gelu, **images)
+        _require_side(first, "image", image.pretrained)
     if text is not None:
-        found = load_pretrained(
-            text.pretrained, context=text.context, stretch=text.stretch, quick_gelu=text.quick_gelu
-        )
-        read = _with(found, "text", text.pretrained)
-    return seen, read
+        second = load_pretrained(text.pretrained, quick_gelu=text.quick_gelu, **texts)
+        _require_side(second, "text", text.pretrained)
+    return first, second
 
 
-def _with(found: Pretrained, side: str, name: str) -> Pretrained:
-    """The checkpoint, once it is known to have this side."""
-    if (found.image if side == "image" else found.text) is None:
-        kind = found.architecture["kind"]
+def _require_side(checkpoint: Pretrained, side: str, name: str) -> Pretrained:
+    """The checkpoint; UserError where it lacks this side."""
+    if (checkpoint.image if side == "image" else checkpoint.text) is None:
+        kind = checkpoint.architecture["kind"]
         raise UserError(
             f"{name} is a {kind}, which has no {side} side; name another for model.{side}.pretrained"
         )
-    return found
+    return checkpoint
 
 
 def _same(config: TowersConfig) -> bool:
@@ -243,28 +235,29 @@ def _same(config: TowersConfig) -> bool:
 
 
 def _width(image: Pretrained | None, text: Pretrained | None) -> int:
-    """That of the space which the checkpoints meet in; one side alone of a GroupViT has none."""
+    """The width of the common space of the checkpoints; one side alone of a GroupViT has none."""
     spaces = {
-        side: space_of(found.architecture)
-        for side, found in (("image", image), ("text", text))
-        if found and (found.heads is None or image is text)
+        side: space_of(checkpoint.architecture)
+        for side, checkpoint in (("image", image), ("text", text))
+        if checkpoint and (checkpoint.heads is None or image is text)
     }
     widths = {width for width in spaces.values() if width is not None}
     if len(widths) > 1:
-        said = " and ".join(f"that of the {side} side {width}" for side, width in spaces.items())
-        raise UserError(f"the two checkpoints have shared spaces of unlike width, {said}; say model.width")
+        both = " and ".join(f"that of the {side} side {width}" for side, width in spaces.items())
+        raise UserError(f"the two checkpoints have shared spaces of unlike width, {both}; give model.width")
     return widths.pop() if widths else WIDTH
 
 
-def _logits(values: dict[str, Any], found: Pretrained) -> dict[str, float]:
+def _logits(values: dict[str, Any], checkpoint: Pretrained) -> dict[str, float]:
     """Scale and bias of a checkpoint, where the config leaves them open.
 
-    A method with a bias takes both or none: the scale of a CLIP is made for logits without one.
+    A method with a bias takes both or none: the scale of a CLIP belongs to logits without one.
     """
-    if "scale" not in values or found.scale is None or ("bias" in values and found.bias is None):
+    scale, bias = checkpoint.scale, checkpoint.bias
+    if "scale" not in values or scale is None or ("bias" in values and bias is None):
         return {}
-    most = values["max_scale"]
-    own = {"scale": float(found.scale) if most is None else min(float(found.scale), most)}
-    if "bias" in values and found.bias is not None:
-        own["bias"] = float(found.bias)
+    largest = values["max_scale"]
+    own = {"scale": float(scale) if largest is None else min(float(scale), largest)}
+    if "bias" in values and bias is not None:
+        own["bias"] = float(bias)
     return {name: x for name, x in own.items() if values[name] is None}

@@ -18,8 +18,8 @@ from yaml.error import MarkedYAMLError
 
 from grainline.errors import UserError
 
-MOST_DEEP, MOST_VALUES = 50, 1_000_000
-"""Mappings and lists inside each other, and values in all, that a YAML file may hold."""
+MAX_DEPTH, MAX_VALUES = 50, 1_000_000
+"""Limits of a YAML file: mappings and lists inside each other, and the number of values."""
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
@@ -30,15 +30,15 @@ C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
-    """The settings of one class. Stands above that class, and is its constructor's first argument."""
+    """The settings of one class: defined above it, and the first argument of its constructor."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def parse(cls: type[C], values: dict[str, Any], where: str, *, trust_code: bool = True) -> C:
-    """A checked config, or one line that names the first field that is wrong and what it may be.
+    """A checked config. UserError with one line about the first wrong field and its allowed values.
 
-    where       the file or option the values came from, for the message
+    where       the file or option of the values, for the message
     trust_code  as in `load_class`, for encoders that the values name
     """
     try:
@@ -50,11 +50,11 @@ def parse(cls: type[C], values: dict[str, Any], where: str, *, trust_code: bool 
 def load_class(
     name: str, base: type, table: Mapping[str, str], where: str, *, trust_code: bool = True
 ) -> Any:
-    """The class behind a name of a table, or behind "my_module:MyClass". It is imported only now.
+    """Import the class of a name in a table, or of "my_module:MyClass".
 
-    base        what the class must derive from
+    base        base class that is required
     table       names, and "module:Class" of each
-    where       the option, or file and field, that holds the name: for the message
+    where       the option, or file and field, of the name, for the message
     trust_code  False: no code outside grainline is imported
 
     Raises UserError for an unknown name, a module that cannot be imported, another kind of class, and for
@@ -81,7 +81,7 @@ def load_class(
 
 
 def is_builtin(name: str, table: Mapping[str, str]) -> bool:
-    """Whether a name that `load_class` takes means a class of grainline itself."""
+    """Whether a name for `load_class` is that of a class of grainline itself."""
     return name in table or name.partition(":")[0].partition(".")[0] == __package__
 
 
@@ -93,7 +93,7 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """
     for change in changes:
         path, sign, text = change.partition("=")
-        if not sign or not path.strip() or path.count(".") >= MOST_DEEP:
+        if not sign or not path.strip() or path.count(".") >= MAX_DEPTH:
             raise UserError(
                 f"--set {_short(change)}: write it as name.of.field=value, such as train.max_steps=500"
             )
@@ -121,7 +121,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = _load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {_where(error)}") from None
+        raise UserError(f"{path} is not valid YAML: {_problem(error)}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -132,24 +132,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _type(tag: str) -> str:
-    return tag.removeprefix("tag:yaml.org,2002:")
-
-
 TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """The types that JSON has, each name once, not too deep. What goes wrong is a YAMLError."""
+    """The types of JSON, each name once, not too deep. Errors are YAMLErrors."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
-        if self.depth == MOST_DEEP:
-            raise ComposerError(
-                None, None, f"more than {MOST_DEEP} lists and mappings inside each other", mark
-            )
+        if self.depth == MAX_DEPTH:
+            problem = f"more than {MAX_DEPTH} lists and mappings inside each other"
+            raise ComposerError(None, None, problem, self.peek_event().start_mark)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -167,43 +161,45 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if _type(node.tag) not in TYPES:
-            raise ConstructorError(None, None, f"there is no type {_short(_type(node.tag))}", node.start_mark)
+        kind = _type(node.tag)
+        if kind not in TYPES:
+            raise ConstructorError(None, None, f"there is no type {_short(kind)}", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, OverflowError):  # such as !!int y
-            wrong = f"{_short(node.value)} cannot be read as {_type(node.tag)}"
-            raise ConstructorError(None, None, wrong, node.start_mark) from None
+            problem = f"{_short(node.value)} cannot be read as {kind}"
+            raise ConstructorError(None, None, problem, node.start_mark) from None
 
 
-# What looks like a date is text: the name of a folder, more likely.
+def _type(tag: str) -> str:
+    return tag.removeprefix("tag:yaml.org,2002:")
+
+
+# A date is text: more likely the name of a folder.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in forms if _type(tag) in (*TYPES, "merge")]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-def _where(error: yaml.YAMLError) -> str:
-    """What is wrong, and where."""
-    if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
-        return str(error)
-    mark = error.problem_mark
-    return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+def _problem(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else str(error)  # type: ignore[attr-defined]
 
 
 def _load(text: str) -> Any:
-    """What a YAML text says. Raises YAMLError.
+    """The content of a YAML text. Raises YAMLError.
 
-    Aliases let a short text hold itself, or more values than anything can walk through: both are refused.
+    With aliases a short text can hold itself, or an unlimited number of values: both are errors.
     """
     values = yaml.load(text, _Loader)
-    number, left = 0, [values]
-    while left:
-        value = left.pop()
+    number, stack = 0, [values]
+    while stack:
+        value = stack.pop()
         number += 1
-        if number > MOST_VALUES:
-            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values, or itself")
-        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if number > MAX_VALUES:
+            raise yaml.YAMLError(f"it holds more than {MAX_VALUES:,} values, or itself")
+        stack += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return values
 
 
@@ -219,18 +215,18 @@ def _value(text: str, change: str) -> Any:
     try:
         value = _load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {_short(change)}: the value is not valid YAML: {_where(error)}") from None
-    # YAML 1.1 reads 1e-4 as text; what stands in quotes is meant as text.
+        raise UserError(f"--set {_short(change)}: the value is not valid YAML: {_problem(error)}") from None
+    # YAML 1.1 reads 1e-4 as text; a text in quotes stays text.
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
 def _first(error: ValidationError, cls: type[BaseModel]) -> str:
-    """One line for the first complaint: the dotted field, what is wrong, what is allowed.
+    """One line for the first error: the dotted field, the mistake, what is allowed.
 
-    Names come before what is missing: a mistyped name makes the true one missing too.
+    Unknown names come before missing ones: a mistyped name makes the correct one missing too.
     """
     errors = error.errors()
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     loc = [str(part) for part in first["loc"]]
     path, here, _ = _walk(cls, loc)
     field = ".".join(path)
@@ -263,9 +259,9 @@ Candidates = list[tuple[str | None, type[BaseModel]]]
 
 
 def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, list[type[BaseModel]]]:
-    """Follow the location of a complaint through the configs; where one of several was chosen it holds a tag.
+    """Follow the location of an error through the configs. Where one of several was used it contains a tag.
 
-    Returns the path as the user wrote it, the configs that may stand there, and those that were not chosen.
+    Returns the path as the user wrote it, the configs that may stand there, and the alternatives.
     """
     path: list[str] = []
     here: Candidates = [(None, cls)]
@@ -273,7 +269,8 @@ def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, 
     for name in loc:
         if len(here) > 1:
             others = [c for tag, c in here if tag is not None and tag != name]
-            here = [(tag, c) for tag, c in here if name == tag or _has_default(c, name)]
+            fields = {c: c.model_fields.values() for _, c in here}
+            here = [(tag, c) for tag, c in here if name in (tag, *(field.default for field in fields[c]))]
             path += [] if others else [name]  # a tag that is no field stands in no file
             continue
         path.append(name)
@@ -281,11 +278,6 @@ def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, 
             here, others = _configs_in(here[0][1].model_fields[name].annotation), []
         # else the place in a list, each entry of which is such a config
     return path, here, others
-
-
-def _has_default(cls: type[BaseModel], name: str) -> bool:
-    """Whether a field of the config is there to hold this tag."""
-    return any(field.default == name for field in cls.model_fields.values())
 
 
 def _configs_in(annotation: Any) -> Candidates:

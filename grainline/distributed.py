@@ -15,10 +15,8 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use; all of them where the system does not say, as on macOS."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """CPU cores that this process may use; all of them where the system has no such list, as on macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def world_size() -> int:
@@ -44,7 +42,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
-        # A copy: autograd may hand the very same tensor to another branch, and all_reduce writes into it.
+        # A copy: autograd may give the same tensor to another branch, and all_reduce writes into it.
         grad = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.chunk(dist.get_world_size())[dist.get_rank()]
@@ -64,15 +62,10 @@ def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     longest = 0
     if "tokens" in wanted:
         longest = int(all_reduce_max(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
-    gathered = batch._replace(
-        tokens=_of_length(batch.tokens, longest),
-        mask=_of_length(batch.mask, longest),
-        places=None,
-        precomputed=None,
-    )
-    if "extra" not in wanted:
-        gathered = gathered._replace(extra=None)
-    return each(_gathered, gathered)
+    tokens, mask = _of_length(batch.tokens, longest), _of_length(batch.mask, longest)
+    extra = batch.extra if "extra" in wanted else None
+    local = batch._replace(tokens=tokens, mask=mask, extra=extra, places=None, precomputed=None)
+    return each(_gathered, local)
 
 
 def local_rows(gathered: R, number: int) -> R:
@@ -82,12 +75,8 @@ def local_rows(gathered: R, number: int) -> R:
 
 def ddp_mean(mean: Mean) -> Tensor:
     """The value whose average over ranks, which DDP computes for gradients, is the mean over all rows."""
-    return mean.total / rows_per_rank(mean.number)
-
-
-def rows_per_rank(number: Tensor) -> Tensor:
-    """The number of rows per rank, averaged over ranks."""
-    return all_reduce_mean(number.detach().float()).clamp(min=1e-8)
+    rows_per_rank = all_reduce_mean(mean.number.detach().float())
+    return mean.total / rows_per_rank.clamp(min=1e-8)
 
 
 def all_reduce_mean(x: Tensor) -> Tensor:

@@ -29,15 +29,15 @@ from torch import Tensor
 from grainline.errors import UserError
 
 STATE = "state.json"
-PAGE = 2**16  # bytes that are checked together, in files too large to be read whole
+PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
 
-_SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and set aside to make place
+_SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and moved away for a replacement
 
 WRITE_ERRORS = (OSError, SafetensorError)
 
 
 class Corrupt(Exception):
-    """A sealed folder is damaged. The message says how; the caller adds where, and what to do."""
+    """A sealed folder is damaged. The caller adds the place and the remedy to the message."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         storages.add(start)
     save_file(flat, path, metadata={"format": "pt", **metadata})
     _sort_metadata(path)
-    # safetensors makes files that only their owner can read; the folder has what the user's umask allows.
+    # safetensors makes files that only their owner can read; the folder has the permissions of the umask.
     os.chmod(path, path.parent.stat().st_mode & 0o666)
     sync(path)
 
@@ -95,17 +95,15 @@ def replacing(target: Path) -> Iterator[Path]:
 def seal(folder: Path, body: Mapping[str, Any]) -> None:
     """Write state.json: `body` (what JSON can hold) and the size and sha256 of the files in the folder."""
     files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    with (folder / STATE).open("w", encoding="utf-8") as file:
-        file.write(sealed_json({**body, "files": files}))
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / STATE).write_text(sealed_json({**body, "files": files}), encoding="utf-8")
+    sync(folder / STATE)
     sync(folder)
 
 
 def unseal(
     folder: Path, by_size: Collection[str] = (), only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The body that `seal` wrote, after every file was checked; raises Corrupt.
+    """Check every file; returns the body that `seal` wrote. Raises Corrupt.
 
     by_size  files that are too large to be read now: only their size is checked
     only     the files to check, where others are not needed and may be missing; None: all
@@ -118,7 +116,7 @@ def unseal(
 def check_files(
     folder: Path, files: Mapping[str, Any], by_size: Collection[str] = (), only: Collection[str] | None = None
 ) -> None:
-    """Compare files with what `seal` noted of them; raises Corrupt. by_size and only as for `unseal`."""
+    """Compare files with their sizes and sums; raises Corrupt. by_size and only as for `unseal`."""
     for name, expected in files.items():
         if only is not None and name not in only:
             continue
@@ -153,7 +151,7 @@ def sealed_json(body: Mapping[str, Any]) -> str:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The body that `sealed_json` made the text of this file from; raises Corrupt."""
+    """The body of a file that `sealed_json` wrote; raises Corrupt."""
     try:
         body = json.loads(path.read_bytes())
         digest = body.pop("sha256")
@@ -167,7 +165,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def temporary_path(target: Path) -> Path:
-    """The path beside target from which `move_into_place` renames."""
+    """The path next to target from which `move_into_place` renames."""
     return target.with_name(_SAVING + target.name)
 
 
@@ -190,7 +188,7 @@ def move_into_place(target: Path) -> None:
 
 
 def existing_folder(target: Path) -> Path | None:
-    """The folder at target, or the one set aside where the process died while replacing it; else None."""
+    """The folder at target, or the old one if the process died while it replaced it; else None."""
     return next((path for path in (target, target.with_name(_REPLACED + target.name)) if path.is_dir()), None)
 
 
@@ -206,16 +204,15 @@ def remove(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Clean up after a killed process: remove unfinished folders, restore those it had moved aside."""
+    """Clean up after a killed process: remove unfinished folders, restore those that it had moved away."""
     for path in list(folder.iterdir()):
         target = folder / original_name(path)
         if path.name.startswith(_SAVING):
             discard(path)
+        elif path.name.startswith(_REPLACED) and target.exists():
+            shutil.rmtree(path)
         elif path.name.startswith(_REPLACED):
-            if target.exists():
-                shutil.rmtree(path)
-            else:
-                os.rename(path, target)
+            os.rename(path, target)
 
 
 def discard(path: Path) -> None:
@@ -291,11 +288,11 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads a pickle that may name only what is known; nothing else is imported or called.
+    """Reads a pickle with a fixed set of names; nothing else is imported or called.
 
-    known  (module, name) -> what stands for it
+    known  (module, name) -> the object in its place
 
-    Raises pickle.UnpicklingError for any other name, and for objects that lie outside of the pickle.
+    Raises pickle.UnpicklingError for any other name, and for objects outside of the pickle.
     """
 
     def __init__(
@@ -313,9 +310,6 @@ class Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it asks for an object outside of it")
 
 
-# One writer at a time in a folder. The lock belongs to a process and ends with it, however it ends.
-
-
 LOCK = "lock"
 """The lock file. It is never removed, because that could remove the lock of another process."""
 
@@ -326,10 +320,10 @@ class NoLocks(UserError):
 
 @contextmanager
 def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Iterator[None]:
-    """Lock a folder for the length of the block, without waiting.
+    """Lock a folder for the length of the block, without waiting. The lock ends with the process.
 
-    what  the folder and what it is, such as "index photos.idx"; it begins the message
-    hint  what the user of a folder that is in use can do
+    what  kind and name of the folder, such as "index photos.idx", for the message
+    hint  advice to the user of a folder that is in use
 
     Raises UserError where another process holds the lock, with its number and host, and NoLocks where the
     file system cannot lock. Children of this process do not keep the lock alive.
@@ -343,7 +337,9 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{what} is being written by {_holder(file)}; {hint}") from None
+            number, _, host = os.pread(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+            holder = f"process {number} on {host}" if host else "another process"
+            raise UserError(f"{what} is being written by {holder}; {hint}") from None
         except OSError as error:
             raise NoLocks(f"{what} cannot be locked: {reason(error)}; use another disk") from None
         try:
@@ -355,12 +351,6 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     finally:
         _open.discard(file)
         os.close(file)
-
-
-def _holder(file: int) -> str:
-    """Number and host of the process that holds a lock, as it wrote them."""
-    number, _, host = os.pread(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
-    return f"process {number} on {host}" if host else "another process"
 
 
 _open: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which model it is: a fingerprint of all that decides its vectors, and where its weights lay."""
+"""The identity of a model: a fingerprint of everything that its vectors depend on, and its origin."""
 
 import hashlib
 import json
@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from grainline.config import Config
-from grainline.encoders.pretrained.build import sides_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, sides_of
 from grainline.files import STATE
 from grainline.model import Model, find_run
 
 
 def origin(model: Model, path: str) -> dict[str, Any]:
-    """What a result says about the model it measured, which was loaded from a path.
+    """The fields of a result about its model, which was loaded from a path.
 
-    weights  the folder of the weights that the path meant just then; the path where it means no run
-    step     of training, None where nothing says it
+    weights  the folder of the weights to which the path led; the path itself where it is no run
+    step     of training, if known
     scoring  how pairs were scored, of methods with several ways
     """
     run = find_run(Path(path))
@@ -28,41 +27,55 @@ def origin(model: Model, path: str) -> dict[str, Any]:
         step = json.loads((weights / STATE).read_bytes())["state"]["step"]
     except (OSError, ValueError, KeyError, TypeError):
         step = None
+    values = model.description.config.model_dump()
+    way = {"scoring": values["scoring"]} if "scoring" in values else {}
+    if way.get("scoring") == "conditioned" and "alpha" in values:
+        way["scoring"] += f":{values['alpha']:g}"  # as `--scoring` takes it
     return {
         "model": path,
         "method": model.description.method,
         "weights": str(weights),
         "step": step,
         "fingerprint": fingerprint(model),
-        **_scoring(model.description.config),
+        **way,
     }
+
+
+LATER = (("patches", "attention"), ("resize", None))
+"""Fields that came after the first indexes, with the values that these indexes have."""
 
 
 def fingerprint(model: Model) -> str:
     """sha256 over the method, its config, all weights by name, and the tokenizer.
 
-    Where a checkpoint of others lay is none of it: weights and architecture say what it was. Nor is which of
-    its positions learn.
+    It does not depend on the path of a checkpoint, which weights and architecture describe, nor on the
+    positions that learn.
     """
-    facts = [model.description.method, _deciding(model.description.config), model.tokenizer.to_json()]
-    return _digest(facts, model.method)
+    config: dict[str, Any] = {}
+    for name, x in model.description.config.model_dump(mode="json").items():
+        if isinstance(x, dict):
+            own = {k: y for k, y in x.items() if k not in ("pretrained", "frozen_positions")}
+            config[name] = {k: y for k, y in own.items() if (k, y) not in LATER}
+        elif name != "pretrained":
+            config[name] = x
+    return _digest([model.description.method, config, model.tokenizer.to_json()], model.method)
 
 
 def image_fingerprint(side: Config, encoder: nn.Module) -> str:
-    """16 hex digits of a sha256 over an image encoder in evaluation: what its config says, and its weights.
+    """16 hex digits of a sha256 over an image encoder in evaluation: its config and its weights.
 
     side  the config of the image side of a method
 
-    Neither the text side nor how images become squares is part of it.
+    Neither the text side nor the way from images to squares is part of it.
     """
-    facts = side.model_dump(mode="json", exclude={"drop_path", "dropout"})  # training alone knows these
+    facts = side.model_dump(mode="json", exclude={"drop_path", "dropout"})  # for training alone
     if isinstance(side, PretrainedImageConfig):
         assert side.architecture is not None, "read by `start`"
         names = ("kind", "mean", "spread")
         facts = {name: side.architecture[name] for name in names} | {"patches": side.patches}
         facts["config"] = sides_of(side.architecture)["image"]
     if "superpixels" in facts:
-        del facts["superpixels"]["checkpoint"]  # where the weights lay
+        del facts["superpixels"]["checkpoint"]  # a path
     return _digest(facts, encoder)[:16]
 
 
@@ -73,27 +86,3 @@ def _digest(facts: Any, module: nn.Module) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
-
-
-def _scoring(config: Config) -> dict[str, Any]:
-    """The way to score, as `--scoring` takes it."""
-    values = config.model_dump()
-    way = {name: value for name, value in values.items() if name == "scoring"}
-    if way.get("scoring") == "conditioned" and "alpha" in values:
-        way["scoring"] += f":{values['alpha']:g}"
-    return way
-
-
-LATER = (("patches", "attention"), ("resize", None))
-"""Fields that came after the first indexes were built, at the values that they then had without a name."""
-
-
-def _deciding(config: Config) -> dict[str, Any]:
-    values = config.model_dump(mode="json")
-    sides = {
-        k: {f: y for f, y in x.items() if f not in ("pretrained", "frozen_positions") and (f, y) not in LATER}
-        if isinstance(x, dict)
-        else x
-        for k, x in values.items()
-    }
-    return {name: x for name, x in sides.items() if name != "pretrained"}

@@ -1,8 +1,8 @@
-"""A trained method with what it needs to read images and texts: the object that users hold.
+"""A trained method with tokenizer and transform: the model of the public interface.
 
 On disk it is a folder with `model.json` (method and config), `tokenizer.json` and `model.safetensors`. A run
 folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`. A CLIP or
-SigLIP of others becomes one without being written.
+SigLIP of others is loaded without conversion.
 """
 
 import copy
@@ -33,9 +33,7 @@ from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.build import space_of
-from grainline.encoders.pretrained.hub import NAME
+from grainline.encoders.pretrained import NAME, load_pretrained, space_of
 from grainline.errors import UserError
 from grainline.files import existing_folder, original_name
 from grainline.methods.base import Method
@@ -43,7 +41,7 @@ from grainline.nn.upsample import contrast, on_grid, on_segments
 from grainline.types import Encoded, Images, Texts, concat, rows, to
 from grainline.weights import MODEL, load_weights
 
-SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
+SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
 
 DECODERS = min(8, os.cpu_count() or 1)
 """Threads that decode images; Pillow lets others run while it does."""
@@ -58,12 +56,8 @@ class Model:
         self, description: Description, method: Method, tokenizer: TextTokenizer, *, batch: int = 64
     ) -> None:
         """batch  images or texts encoded at a time"""
-        self.description, self.method, self.tokenizer, self.batch = (
-            description,
-            method.eval(),
-            tokenizer,
-            batch,
-        )
+        self.description, self.method = description, method.eval()
+        self.tokenizer, self.batch = tokenizer, batch
         self.transform = EvalTransform(method.size, **image_settings(description))
         self.cut = 0  # texts so far that were longer than the method reads
 
@@ -82,18 +76,19 @@ class Model:
         """
         if (images is None) == (texts is None):
             raise UserError("encode takes images=[...] or texts=[...], one of them")
-        given = images if images is not None else texts
-        if isinstance(given, str | bytes | Described) or not isinstance(given, Sequence):
-            raise UserError(f"encode takes a list, not one {type(given).__name__}; put a single one in [...]")
+        inputs = images if images is not None else texts
+        if isinstance(inputs, str | bytes | Described) or not isinstance(inputs, Sequence):
+            raise UserError(
+                f"encode takes a list, not one {type(inputs).__name__}; put a single one in [...]"
+            )
         if texts is not None and not all(isinstance(text, str) for text in texts):
             raise UserError("texts must be strings; one of them is not")
-        if not given:
+        if not inputs:
             raise UserError("encode got an empty list; give it one image or text at least")
         encoded = self._images(images) if images is not None else self._texts(texts or [])
         number = torch.arange(len(encoded.vector), device=self.device)
-        return encoded._replace(
-            item=number, image=number if images is not None else torch.full_like(number, -1)
-        )
+        image = number if images is not None else torch.full_like(number, -1)
+        return encoded._replace(item=number, image=image)
 
     @torch.no_grad()
     def score(self, images: Encoded | Sequence[ImageLike], texts: Encoded | Sequence[str]) -> Tensor:
@@ -106,14 +101,14 @@ class Model:
     def heat(
         self, image: ImageLike, texts: Sequence[str], null: Encoded | Sequence[str] | None = None
     ) -> Tensor:
-        """Where each text shows in one image: [M, size, size] over the square that the model sees.
+        """Where each text shows in one image: [M, size, size] over the square that the model reads.
 
-        null  16 or more other texts, such as captions of other images: heat is what texts show beyond these,
-              signed, and in units in which 1 is what few of them reach (`nn.upsample.contrast`)
+        null  16 or more other texts, such as captions of other images: heat is then the difference from
+              these, signed, in units in which few of them reach 1 (`nn.upsample.contrast`)
 
-        Without `null` heat is the method's own: signed, unless `model.method.distribution` says that every
-        map is >= 0 and sums to 1 over the tokens, or to less where the text looked at nothing. Many methods
-        give nearly the same number everywhere then; to look at it, give `null`.
+        Without `null` heat is the method's own: signed, or with `model.method.distribution` >= 0 and of sum 1
+        over the tokens, or less where the text attends to nothing. For many methods it is nearly the same
+        number everywhere, and only `null` makes differences visible.
         """
         if not self.method.has_layout:
             raise UserError(f"the image tokens of {self.description.method} have no places in the image")
@@ -122,7 +117,7 @@ class Model:
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
     def pressed(self) -> "Model":
-        """The same model, which sees whole images, pressed into its square."""
+        """The same model, but it reads whole images, pressed into its square."""
         other = copy.copy(self)
         other.transform = self.transform.pressed()
         return other
@@ -133,22 +128,20 @@ class Model:
         return encode_parts(self.tokenizer, texts, method.context, method.parts, method.chunking)
 
     def prepared(self, image: ImageLike) -> Images:
-        """One image as the method reads it, with its description where it reads one."""
+        """One image as the method reads it, with its description if the method reads descriptions."""
         number = torch.arange(1)
-        dense = self._dense([image], number) if self.method.reads_descriptions else None
+        dense = self._dense([image], number)
         return to(Images(self._square(image)[None], number, dense=dense), self.device)
 
     def cropped(self, image: ImageLike) -> Image.Image:
-        """The square that the model sees of an image, for laying heat maps over it."""
+        """The square of an image that the model reads, as background of heat maps."""
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
 
     def _images(self, images: Sequence[ImageLike]) -> Encoded:
-        return concat(
-            [self.method.encode_images(to(part, self.device)) for part in self._decoded_ahead(images)]
-        )
+        return concat([self.method.encode_images(to(part, self.device)) for part in self._batches(images)])
 
-    def _decoded_ahead(self, images: Sequence[ImageLike]) -> Iterator[Images]:
-        """Batch by batch; while the method reads one, threads decode the next."""
+    def _batches(self, images: Sequence[ImageLike]) -> Iterator[Images]:
+        """While the method encodes one batch, threads decode the next."""
         with ThreadPoolExecutor(DECODERS) as pool:
 
             def begin(start: int) -> list[Future[Tensor]]:
@@ -158,24 +151,24 @@ class Model:
             for start in range(0, len(images), self.batch):
                 now, ahead = ahead, begin(start + self.batch)
                 pixels, number = torch.stack([square.result() for square in now]), torch.arange(len(now))
-                dense = None
-                if self.method.reads_descriptions:
-                    dense = self._dense(images[start : start + self.batch], number)
+                dense = self._dense(images[start : start + self.batch], number)
                 yield Images(pixels, number, dense=dense)
 
-    def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts:
-        """The descriptions of some images, which are numbered. UserError for an image without."""
+    def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts | None:
+        """The descriptions of images, if the method reads them. UserError for an image without."""
+        if not self.method.reads_descriptions:
+            return None
         texts = [image.text for image in images if isinstance(image, Described)]
         if len(texts) < len(images):
             bare = next(image for image in images if not isinstance(image, Described))
             which = f"image {bare}" if isinstance(bare, str | Path) else "an image"
             raise UserError(
-                f"{self.description.method} reads a description beside each image, and {which} has none: "
+                f"{self.description.method} reads a description with each image, and {which} has none: "
                 "name a file of `grainline data describe` with --descriptions"
             )
-        found = windows(self.tokenizer, texts, self.method.context)
-        self.cut += sum(found.truncated)
-        return description_texts(found.ids, number)
+        tokens = windows(self.tokenizer, texts, self.method.context)
+        self.cut += sum(tokens.truncated)
+        return description_texts(tokens.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:
         if isinstance(image, Described):
@@ -190,7 +183,8 @@ class Model:
         self.cut += sum(tokens.truncated)
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)
-        return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
+        encoded = concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
+        return encoded._replace(truncated=torch.tensor(tokens.truncated, device=self.device))
 
 
 def heat_of(
@@ -199,8 +193,8 @@ def heat_of(
     """Where texts show in one image: [M, H, W]
 
     image  one row, as the method encodes it
-    null   other texts to measure against, as in `Model.heat`
-    size   (H, W) of the answer
+    null   other texts to compare with, as in `Model.heat`
+    size   (H, W) of the result
     """
 
     def own(of: Encoded) -> tuple[Encoded, Tensor]:
@@ -217,10 +211,10 @@ def on_pixels(method: Method, images: Encoded, heat: Tensor, size: tuple[int, in
     """Heat over image tokens [N, L] as heat over the square that the method reads: [N, H, W]
 
     images  [N] with their tokens
-    size    (H, W) of the answer
+    size    (H, W) of the result
 
-    Tokens on a grid are interpolated between their centres. A segment has one heat all over, and segments
-    meet at sharp borders; a smaller answer holds their means.
+    Tokens on a grid are interpolated between their centres. A segment has one heat and sharp borders; a
+    smaller result has the means.
     """
     if method.segmented:
         assert images.places is not None, "segments without places"
@@ -242,46 +236,53 @@ def load(
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
     else is a CLIP, SigLIP or GroupViT as `load_pretrained` takes it: a folder, a file of weights, a name of
     the hub.
-    device   "cpu", "cuda", ...; None takes CUDA where there is one
-    scoring  how the method scores pairs, where it has several ways; None: as its config says
-    patches  what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
-             measured on CLIP); None: as its config says
+
+    device      "cpu", "cuda", ...; None takes CUDA where there is one
+    scoring     how the method scores pairs, where it has several ways; None: that of its config
+    patches     what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
+                measured on CLIP); None: that of its config
     trust_code  load a run whose method or encoder is a class outside grainline, which imports its module
     """
     run = find_run(Path(path))
-    model = load_named(path, scoring, patches) if run is None else _of_run(*run, scoring, patches, trust_code)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.method.to(device)
+    if run is None:
+        model = _load_others(path, scoring, patches)
+    else:
+        home, weights = run
+        description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
+        method = build(description)
+        load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
+        model = Model(description, method, read_tokenizer(home))
+    model.method.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model
 
 
-def load_named(name: str | Path, scoring: str | None = None, patches: str | None = None) -> Model:
-    """A CLIP, SigLIP or GroupViT that others trained, as a method. scoring, patches: as in `load`"""
+def _load_others(name: str | Path, scoring: str | None, patches: str | None) -> Model:
+    """A CLIP, SigLIP or GroupViT that others trained, as a method."""
     place = Path(name)
     settings = {"pretrained": str(place.resolve() if place.exists() else name)}
-    found = load_pretrained(settings["pretrained"])
-    kind = found.architecture["kind"]
-    if space_of(found.architecture) is None:
-        lack = next((side for side, x in (("image", found.image), ("text", found.text)) if x is None), "")
+    checkpoint = load_pretrained(settings["pretrained"])
+    kind = checkpoint.architecture["kind"]
+    if space_of(checkpoint.architecture) is None:
+        side = "image" if checkpoint.image is None else "text"
         raise UserError(
-            f"{name} is a {kind}, which has no {lack} side, so it cannot score; train a recipe "
+            f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
             "that begins with it"
         )
     method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
-    described = Description(method, method_config(method, settings, str(name)))
-    start_point = start(with_patches(scored(described, scoring), patches), found)
+    description = Description(method, method_config(method, settings, str(name)))
+    start_point = start(with_patches(scored(description, scoring), patches), checkpoint)
     return Model(start_point.description, start_point.method(), start_point.tokenizer())
 
 
 def find_run(path: Path) -> tuple[Path, Path] | None:
-    """The folder with model.json and that with the weights; None where the path means no run.
+    """The folder with model.json and that with the weights; None for a path that is no run.
 
-    What is there wins over a name of the hub. Raises UserError where a run has no weights, and where nothing
-    is there and the path cannot be a name.
+    An existing path wins over a name of the hub. Raises UserError where a run has no weights, and for a path
+    that neither exists nor can be a name.
     """
     place = path.resolve()  # "." has no name of its own
-    there = existing_folder(place)  # a kill in the middle of a save may have left it under another name
-    if there is None and not place.exists():
+    folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
+    if folder is None and not place.exists():
         if NAME.fullmatch(str(path)) is None:
             raise UserError(
                 f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
@@ -296,30 +297,17 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
             f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
             f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has"
         )
-    return home, _weights(home, place, there)
-
-
-def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None, trust_code: bool) -> Model:
-    described = read_description(home, trust_code=trust_code)
-    description = with_patches(scored(described, scoring), patches)
-    method = build(description)
-    load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
-    return Model(description, method, read_tokenizer(home))
-
-
-def _weights(home: Path, path: Path, there: Path | None) -> Path:
-    """The folder of weights that a path means: a run folder means its last ones."""
-    steps = {folder.with_name(original_name(folder)) for folder in home.glob("checkpoints/*step-*")}
-    steps = {folder for folder in steps if folder.name.startswith("step-")}  # not what is being written
-    found = [path, home / "last", *sorted(steps, reverse=True)]
-    weights = [where for folder in found if (where := existing_folder(folder)) and (where / MODEL).is_file()]
-    if not weights or (path != home and weights[0] != there):
-        raise UserError(f"{path} holds no weights yet; training writes its first ones to checkpoints/")
-    return weights[0]
+    steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
+    steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
+    candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))
+    weights = next((path for path in candidates if path and (path / MODEL).is_file()), None)
+    if weights is None or (place != home and weights != folder):
+        raise UserError(f"{place} holds no weights yet; training writes its first ones to checkpoints/")
+    return home, weights
 
 
 def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:
-    """An image as a model is given it: with its description, where it has one."""
+    """The input of a model: an image, with its description where it has one."""
     return image if description is None else Described(image, description)
 
 

@@ -16,7 +16,7 @@ AT_ONCE: dict[signal.Signals, Any] = {
 
 
 class Stopped(Exception):
-    """A signal stopped the work. The message says how to resume it."""
+    """A signal stopped the work. The message explains how to resume it."""
 
     def __init__(self, number: int, message: str) -> None:
         """number  of the signal; the exit code is 128 + number, as in shells"""

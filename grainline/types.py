@@ -1,9 +1,9 @@
-"""What one batch is, and what an encoder returns.
+"""A batch, and the result of an encoder.
 
 Letters used for shapes in every file of the package:
     N images   M texts   S parts of a text   L tokens   D shared width   W width of an encoder
     H, W (after a 3) height and width of an image in pixels   G side of the patch grid
-    n, m       rows held by this rank, when N, M are the rows of all ranks
+    n, m       rows of this rank, when N, M are the rows of all ranks
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,13 @@ CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = 0, 1, 2, 3, 4  # Texts.level
 class Texts(NamedTuple):
     """All texts of a batch in one flat list, whatever image they describe.
 
-    Texts of different granularity are different rows; the S parts of one row are what an encoder
-    composes into one whole (the chunks of a long caption in CAFT; S is 1 elsewhere).
+    Texts of different granularity are different rows. An encoder composes the S parts of one row into one
+    whole (the chunks of a long caption in CAFT; S is 1 elsewhere).
 
     A foil (hard negative) is a row with its own `item` and `image` = -1: it is a candidate for every
     image and a positive of none. A padding row has `item` = -1 as well, and is not even a candidate.
 
-    A loose caption is a row of one part: a few sentences of all that is said of the image. It is true of it,
-    and no whole, which is what its level says.
+    A loose caption is a row of one part: a few sentences of a longer description, true but not the whole.
     """
 
     ids: Tensor  # [M, S, L] int64
@@ -38,13 +37,13 @@ class Texts(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images as they leave the loader; encoders normalise them, because mean and spread go with weights."""
+    """Images as they leave the loader; encoders normalise them, as mean and std belong to the weights."""
 
-    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 beside features
+    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 with features
     image: Tensor  # [N] int64, id in the dataset
     regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
     dense: Texts | None = None  # [N, S, L] description of each image, in S windows, for methods that read it
-    features: Tensor | None = None  # [N, 1 + L, W] what a frozen encoder made of them: summary, then tokens
+    features: Tensor | None = None  # [N, 1 + L, W] output of a frozen encoder: summary, then tokens
 
 
 class Encoded(NamedTuple):
@@ -57,9 +56,8 @@ class Encoded(NamedTuple):
     image: Tensor  # [N] int64, id of the image behind the row; -1 = none
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
     places: Tensor | None = None  # [N, H, W] token of each pixel, for images whose tokens lie on no grid
-    precomputed: Any = (
-        None  # a NamedTuple of tensors [N, ...] that stands for tokens and extra in `Method.score`
-    )
+    precomputed: Any = None  # a NamedTuple of tensors [N, ...] in place of tokens and extra in `Method.score`
+    truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
 
 
 class Pair(NamedTuple):
@@ -85,7 +83,7 @@ class Mean(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One summand of a loss, or a number that is told beside it."""
+    """One summand of a loss, or a number that is logged with it."""
 
     weight: float | None  # None: a fact, such as a norm; it is logged and never minimised
     mean: Mean
@@ -102,7 +100,7 @@ def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
 
 
 def rows(batch: T, index: Tensor | slice) -> T:
-    """The chosen rows of every tensor."""
+    """The rows of every tensor at an index."""
     return each(lambda x: x[index], batch)
 
 
@@ -129,7 +127,7 @@ def to(batch: T, device: torch.device | str) -> T:
 
 
 def to_dtype(batch: T, dtype: torch.dtype) -> T:
-    """Every floating-point tensor in another type; all else as it is."""
+    """Convert every floating-point tensor; others stay as they are."""
     return each(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
 
 
@@ -145,15 +143,10 @@ def vectors_only(encoded: Encoded) -> Encoded:
 
 
 def without_places(encoded: Encoded) -> Encoded:
-    """The same rows, for scores alone: which pixels are whose is a byte a pixel or more."""
+    """The same rows without `places`, which are a byte a pixel or more and which scores do not read."""
     return encoded._replace(places=None)
 
 
 def same_image(a: Encoded, b: Encoded) -> Tensor:
     """Which rows belong to the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
     return (a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]
-
-
-def same_item(a: Encoded, b: Encoded) -> Tensor:
-    """Which rows are the same text (or image): [len(a), len(b)] bool. Padding matches nothing."""
-    return (a.item[:, None] == b.item[None]) & (a.item >= 0)[:, None]

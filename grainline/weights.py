@@ -1,8 +1,8 @@
 """Weight files: the weights of a method in one safetensors file, written atomically and read strictly.
 
-The file holds the name of the method's class, because two methods may have the same parameters. Adapters
-(`training/lora.py`) are stored beside the weights, all under plain names. A method without adapters that
-reads such a file adds them to its weights.
+The file has the name of the method's class, because two methods may have the same parameters. Adapters
+(`training/lora.py`) are stored with the weights, all under plain names. A method without adapters that reads
+such a file adds them to its weights.
 """
 
 import re
@@ -94,7 +94,7 @@ def merge_lora(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
     """The tensors of a weights file by plain name. UserError unless all of them fit the method."""
     expected = type(method).__name__
-    if not path.is_file():  # safetensors would say so without the number of the error
+    if not path.is_file():  # the error of safetensors would not have a number
         raise UserError(f"no weights at {path}; give a safetensors file or a checkpoint folder")
     try:
         with safe_open(path, "pt") as file:
@@ -134,12 +134,12 @@ def summarize_names(kinds: Mapping[str, Iterable[str]]) -> str:
     >>> summarize_names({"missing": {"b", "a", "d", "c"}, "unknown": {"x"}, "of another form": set()})
     '4 missing (a, b, c, ...), 1 unknown (x)'
     """
-    parts = []
-    for kind, names in kinds.items():
-        first = sorted(names)
-        if first:
-            parts.append(f"{len(first)} {kind} ({', '.join(first[:3])}{', ...' if len(first) > 3 else ''})")
-    return ", ".join(parts)
+    lists = {kind: sorted(names) for kind, names in kinds.items()}
+    return ", ".join(
+        f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+        for kind, names in lists.items()
+        if names
+    )
 
 
 def _form(x: Tensor) -> str:

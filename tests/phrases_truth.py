@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.lexicon import CLASS
+from grainline.data.phrases.patterns import Phrase
 
 REAL = Path(__file__).parent / "phrases_real.jsonl"
 

@@ -14,7 +14,7 @@ from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.model import load
-from grainline.training.inputs import SourceRun, copy_weights
+from grainline.training.inputs import copy_weights
 
 SMALL = (
     "data.paths=[\"scenes:train?count=12\"]", "train.max_steps=2", "train.global_batch_size=6",
@@ -89,10 +89,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:
     clip = CLIP(parse(CLIPConfig, TINY, "test"))
     beta = BetaCLIP(parse(BetaCLIPConfig, override(TINY, ["scale=3"]), "test"))
-    earlier = SourceRun("x", clip.state_dict(), None)  # type: ignore[arg-type]
-    new = copy_weights(beta, earlier)
+    new = copy_weights(beta, clip.state_dict(), "x")
     assert {name.partition(".")[0] for name in new} == {"pool", "pool_scale"}
     for name, x in clip.state_dict().items():
         assert torch.equal(beta.state_dict()[name], x)
     with pytest.raises(UserError, match="has no towers"):
-        copy_weights(beta, earlier._replace(weights={}))
+        copy_weights(beta, {}, "x")

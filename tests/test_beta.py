@@ -14,17 +14,54 @@ from grainline.losses.beta_cal import (
     beta_bce,
     beta_ce,
     beta_ce_both,
-    dense_beta_bce,
-    dense_beta_ce,
-    slot_keys,
+    shares_of,
 )
+from grainline.losses.tiled.pair_loss import SigmoidLoss
 from grainline.losses.tiled.pair_mask import RowIds
-from grainline.types import Mean, rows
+from grainline.types import Mean, full, rows
 
 V = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6], [0.0, -1.0]])
 T = torch.tensor([[0.8, 0.6], [0.0, 1.0], [-1.0, 0.0], [-0.6, -0.8]])
 S = 5 * V @ T.T
 PADDED, RIVAL = -1, 9  # the item of a slot without a text: out of everything, or left in the denominators
+
+
+def slot_keys(item: Tensor, image: Tensor, slots: int, images: int | None = None) -> RowIds:
+    """Keys of texts with item, image [M], `slots` rows for each image in turn; so many images are a group.
+
+    >>> slot_keys(torch.tensor([5, -1, 6, 7]), torch.tensor([0, -1, 1, 1]), 2, 1)[2:]
+    (tensor([0, 0, 1, 1]), tensor([0, 1, 0, 1]))
+    """
+    place = torch.arange(len(item), device=item.device)
+    group = torch.zeros_like(place) if images is None else place // (slots * images)
+    return RowIds(item, image, group, place % slots)
+
+
+def dense_beta_ce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta) -> Mean:
+    """`beta_ce` from the logits [n, M] of any score."""
+    logits = full(logits)
+    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    share = shares_of(local, gathered).to(logits.dtype)
+    mass = where.weight.sum(1)
+    asks = mass > 0
+    target = where.weight / mass.clamp(min=1e-30)[:, None]
+    # A row without positives may hold nothing but -inf: keep its NaN out of the gradient.
+    assert where.real is not None
+    logits = logits.masked_fill(~where.real & asks[:, None], -torch.inf)
+    losses = -(target * logits.log_softmax(1).masked_fill(target == 0, 0.0)).sum(1)
+    return Mean((share * losses).sum(), (share * asks).sum())
+
+
+def dense_beta_bce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta, divisor: Divisor) -> Mean:
+    """`beta_bce` from the logits [n, M] of any score."""
+    logits = full(logits)
+    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    counted, among = (x.group >= 0 if divisor == "slots" else x.real() for x in (local, gathered))
+    size = torch.stack([(among & (gathered.group == group)).sum() for group in local.group])
+    one = counted / size.clamp(min=1).to(logits.dtype)
+    share = one if divisor == "rows" else one.square()
+    losses = share[:, None] * SigmoidLoss().losses(logits, where)
+    return Mean(losses.sum(), one.sum())
 
 
 def two_by_two(last: int | None = None) -> RowIds:

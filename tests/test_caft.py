@@ -17,7 +17,7 @@ from grainline.distributed import ddp_mean
 from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
 from grainline.evaluation.score import retrieval_ranks
-from grainline.evaluation.suites.fgovd import PooledRegions, view
+from grainline.evaluation.suites.regions import PooledRegions, region_scorer
 from grainline.fingerprint import _scoring
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
@@ -602,5 +602,5 @@ def test_ladder_changes_one_thing_at_a_time() -> None:
 
 
 def test_regions_are_asked_of_image_tokens_through_the_pooling_alone() -> None:
-    made = view(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
-    assert isinstance(made.scorer, PooledRegions)
+    scorer = region_scorer(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
+    assert isinstance(scorer, PooledRegions)

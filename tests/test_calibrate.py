@@ -82,9 +82,9 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     every, steps, seen = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
         hits = index.search([query], 6, Options(shortlist=None))[0].hits
-        each = index.scores(every, [sentence.text for sentence in hits[0].sentences])
+        each = index.score(every, model.encode(texts=[sentence.text for sentence in hits[0].sentences]))
         levels = np.sort(each, 0)[-4:].mean(0)  # of twenty images all are background, and four are a fifth
-        whole = index.scores(every, [query])[:, 0]
+        whole = index.score(every, model.encode(texts=[query]))[:, 0]
         null = [steps.help_of_null(i) for i in steps.near(len(levels))]
         best = [steps.best(i) for i in steps.near(len(levels))]
         for hit in hits:
@@ -231,9 +231,7 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     found = opened.calibration.power(0.05)
     assert found is not None
     assert found == pytest.approx(share, abs=0.12)
-    low = opened.calibration.p_if_true(
-        np.array([-99.0, np.sort(opened.calibration.true_sample.tested)[199], 99.0])
-    )
+    low = opened.calibration.p_if_true(np.array([-99.0, np.sort(opened.calibration.true_tested)[199], 99.0]))
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
 
@@ -326,12 +324,12 @@ def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None
         assert pair == pytest.approx(score.tolist(), abs=1e-5)
     calibration = IndexReader(tmp_path / "index").calibration
     opened = IndexReader(tmp_path / "index")
-    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_sample.score
+    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_score
     others = ~described_images(opened.hashes, null.image_hashes)[
         :, known
     ]  # the images are copies of those in the index
     assert (~others).sum() == 19
-    assert calibration.true_sample.rank.tolist() == (above & others).sum(0).tolist()
+    assert calibration.true_rank.tolist() == (above & others).sum(0).tolist()
 
 
 def _names(folder: Path) -> list[str]:

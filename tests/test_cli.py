@@ -93,7 +93,7 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
             "train.stesp=4",
             "unknown field 'train.stesp'; allowed here: max_steps, global_batch_size, optimizer,",
         ),
-        ("model.image.hight=4", "unknown field 'image.hight'; allowed here: name, width, depth,"),
+        ("model.image.hight=4", "unknown field 'image.hight'; allowed here: name, width, heads,"),
         ("train.max_steps=soon", "field 'train.max_steps' is 'soon': Input should be a valid integer"),
         ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: Input should be greater than 0"),
         ("train.precision=fp8", "field 'train.precision' is 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),

@@ -20,12 +20,12 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Boxed, boxes_of
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
     GRADIENT,
@@ -42,7 +42,6 @@ from grainline.evaluation.suites.regions import (
     box_scores,
     box_sums,
     unit_range,
-    variant,
 )
 from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
@@ -105,8 +104,6 @@ def test_scores_of_boxes_are_those_of_the_paper() -> None:
     image = torch.zeros(1, 4, 4)
     image[0, :2, :2], image[0, 2:, 2:] = 1.0, 0.5
     boxes = torch.tensor([[0.0, 0, 2, 2], [0.0, 0, 4, 4], [2.0, 2, 4, 4]])
-    for alpha, expected in ((0.5, [2.0, 1.5, 1.0]), (0.0, [4.0, 6.0, 2.0]), (1.0, [1.0, 0.375, 0.5])):
-        assert box_scores(image, boxes, alpha)[0].tolist() == expected
     assert box_scores(image, boxes)[0].tolist() == [2.0, 1.5, 1.0]
 
 
@@ -447,15 +444,9 @@ def test_metrics_are_shares_of_expressions_and_draw_images() -> None:
     assert twice["box accuracy, heat"].wilson is None
 
 
-def test_results_are_pooled_and_compared_and_other_boxes_are_refused(tmp_path: Path) -> None:
+def test_results_of_other_boxes_are_refused(tmp_path: Path) -> None:
     source = Scenes("scenes:dev?count=2&size=40")
-    first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
-    name = "box accuracy, heat"
-    assert pooled([first, second]).metric(name).value == pytest.approx(
-        (first.metric(name).value + second.metric(name).value) / 2
-    )
-    change = {d.name: d.value for d in compare(second, first)}
-    assert change[name] == pytest.approx(second.metric(name).value - first.metric(name).value)
+    first = measure(tiny_model("clip"), source)[1]
     keys = ["scenes-dev-0-000000", "scenes-dev-0-000001"]
     boxes = detections(tmp_path, {key: [[0, 0, 20, 20], [20, 20, 20, 20]] for key in keys})
     other = measure(tiny_model("clip"), source, boxes)[1]
@@ -494,31 +485,37 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
     data, result = measure(model, source)
     on = Evaluation(model, source, data, result)
-    worst, best = (ComprehensionSuite().extremes(on, sign, 3) for sign in (1, -1))
+    worst, best = (part.cases for part in ComprehensionSuite().cases(on, 3))
     lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
     side = model.method.size
     for shown in (*worst, *best):
-        row = data.keys.index(shown.name)
+        assert shown.look is not None
+        row = data.keys.index(shown.detail.split(", ")[1])
         one = next(
             c
             for c in data.collected["comprehension"].expressions
             if c.image == row and c.text == shown.look.sentences[0].text
         )
         assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
-        assert shown.number == len(one.boxes) == len(shown.look.others)
-        assert shown.look.chosen == pytest.approx([x * side / 40 for x in one.boxes[one.by[GRADIENT].box]])
-        assert shown.right == one.by[GRADIENT].right == (shown.iou > 0.5) or one.by[GRADIENT].tied
+        assert shown.detail.startswith(f"{len(one.boxes)} boxes, ")
+        assert len(one.boxes) == len(shown.look.candidates)
+        assert shown.look.prediction == pytest.approx(
+            [x * side / 40 for x in one.boxes[one.by[GRADIENT].box]]
+        )
+        iou = float(shown.title.split()[-2])
+        assert shown.right == one.by[GRADIENT].right == (iou > 50) or one.by[GRADIENT].tied
         pressed = model.pressed()
         images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
-        expected = maps(model.method, images, texts, (side, side))[GRADIENT]
+        expected = maps(model, images, texts, (side, side))[GRADIENT]
         assert shown.look.heat is not None
         np.testing.assert_allclose(shown.look.heat, expected - expected.mean(), atol=1e-5)
     regions = [{"phrase": "a dog", "box": [1.0, 1.0, 9.0, 9.0]}]
     wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
     data, result = measure(model, wide)
     (tmp_path / "a.png").unlink()
-    (gone,) = ComprehensionSuite().extremes(Evaluation(model, wide, data, result), 1)
+    (gone,) = ComprehensionSuite().cases(Evaluation(model, wide, data, result))[0].cases
+    assert gone.look is not None
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
 

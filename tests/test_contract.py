@@ -12,7 +12,7 @@ from grainline.methods.base import Method, dot
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
 from grainline.nn.scale import clamp_scales
-from grainline.training.step import cached_step, recompute_layers, step
+from grainline.training.step import recompute_layers, step
 from grainline.types import concat, each, rows
 
 
@@ -130,7 +130,7 @@ def test_cached_step_has_the_gradients_of_step(method: Method, chunk: int) -> No
     images = images._replace(pixels=images.pixels.double())  # in float64, so that the order of a sum is small
     twin = copy.deepcopy(method.double())
     terms = step(method, images, texts, CLOCK)
-    cached = cached_step(twin, images, texts, CLOCK, chunk)
+    cached = step(twin, images, texts, CLOCK, chunk)
     torch.testing.assert_close(terms, cached)
     assert_same_grads(method, twin)
 
@@ -150,7 +150,7 @@ def test_cached_step_repeats_the_noise_of_its_first_pass(case: str) -> None:
     method = build(case, *noise)
     twin = copy.deepcopy(method)
     terms = []
-    for m, run in ((method, step), (twin, lambda *args: cached_step(*args, chunk=100))):
+    for m, run in ((method, step), (twin, lambda *args: step(*args, chunk=100))):
         torch.manual_seed(1)
         terms.append(run(m.train(), *batch(), CLOCK))
     torch.testing.assert_close(*terms)
@@ -235,7 +235,7 @@ def test_nothing_is_made_on_the_default_device(method: Method) -> None:
     found = [step(method, images, texts, CLOCK)]
     with torch.device("meta"):  # any tensor made here without a device would have no values
         found.append(step(method, images, texts, CLOCK))
-        cached_step(method, images, texts, CLOCK, 3)
+        step(method, images, texts, CLOCK, 3)
         with torch.no_grad():
             score = method.score(method.encode_images(images), method.encode_texts(texts))
     assert found[0].keys() == found[1].keys()

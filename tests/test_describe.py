@@ -13,7 +13,6 @@ from PIL import Image
 from runs import call, complaint
 
 from grainline.data.describe import (
-    EMPTY,
     ByModel,
     ByTexts,
     Describer,
@@ -189,11 +188,11 @@ def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) ->
     }
     assert rows[2]["text"] == f"It is 80. Asked by {seed_of(3, '2.png')}."  # broken off: no half sentence
     assert rows[2]["hit_limit"] is True
-    assert rows[0] == {"record": 0, "skipped": EMPTY, "where": "0.png"}
+    assert rows[0] == {"record": 0, "skipped": "empty description", "where": "0.png"}
     assert rows[4] == {"record": 4, "skipped": CORRUPT_IMAGE, "where": "4.png"}
     assert len({row["seed"] for row in rows if "seed" in row}) == 5
     assert made.images == 5
-    assert made.skipped == {EMPTY: 1, CORRUPT_IMAGE: 1}
+    assert made.skipped == {"empty description": 1, CORRUPT_IMAGE: 1}
     assert "4 truncated" in describe_result(made)
     assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
 
@@ -231,7 +230,7 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_whole_line(tmp_path: Path
 
 
 def test_a_model_sees_no_caption() -> None:
-    record = by_model(Fake()).prepared(Images()[5])
+    record = by_model(Fake()).prepare(Images()[5])
     assert record._replace(image=b"") == Record("5.png", b"", ())
 
 

@@ -28,15 +28,15 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
+from grainline.evaluation.suite import variant
 from grainline.evaluation.suites.annotations import captions_of
-from grainline.evaluation.suites.phrases import without_images
 from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
-from grainline.training.step import cached_step, step
+from grainline.training.step import step
 from grainline.types import Images, Texts, concat, each, rows
 
 LONG = " ".join(TEXTS[:6])
@@ -163,7 +163,7 @@ def test_a_step_in_chunks_reads_the_descriptions_of_its_images() -> None:
         if chunk is None:
             step(method, images, texts, CLOCK)
         else:
-            cached_step(method, images, texts, CLOCK, chunk)
+            step(method, images, texts, CLOCK, chunk)
         return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
     whole, parts = gradients(None), gradients(4)
@@ -260,7 +260,7 @@ def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> 
     told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
     (tmp_path / "Sentences" / "7.txt").write_text(told)
     path = f"flickr30k-entities:{tmp_path}?split=val"
-    source = without_images(open_source(f"{path}&skip=1"))
+    source = variant(open_source(f"{path}&skip=1"), "texts_only")
     found = source[0]
     assert found.captions == ("a cat runs", "far away two birds")
     assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
@@ -294,7 +294,7 @@ def test_a_model_is_asked_with_images_and_their_descriptions() -> None:
     apart = model.encode(images=[Described(image, TEXTS[0]), Described(image, TEXTS[9])]).vector
     torch.testing.assert_close(apart, both, atol=1e-5, rtol=0)
     assert model.heat(Described(image, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
-    with pytest.raises(UserError, match="reader reads a description beside each image"):
+    with pytest.raises(UserError, match="reader reads a description with each image"):
         model.encode(images=[Described(image, TEXTS[0]), image])
     with pytest.raises(UserError, match="takes a list"):
         model.encode(images=Described(image, TEXTS[0]))
@@ -381,7 +381,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
     assert found is not None
     assert with_descriptions(digested)[0] == digested
     describing.file(file, {"a": "B."})
-    with pytest.raises(UserError, match=r"not what data\.descriptions_sha256 says"):
+    with pytest.raises(UserError, match=r"does not have data\.descriptions_sha256"):
         with_descriptions(digested)
     alone = read_recipe(str(recipe(tmp_path)), ["data.descriptions_sha256=[ab]"])
     with pytest.raises(UserError, match="names no file"):

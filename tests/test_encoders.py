@@ -547,7 +547,7 @@ def test_fields_beside_a_name_win() -> None:
         (ViTConfig, VIT | {"size": 9}, "size 9 is not a multiple of patch 4"),
         (ViTConfig, VIT | {"heads": 5}, "width 12 is not a multiple of 5 heads"),
         (ViTConfig, VIT | {"stem": "conv", "patch": 6, "size": 12}, "patch 6 is not a power of two"),
-        (TextConfig, {"name": "H"}, "allowed names of text encoders are toy, Mi, Ti, S, B, L"),
+        (TextConfig, {"name": "H"}, "name 'H' is not known; allowed are toy, Mi, Ti, S, B, L"),
         (TextConfig, TEXT | {"heads": 5}, "width 12 is not a multiple of 5 heads"),
     ],
 )

@@ -244,7 +244,7 @@ def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: P
         ("taken/file.safetensors", "is there already; give a new name"),
         (
             "taken/x-quickgelu.safetensors",
-            "tokenizer.json is there already, and the tokenizer belongs beside",
+            "tokenizer.json is there already, and the tokenizer goes into the same folder",
         ),
     ],
 )

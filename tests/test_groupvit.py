@@ -19,7 +19,7 @@ from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
-from grainline.evaluation.pages.shown import segment_panels
+from grainline.evaluation.show import segment_panels
 from grainline.methods.base import Method
 from grainline.model import Model, on_pixels
 from grainline.training.optim import ParamRule, param_groups, train_mode
@@ -96,8 +96,8 @@ def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
-    ((panel,),) = segment_panels(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
-    assert panel.words.endswith(" segments")
+    (row,) = segment_panels(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
+    assert row.panels[1].words.endswith(" segments")
 
 
 @torch.no_grad()

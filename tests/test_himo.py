@@ -86,7 +86,7 @@ def component(**values: Any) -> float:
 @pytest.mark.parametrize(("threshold", "m"), [(0.6, 1), (0.7, 2), (0.9, 2), (0.99, 3), (1.0, 3)])
 def test_the_fewest_components_that_hold_the_share_are_kept(threshold: float, m: int) -> None:
     told = found(U, threshold)
-    assert told.kept.tolist() == [m]
+    assert told.components.tolist() == [m]
     share = [0.658228, 0.987342, 1.0][m - 1]
     torch.testing.assert_close(told.share, torch.tensor([share], dtype=F64), **near)
 
@@ -107,7 +107,7 @@ def test_invariants_of_the_projection() -> None:
     x = torch.randn(9, 5, dtype=F64)
     part = found(x, 0.7).rows
     torch.testing.assert_close(part.mean(0), x.mean(0))
-    m = int(found(x, 0.7).kept)
+    m = int(found(x, 0.7).components)
     assert 1 < m < 5
     torch.testing.assert_close(found(part, 0.9999).rows, part)  # of the same m components
     order = torch.randperm(9)
@@ -179,19 +179,19 @@ def test_small_components_are_told_apart_from_the_rounding_of_large_ones() -> No
     a = torch.linalg.qr(a - a.mean(0))[0]  # columns that are centred already
     x = ((a * sizes) @ b.T).float()
     told = found(x, 1 - 7e-7)
-    assert told.kept.tolist() == [3]
+    assert told.components.tolist() == [3]
     torch.testing.assert_close(told.rows.double(), by_svd(x.double(), 1 - 7e-7), atol=1e-6, rtol=0.0)
 
 
 def test_groups_are_slices_of_the_real_rows_wherever_padding_stands() -> None:
     both = torch.cat([U, U[:, [1, 2, 0]]])
     local = found(both, 0.7, group=4)
-    assert local.kept.tolist() == [2, 2]
+    assert local.components.tolist() == [2, 2]
     assert local.size.tolist() == [4, 4]
     torch.testing.assert_close(local.rows[:4], torch.tensor(TWO, dtype=F64), **near)
     torch.testing.assert_close(local.rows[4:], local.rows[:4][:, [1, 2, 0]])
     one = found(both, 0.7)
-    assert one.kept.tolist() == [2]
+    assert one.components.tolist() == [2]
     first = torch.tensor([1.084976, 0.065755, 0.084976], dtype=F64)
     torch.testing.assert_close(one.rows[0], first, **near)
     assert float(one.share) == pytest.approx(0.981322, abs=1e-6)
@@ -203,7 +203,7 @@ def test_groups_are_slices_of_the_real_rows_wherever_padding_stands() -> None:
     torch.testing.assert_close(spread.rows[places], local.rows)
     assert torch.equal(spread.rows[~real], gappy[~real])
     assert spread.size.tolist() == [4, 4, 0]
-    assert spread.kept.tolist() == [2, 2, 0]
+    assert spread.components.tolist() == [2, 2, 0]
 
 
 REPEATED = torch.randn(3, 6, dtype=F64).repeat_interleave(torch.tensor([4, 1, 2]), 0)

@@ -273,18 +273,20 @@ def test_images_are_shown_from_both_ends_on_one_scale() -> None:
     on = Evaluation(model, source, data, result)
     scores = result.queries["scores"]
     shares = [slow_auroc(*pair) for pair in zip(scores[OWN], scores[OTHER], strict=True)]
-    worst, best = (InactivitySuite().extremes(on, sign, 4) for sign in (1, -1))
-    assert [one.share for one in worst] == pytest.approx(sorted(shares)[:4])
-    assert [one.share for one in best] == pytest.approx(sorted(shares)[::-1][:4])
+    worst, best = (part.cases for part in InactivitySuite().cases(on, 4))
+    assert [one.title for one in worst] == [f"AUROC {100 * x:.1f} %" for x in sorted(shares)[:4]]
+    assert [one.title for one in best] == [f"AUROC {100 * x:.1f} %" for x in sorted(shares)[::-1][:4]]
     for one in (*worst, *best):
-        row = data.keys.index(one.name)
+        assert one.look is not None
+        row = data.keys.index(one.detail)
         assert [told.score for told in one.look.sentences] == [*scores[OWN][row], *scores[OTHER][row]]
         assert [told.role for told in one.look.sentences].count("own") == len(scores[OWN][row])
         assert one.look.heat is not None
         assert one.look.heat.shape == (len(one.look.sentences), 8, 8)
         assert one.look.range() == 1.0, "8 of 6 tokens: never more than all of it"
-    images = model.encode(images=[source[data.keys.index(worst[0].name)].image])
+    images = model.encode(images=[source[data.keys.index(worst[0].detail)].image])
     assert images.places is not None
+    assert worst[0].look is not None
     heat = worst[0].look.heat
     assert heat is not None
     share = [

@@ -263,7 +263,7 @@ def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) 
         np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02
     )
     relative = single - np.sort(single, axis=0)[-4:].mean(0)
-    assert opened.calibration.null_sample.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
+    assert opened.calibration.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
 
 
 def test_what_a_sentence_scores_where_it_is_shown_leaves_out_what_does_not_count() -> None:
@@ -328,11 +328,11 @@ def test_keys_and_values_are_stored_and_images_are_never_projected_by_a_search(
 def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
     answers = index.search(index.reader.calibration_texts.texts, 1, PLAIN._replace(shortlist=None))
-    known = index.reader.calibration.null_sample  # the 24 texts, and a span of each
-    assert len(known.best) == 48 < MIN_TEXTS
-    place = [(1 + (known.best >= one).sum()) / (1 + len(known.best)) for one in known.best[:24]]
+    best = index.reader.calibration.best_score  # of the 24 texts, and of a span of each
+    assert len(best) == 48 < MIN_TEXTS
+    place = [(1 + (best >= one).sum()) / (1 + len(best)) for one in best[:24]]
     found = [answer.hits[0].p for answer in answers]
-    assert found == pytest.approx(place, abs=2.5 / len(known.best))  # scores stored in fp16
+    assert found == pytest.approx(place, abs=2.5 / len(best))  # scores stored in fp16
     assert [answer.sure for answer in answers] == [p <= 0.05 for p in found]
     assert min(found) <= 2 / 49  # the best of 48 is among its own
 

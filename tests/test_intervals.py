@@ -4,7 +4,30 @@ import numpy as np
 import pytest
 
 from grainline.evaluation import intervals
-from grainline.evaluation.intervals import interval, replicates, wilson
+from grainline.evaluation.intervals import Interval, Statistic, from_replicates, replicates, wilson
+
+
+def interval(
+    values: np.ndarray,
+    groups: np.ndarray | None = None,
+    statistic: Statistic = "mean",
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Interval:
+    """The bootstrap interval of a statistic, around its value.
+
+    >>> hits = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1], float)
+    >>> interval(hits)
+    Interval(value=0.6, low=0.3, high=0.9)
+    >>> images = np.array([0, 0, 0, 1, 1, 1, 2, 3, 4, 4])
+    >>> [round(end, 2) for end in interval(hits, images)]
+    [0.6, 0.14, 1.0]
+    """
+    value = statistic(values) if callable(statistic) else getattr(np, statistic)(values)
+    samples = replicates(values, groups, statistic, resamples=resamples, seed=seed)
+    return from_replicates(float(value), samples, level)
 
 
 def slow_replicates(

@@ -16,11 +16,11 @@ from test_viz import EVIL, Page
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.evaluation.pages import shown as drawn
-from grainline.evaluation.pages.shown import (
-    kept_of,
+from grainline.evaluation import show as panels
+from grainline.evaluation.show import (
+    check_texts,
     matches,
-    refuse_unshown,
+    selection_of,
     stays,
     summed,
 )
@@ -29,21 +29,20 @@ from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
 from grainline.model import Model
-from grainline.report.heatmap import AGAINST, FOR
-from grainline.report.panels import (
+from grainline.report.case import Case, Panel, Row
+from grainline.report.heatmap import (
+    AGAINST,
     DIM,
-    SIGN,
-    ImagePanels,
+    FOR,
     LegendEntry,
-    Panel,
-    enlarged_image,
     legend,
     patch_count,
+    scaled_pixels,
     selected_patches,
     shares,
     two_selections,
-    write_rows,
 )
+from grainline.report.png import LEGEND, write_panels
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
@@ -189,7 +188,7 @@ def middle(image: Image.Image, row: int, column: int, side: int = 40) -> np.ndar
 
 def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
     image = squared(tmp_path)
-    plain = Image.fromarray(enlarged_image(image, 40))
+    plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = selected_patches(image, FIRST, 40)
     for row, column in np.ndindex(GRID, GRID):
         mine, before = middle(canvas, row, column), middle(plain, row, column)
@@ -204,7 +203,7 @@ def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
 
 def test_who_alone_keeps_a_patch_is_told_by_the_direction_of_stripes(tmp_path: Path) -> None:
     image = squared(tmp_path)
-    plain = Image.fromarray(enlarged_image(image, 40))
+    plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = two_selections(image, FIRST, SECOND, 40)
     for row, column in np.ndindex(GRID, GRID):
         mine, before = middle(canvas, row, column), middle(plain, row, column)
@@ -237,7 +236,7 @@ def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> Non
     share[2, 1], share[0, 3] = 0.75, 0.25
     canvas = shares(image, share, 0.75, 40)
     bare = shares(image, np.zeros((GRID, GRID)), 0.75, 40)
-    assert (np.asarray(bare) == enlarged_image(image, 40)).all()
+    assert (np.asarray(bare) == scaled_pixels(image, 40)).all()
     for row, column in np.ndindex(GRID, GRID):
         same = (middle(canvas, row, column) == middle(bare, row, column)).all()
         assert same == (share[row, column] == 0)
@@ -278,7 +277,7 @@ def test_words_stand_over_the_token_that_they_find(monkeypatch: pytest.MonkeyPat
     single = a_kept(kind=[PATCH] * 3 + [CLASS], token=torch.tensor([[2, 3, 0, 2, 2]]))
     assert matches(single, ["a", "red", "dog", "."], (2, 2))[0].token == "patch in row 2, column 1"
     assert summed(a_kept(), 4).endswith("over all 4 is 0.094")
-    monkeypatch.setattr(drawn, "WORDS", 2)
+    monkeypatch.setattr(panels, "WORDS", 2)
     assert [one.words for one in matches(a_kept(), ["a", "red", "dog", "."], (2, 2))] == [
         [("a", 0.5)],
         [("red", 0.25)],
@@ -338,7 +337,7 @@ def test_the_command_shows_what_is_kept_with_captions_and_descriptions(
     assert all(alts)
     assert alts.count("rising stripes") == alts.count("falling stripes") == 4
     assert "full orange: 1 " in page.words
-    asked = kept_of(model, model.cropped(tmp_path / "b.png"), ["A red dog."], "The cat.")
+    asked = selection_of(model, model.cropped(tmp_path / "b.png"), ["A red dog."], "The cat.")
     assert f"Caption 1, score {float(asked.score[0]):.3f}: A red dog." in page.words
     with Image.open(png) as figure:
         assert figure.height > 1000
@@ -354,7 +353,7 @@ def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Pa
     told = file(tmp_path / "told.jsonl", {"a.png": "The dog."})
     assert "laps reads none" in complaint(capsys, *given, "--descriptions", told)
     with pytest.raises(UserError, match=r"^laps keeps patches for a text; give --text"):
-        refuse_unshown(model, [])
+        check_texts(model, [])
     assert end_of_scale(model, model.cropped(tmp_path / "a.png")) == min(1, TIMES / 4)
 
 
@@ -362,13 +361,14 @@ def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Pat
     red, lime = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "lime")
     signs = [LegendEntry(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
 
-    def tall(heads: tuple[str, ...], legend: Any = ()) -> int:
-        one = ImagePanels("one", red, [[Panel("a", lime, legend=legend)], [Panel("b", lime)]], heads)
-        write_rows(tmp_path / "a.png", [one], "title", "rule")
+    def tall(heads: tuple[str, str] = ("", ""), legend: Any = ()) -> int:
+        panels = [Panel("", red), Panel("a", lime, legend=legend)]
+        one = Case("one", rows=[Row(panels, heads[0]), Row([Panel("b", lime)], heads[1])])
+        write_panels(tmp_path / "a.png", [one], "title", "rule")
         with Image.open(tmp_path / "a.png") as figure:
             return figure.height
 
-    plain = tall(())
+    plain = tall()
     assert tall(("first\nsecond", "third")) - plain == pytest.approx(3 * 0.14 * 150, abs=2)
     assert tall(("word " * 400, "")) - plain == pytest.approx(4 * 0.14 * 150, abs=2), "long texts are cut"
-    assert tall((), signs) - plain == pytest.approx(3 * SIGN * 150, abs=2)
+    assert tall(legend=signs) - plain == pytest.approx(3 * LEGEND * 150, abs=2)

@@ -21,7 +21,7 @@ from grainline.training import step as steps
 from grainline.training.lora import LoraConfig, add_lora
 from grainline.training.optim import ParamRule, param_groups, train_mode
 from grainline.training.schedule import Constant
-from grainline.training.step import cached_step, step
+from grainline.training.step import step
 from grainline.weights import LORA_SCALE, load_weights, plain_state_dict, save_weights
 
 ALL = ParamRule(pattern=".*")
@@ -184,7 +184,7 @@ def test_chunks_repeat_the_noise_of_adapters(name: str, monkeypatch: pytest.Monk
         torch.manual_seed(0)
         data = tuning.batch(method)
         torch.manual_seed(1)
-        cached_step(method, *data, CLOCK, chunk=3)
+        step(method, *data, CLOCK, chunk=3)
         grads.append({path: p.grad for path, p in method.named_parameters() if p.requires_grad})
     torch.testing.assert_close(*grads)
     quiet = adapted("ours", name, dropout=0.0)

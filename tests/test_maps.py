@@ -13,7 +13,7 @@ from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.evaluation.examples import SENTENCES, look_at, phrases_of
-from grainline.report.case import Look, SentenceScore, look
+from grainline.report.case import Case, Look, SentenceScore, look
 from grainline.report.heatmap import limit_of, overlay
 from grainline.report.page import MissingImage
 from grainline.report.png import (
@@ -208,9 +208,9 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
     texts, heat = told(*levels, text="$x$ of a sentence")
     plain, its = told([0.5], [0.25])  # without phrases, in cells
     shown = [
-        Look(image, "one", texts, heat),
-        Look(MissingImage("away"), "two"),
-        Look(image, "three", plain, its),
+        Case("one", look=Look(image, "one", texts, heat)),
+        Case("two", look=Look(MissingImage("away"), "two")),
+        Case("three", look=Look(image, "three", plain, its)),
     ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
@@ -242,7 +242,7 @@ def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:
     one = Look(Image.new("RGB", (40, 40)), "one", texts, heat)
     drawn = []
     for left_out in ("", "Left out: 3 of 33 phrases, at the end of their sentences."):
-        write_maps(tmp_path / "x.png", [one._replace(left_out=left_out)], "Maps")
+        write_maps(tmp_path / "x.png", [Case("one", look=one._replace(left_out=left_out))], "Maps")
         with Image.open(tmp_path / "x.png") as figure:
             x, y = (round(DPI * z) for z in (SPACE, MAPS_HEAD + WORDS + SIDE + 0.25))
             drawn.append(np.asarray(figure.convert("L"))[y : y + DPI // 3, x : x + round(DPI * SIDE)].min())

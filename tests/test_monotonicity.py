@@ -27,9 +27,9 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.monotonicity import (
     LONG,
@@ -41,9 +41,10 @@ from grainline.evaluation.suites.monotonicity import (
 )
 from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.model import load
-from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_charts
+from grainline.report.case import cases_html
+from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
 from grainline.report.page import MissingImage
-from grainline.report.png import COLUMNS, LINES, _lines, write_png
+from grainline.report.png import COLUMNS, LINES, _lines, write_charts
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -376,18 +377,6 @@ def test_what_cannot_be_measured_is_one_line() -> None:
         measured(Broken())
 
 
-def test_a_result_survives_the_file_and_several_are_pooled() -> None:
-    one, two = measured(Reader()), measured(Reader(context=5))
-    assert from_json(to_json(one)) == one
-    both = pooled([one, two])
-    for name in (HALVES, THIRDS, EACH, LONG):
-        a, b, found = (result.metric(name) for result in (one, two, both))
-        assert found.value == pytest.approx((a.value + b.value) / 2)
-        assert (found.queries, found.ties) == (a.queries + b.queries, a.ties + b.ties)
-        assert found.wilson is None
-        assert found.low <= found.value <= found.high
-
-
 def test_equal_scores_stay_equal_in_the_file_and_others_apart() -> None:
     scores = measured(Reader(context=6)).queries["sequences"][EACH]["scores"]
     again = json.loads(json.dumps(scores))
@@ -553,7 +542,7 @@ def shown(**changes: Any) -> SubtextScores:
 
 
 def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
-    page = subtext_charts([shown()])
+    page = cases_html([subtext_case(shown())], "a")
     assert page.count('class="ring"') == 1
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
     assert page.count(">=</text>") == 1
@@ -592,7 +581,7 @@ def test_the_text_beside_a_chart_has_a_place_for_any_number_of_sentences() -> No
 @pytest.mark.parametrize("number", [1, 3])
 def test_the_png_is_a_image_of_all_samples(tmp_path: Path, number: int) -> None:
     one = shown(image=MissingImage("p1 is gone"))
-    write_png(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
+    write_charts(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
     with Image.open(tmp_path / "x" / "f.png") as image:
         assert image.format == "PNG"
         found = np.asarray(image.convert("RGB")).astype(int)
@@ -694,7 +683,7 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
         (("--set", "samples=a"), "samples says what the figure shows; give --html FILE or --png FILE"),
         (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
         (("--set", "monotonicity.protocol=coco-1k"), "unknown field 'protocol'; allowed here: also_plot"),
-        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit beside the model"),
+        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit next to the model"),
         (("--html", "x.html", "--set", "also_plot=gone.json"), "cannot read gone.json"),
         (("--png", tmp_path), "it is a folder"),
     ):

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from phrases_own import OWN
 from phrases_truth import REAL, agreement, labelled
 
-from grainline.data.phrases.base import Phrase, Tagged, Token
-from grainline.data.phrases.patterns import extract, longest, select, words_of
+from grainline.data.captions import remove_repetitions
+from grainline.data.phrases.patterns import Phrase, Tagged, Token, extract, longest, select, words_of
 from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged, tagged_by
-from grainline.data.texts import remove_repetitions
 from grainline.errors import UserError
 
 CAT = "A cat on the left of the image leans against a wall next to the small dog."

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grainline.data.make_phrases import CHUNK, PhrasesResult, make, texts_of
-from grainline.data.phrases.base import Phrase
+from grainline.data.phrases.patterns import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import StoredPhrases, digest
 from grainline.data.record import CorruptSample, Record
@@ -179,7 +179,7 @@ def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
         ('{"record": 0, "texts": {"DIGEST": [["noun", 2, 2]]}}', r"\['noun', 2, 2\]"),
         ('{"record": 0, "texts": {"DIGEST": [["verb", 0, 2]]}}', r"\['verb', 0, 2\]"),
         ('{"record": 0, "texts": {"DIGEST": [["noun", "0", 2]]}}', "cannot be read"),
-        ('{"record": 0, "texts": {"DIGEST": [["noun", 0]]}}', "what it says of 'A dog.'"),
+        ('{"record": 0, "texts": {"DIGEST": [["noun", 0]]}}', "the phrases of 'A dog.'"),
         ('{"record": 0, "texts": {"DIGEST": [["noun", 0, 5', "the line at byte"),
     ],
 )

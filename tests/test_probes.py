@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from runs import call, complaint, recipe
 from test_cola import Capture, Counting, painted
+from test_intervals import interval
 
 from grainline.data.benchmarks.contests import Contest, FoilCoco, Foiled, SugarCrepe, Valse, origins
 from grainline.data.benchmarks.svo import COLUMNS, SvoProbes
@@ -21,7 +22,7 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
-from grainline.evaluation.intervals import from_replicates, interval, replicates, wilson
+from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesSuite
@@ -217,8 +218,8 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     for change, said in (
         ({"image_id": 12}, r"^annotation 1 of .*: its foil is of image 12, the caption of 11"),
         ({"caption": ""}, r'^annotation 1 of .*: caption is "", not a text'),
-        ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes", not true or false'),
-        ({"id": [1]}, r"annotations\[5\] of .*: id is \[1\], not a number or a text"),
+        ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes": should be a valid boolean'),
+        ({"id": [1]}, r"annotations\[5\] of .*: id is \[1\]: an id is a number or a text"),
     ):
         notes = [dict(note) for note in content["annotations"]]
         notes[5] |= change
@@ -301,7 +302,7 @@ def test_the_real_files_hold_what_their_authors_count(
     painted(tmp_path, [key])
     source = open_source(str(file), images=str(tmp_path))
     assert isinstance(source, kind)
-    assert (len(source), sum(len(foils) for _, foils in source.images)) == (images, pairs)
+    assert (len(source), sum(len(entry.record.foils) for entry in source.entries)) == (images, pairs)
     record = source[list(source.keys()).index(key)]
     foil = first["foil" if kind is Valse else "negative_caption"].strip()
     assert record.foils[0] == Foil(foil, first["caption"].strip(), file.stem)

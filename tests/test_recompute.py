@@ -16,7 +16,7 @@ from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, number_places, rows_of
 from grainline.training.optim import ParamRule, param_groups, train_mode
 from grainline.training.schedule import Constant
-from grainline.training.step import cached_step, compile_layers, recompute_layers, step
+from grainline.training.step import compile_layers, recompute_layers, step
 from grainline.types import Clock
 
 compiles = pytest.mark.filterwarnings(
@@ -81,7 +81,7 @@ def test_recomputation_inside_chunks_changes_nothing() -> None:
     recompute_layers(saving)
 
     def chunked(*args: Any) -> dict[str, Tensor]:
-        return cached_step(*args, chunk=3)
+        return step(*args, chunk=3)
 
     assert_same(plain, saving, stepped(plain, chunked), stepped(saving, chunked))
 
@@ -246,7 +246,7 @@ def test_a_frozen_tower_runs_without_a_graph(case: str, locked: str, chunk: int 
     if chunk is None:
         step(method, images, texts, CLOCK)
     else:
-        cached_step(method, images, texts, CLOCK, chunk)
+        step(method, images, texts, CLOCK, chunk)
     assert graphs
     assert not any(graphs)
     assert all(p.grad is None for p in tower.parameters())

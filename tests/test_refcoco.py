@@ -195,7 +195,9 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
         assert source[0].regions
         with pytest.raises(CorruptSample, match=rf"corrupt row: .*: refs\[0\] \({re.escape(message)}"):
             source[2]
-    with pytest.raises(UserError, match=r"is no file of expressions: a list of rows with ann_id, image_id"):
+    with pytest.raises(
+        UserError, match=r"is not a file of expressions: a list of rows with ann_id, image_id"
+    ):
         open_source(f"refcoco:{tmp_path}/instances.json")
     sentences = [{"sent": " ", "raw": "The Man."}, {"sent": "", "raw": ""}]
     assert open_source(changed(sentences=sentences))[0].regions[0].phrase == "The Man."

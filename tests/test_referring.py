@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
 from runs import call
+from test_intervals import interval
 from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import Page
@@ -22,12 +23,12 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.referring import (
     BINS,
     BOX,
@@ -38,7 +39,7 @@ from grainline.evaluation.suites.referring import (
     overlap,
     thresholds,
 )
-from grainline.evaluation.suites.regions import HEAT, unit_range, variant
+from grainline.evaluation.suites.regions import HEAT, unit_range
 from grainline.model import Model
 from grainline.report.heatmap import outlined
 
@@ -325,14 +326,8 @@ def test_metrics_are_means_over_expressions_sums_and_shares() -> None:
     assert np.array_equal(twice["mIoU, centred box"].samples, cells["mIoU, centred box"].samples)
 
 
-def test_results_are_pooled_and_compared_and_other_masks_are_refused() -> None:
+def test_results_of_other_masks_are_refused() -> None:
     first, second = (measure(tiny_model("clip", seed), Scenes(SCENES))[1] for seed in (0, 1))
-    both = pooled([first, second])
-    mean = np.mean([r.metric("mIoU").value for r in (first, second)])
-    assert both.metric("mIoU").value == pytest.approx(mean)
-    change = {d.name: d.value for d in compare(second, first)}
-    assert change["mIoU"] == pytest.approx(second.metric("mIoU").value - first.metric("mIoU").value)
-    assert change["mIoU, whole image"] == 0
     trivial = {WHOLE: first.queries["trivial"][BOX], BOX: first.queries["trivial"][BOX]}
     other = first._replace(queries=first.queries | {"trivial": trivial})
     with pytest.raises(UserError, match="asks other images, texts or classes"):
@@ -416,22 +411,24 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
     on = Evaluation(model, source, data, result)
     scores = result.queries["scores"]
     iou = np.array(scores["intersection"]) / np.array(scores["union"])
-    worst, best = (ReferringSuite().extremes(on, sign, 4) for sign in (1, -1))
-    assert (worst[0].iou, best[0].iou) == (iou.min(), iou.max())
+    worst, best = (part.cases for part in ReferringSuite().cases(on, 4))
+    assert (worst[0].title, best[0].title) == tuple(f"IoU {100 * x:.1f} %" for x in (iou.min(), iou.max()))
     made = variant(source, "with_expressions")
     for shown, sign in ((worst, 1), (best, -1)):
-        assert [sign * one.iou for one in shown] == sorted(sign * one.iou for one in shown)
-        assert len({one.name for one in shown}) == len(shown) == 4
+        values = [sign * float(one.title.split()[1]) for one in shown]
+        assert values == sorted(values)
+        assert len({one.detail for one in shown}) == len(shown) == 4
         for one in shown:
+            assert one.look is not None
             text = one.look.sentences[0].text
-            region = next(r for r in made[data.keys.index(one.name)].regions if r.phrase == text)
+            region = next(r for r in made[data.keys.index(one.detail)].regions if r.phrase == text)
             assert region.mask is not None
             small = Image.fromarray(region.mask).resize((8, 8), Image.Resampling.NEAREST)
             assert one.look.outline is not None
             assert np.array_equal(one.look.outline, np.asarray(small))
             assert one.look.heat is not None
             assert one.look.heat.shape == (1, 8, 8)
-            enlarged = one.look.shown()
+            enlarged = one.look.with_boxes()
             assert isinstance(enlarged, Image.Image)
             assert enlarged.size == (224, 224)
     rows = [
@@ -439,12 +436,14 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
     ]
     wide = rows_file(tmp_path, rows)
     data, result = measure(model, wide)
-    (one,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
+    (one,) = ReferringSuite().cases(Evaluation(model, wide, data, result))[0].cases
+    assert one.look is not None
     assert isinstance(one.look.image, Image.Image)
     squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
     assert np.array_equal(np.asarray(one.look.image), np.asarray(squashed)), "shown as it was seen: pressed"
     (tmp_path / "a.png").unlink()
-    (gone,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
+    (gone,) = ReferringSuite().cases(Evaluation(model, wide, data, result))[0].cases
+    assert gone.look is not None
     assert gone.look.heat is None
 
 

@@ -13,6 +13,7 @@ from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
 from runs import call, complaint, recipe
+from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
@@ -22,16 +23,16 @@ from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Foil, Region, keys_of
-from grainline.data.scenes import held_out
 from grainline.data.scenes.source import Scenes
+from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import SUITES, Settings
+from grainline.evaluation.suite import SUITES, Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
     FgOvdOptions,
@@ -40,9 +41,8 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.evaluation.suites.regions import variant
 from grainline.model import Model, load
-from grainline.report.case import Look, SentenceScore, look
+from grainline.report.case import Case, Look, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
 from grainline.report.page import MissingImage
 from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
@@ -421,7 +421,7 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
                         if foil.kind == "noun"
                         else (thing.shape, wrong["colour"])
                     )
-                    assert not held_out(*pair)
+                    assert not is_compose_pair(*pair)
             assert {SLOT[kind] for kind in kinds} == set(said)
             full = {"colour": 7, "size": 2, "pattern": 4, "noun": 11}
             for kind, values in kinds.items():
@@ -587,16 +587,9 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
     assert result.data["cut_texts"] == 2
 
 
-def test_results_are_pooled_and_compared_and_other_regions_are_refused() -> None:
+def test_results_of_other_regions_are_refused() -> None:
     source = Scenes("scenes:dev?count=6&size=40").with_foils()
     first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
-    both = pooled([first, second])
-    mean = np.mean([r.metric("accuracy, colour").value for r in (first, second)])
-    assert both.metric("accuracy, colour").value == pytest.approx(mean)
-    assert both.metric("mean rank").queries == 2 * first.metric("mean rank").queries
-    change = {d.name: d.value for d in compare(second, first)}
-    wanted = second.metric("accuracy, size").value - first.metric("accuracy, size").value
-    assert change["accuracy, size"] == pytest.approx(wanted)
     other = second._replace(queries=second.queries | {"texts": "others"})
     with pytest.raises(UserError, match="asks other images, texts or classes"):
         compare(other, first)
@@ -664,17 +657,24 @@ def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     data, result = measure(model, source)
     on = Evaluation(model, source, data, result)
     lead = margins(question_scores(data.collected["fg-ovd"]))
-    worst, best = (FgOvdSuite().extremes(on, sign, 4) for sign in (1, -1))
-    assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())
+    worst, best = (part.cases for part in FgOvdSuite().cases(on, 4))
+    margin = [float(x) for x in lead]
+    image = np.array(result.queries["image"])
     for shown, sign in ((worst, 1), (best, -1)):
-        assert [sign * one.lead for one in shown] == sorted(sign * one.lead for one in shown)
-        assert len({one.name for one in shown}) == len(shown) == 4
-        for one in shown:
-            at = next(i for i in range(len(lead)) if lead[i] == one.lead)
+        order: list[int] = []
+        for i in sorted(range(len(margin)), key=lambda i: sign * margin[i]):
+            order += [i] * (image[i] not in image[order])
+        assert len({one.detail for one in shown}) == len(shown) == 4
+        for one, at in zip(shown, order, strict=False):
             question = data.collected["fg-ovd"].questions[at]
-            region = source[data.keys.index(one.name)].regions
+            row = int(data.collected["fg-ovd"].image[question.region])
+            region = source[row].regions
+            assert one.look is not None
+            assert one.right == (margin[at] > 0)
+            assert one.title.endswith(f"by {abs(margin[at]):.3f}")
             texts = [data.collected["fg-ovd"].texts.strings[place] for place in question.texts]
-            assert (one.number, one.kind, one.rank) == (len(texts), question.kind, result.queries["rank"][at])
+            rank = f"rank {result.queries['rank'][at]} of {len(texts)}"
+            assert one.detail == f"{question.kind}, {rank}, {data.keys[row]}"
             told = one.look.sentences
             scores = dict(zip(texts, question_scores(data.collected["fg-ovd"])[at].tolist(), strict=True))
             assert [text.score for text in told] == [scores[text.text] for text in told]
@@ -734,9 +734,9 @@ def test_maps_of_a_image_share_one_range_and_keep_the_sign(tmp_path: Path) -> No
     heat = np.stack([np.full((40, 40), level) for level in levels])
     told = [SentenceScore(f"{level} $x$", level, role="foil") for level in levels]
     shown = [
-        Look(image, "one", told, heat),
-        Look(image, "two", told[:1], heat[2:3]),
-        Look(MissingImage("it is away"), "three"),
+        Case("one", look=Look(image, "one", told, heat)),
+        Case("two", look=Look(image, "two", told[:1], heat[2:3])),
+        Case("three", look=Look(MissingImage("it is away"), "three")),
     ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
@@ -764,12 +764,12 @@ def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> N
         assert {found.getpixel(corner) for corner in corners} == {colour}
     assert found.getpixel((8, 15)) == (120, 120, 120)
     assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).shown()
+    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
     assert isinstance(small, Image.Image)
     assert small.size == (224, 224)
     assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
     assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).shown() == MissingImage("away")
+    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
 
 
 def test_compared_texts_are_marked_and_escaped() -> None:

@@ -25,7 +25,8 @@ from grainline.evaluation.result import validation_summary
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite, confused
+from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
+from grainline.report.case import Case, lead
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.report import curves
@@ -55,7 +56,7 @@ def measured(
     return Evaluation(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
 
 
-# Measured
+# Evaluation
 
 
 def test_images_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
@@ -69,6 +70,14 @@ def test_images_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Pat
         assert np.array_equal(np.asarray(found), np.asarray(own))
 
 
+def rank_of(case: Case) -> int:
+    return int(case.title.split()[4])
+
+
+def name_of(case: Case) -> str:
+    return case.detail.removeprefix("tied with a wrong one, ")
+
+
 def slow_order(score: torch.Tensor) -> list[int]:
     return sorted(range(len(score)), key=lambda i: -float(score[i]))
 
@@ -78,45 +87,43 @@ def test_examples_are_the_rankings_from_the_best_to_the_worst(method: str, tmp_p
     on = measured(captioned(tmp_path, 12), method=method)
     score = on.model.method.score(on.data.images, on.data.texts)  # [N, M]
     told = on.result.queries["folds"][0]
-    for way, found, table in (
-        ("t2i", suite_of(on.result).by_text(on), score.T),
-        ("i2t", suite_of(on.result).by_image(on), score),
-    ):
-        ranks = [example.rank for example in found]
+    texts, images = (part.cases for part in suite_of(on.result).cases(on))
+    for way, found, table in (("t2i", texts, score.T), ("i2t", images, score)):
+        ranks = [rank_of(case) for case in found]
         assert ranks == sorted(ranks)
         assert (ranks[0], ranks[-1]) == (min(told[way]["rank"]), max(told[way]["rank"]))
         assert len(found) == 6
-        for example in found:
-            row = (on.data.strings if way == "t2i" else on.data.keys).index(
-                str(example.query) if way == "t2i" else example.name
-            )
+        for case in found:
+            name, hits = name_of(case), case.rows[0].panels
+            row = on.data.strings.index(case.quote) if way == "t2i" else on.data.keys.index(name)
             expected = slow_order(table[row])[:5]
-            assert [hit.score for hit in example.hits] == pytest.approx(
-                [float(table[row, i]) for i in expected], abs=1e-5
+            assert [float(hit.below.split()[1]) for hit in hits] == pytest.approx(
+                [float(table[row, i]) for i in expected], abs=6e-4
             )
-            assert [hit.place for hit in example.hits] == [1, 2, 3, 4, 5]
+            assert [hit.below.split()[0] for hit in hits] == ["1.", "2.", "3.", "4.", "5."]
             if way == "t2i":
                 own = on.data.keys[int(on.data.texts.image[row])]
-                assert [hit.name for hit in example.hits] == [on.data.keys[i] for i in expected]
-                assert [hit.right for hit in example.hits] == [hit.name == own for hit in example.hits]
-                assert example.name == own
+                names = [hit.alt.split(", ")[0] for hit in hits]
+                assert names == [on.data.keys[i] for i in expected]
+                assert [hit.right for hit in hits] == [one == own for one in names]
+                assert name == own
             else:
-                assert [hit.what for hit in example.hits] == [on.data.strings[i] for i in expected]
+                assert [hit.words for hit in hits] == [on.data.strings[i] for i in expected]
                 mine = (on.data.texts.image == row).tolist()
-                assert [hit.right for hit in example.hits] == [mine[i] for i in expected]
+                assert [hit.right for hit in hits] == [mine[i] for i in expected]
 
 
 def test_the_sentences_of_a_query_stand_over_the_right_image_with_their_scores_and_heat(
     tmp_path: Path,
 ) -> None:
     on = measured(captioned(tmp_path, 12))
-    for example in suite_of(on.result).by_text(on, 3):
+    for example in suite_of(on.result).cases(on, 3)[0].cases:
         seen = example.look
         assert seen is not None
         assert seen.heat is not None
-        said = [one.text for one in sentences(str(example.query))]
+        said = [one.text for one in sentences(example.quote)]
         assert [told.text for told in seen.sentences] == said
-        own = tmp_path / f"{Path(example.name).stem}.png"
+        own = tmp_path / f"{Path(name_of(example)).stem}.png"
         scores = on.model.score([own], said)[0].tolist()
         assert [told.score for told in seen.sentences] == pytest.approx(scores, abs=1e-6)
         every = [one.text for one in seen.texts()]
@@ -141,13 +148,13 @@ def test_candidates_of_an_example_are_those_of_its_fold(
         monkeypatch.setattr(protocols, name, value)
     on = measured(captioned(tmp_path, 12), protocol="coco-1k")
     halves = [set(on.data.keys[:5]), set(on.data.keys[5:])]
-    for example in suite_of(on.result).by_text(on, 8):
-        own = halves[0] if example.name in halves[0] else halves[1]
-        assert {hit.name for hit in example.hits} == own
-        assert example.candidates == 5
-        assert [hit.right for hit in example.hits].index(True) + 1 == example.rank
-    for example in suite_of(on.result).by_image(on, 8):
-        assert example.candidates == 10
+    texts, images = (part.cases for part in suite_of(on.result).cases(on, 8))
+    for case in texts:
+        hits = case.rows[0].panels
+        assert {hit.alt.split(", ")[0] for hit in hits} == halves[name_of(case) not in halves[0]]
+        assert case.title.endswith(" of 5")
+        assert [hit.right for hit in hits].index(True) + 1 == rank_of(case)
+    assert all(case.title.endswith(" of 10") for case in images)
 
 
 def test_a_image_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) -> None:
@@ -170,17 +177,20 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     probes = data.collected["probes"]
     true, false = probe_scores(model.method, data.images, probes).tolist()
     margin = [a - b for a, b in zip(true, false, strict=True)]
-    worst, best = (ProbesSuite().comparisons(on, sign, 4) for sign in (1, -1))
-    assert worst[0].scores[0] - worst[0].scores[1] == min(margin)
-    assert best[0].scores[0] - best[0].scores[1] == max(margin)
+    worst, best = (part.cases for part in ProbesSuite().cases(on, 4))
+    assert (worst[0].title, best[0].title) == (lead(min(margin)), lead(max(margin)))
     for shown, sign in ((worst, 1), (best, -1)):
-        found = [sign * (one.scores[0] - one.scores[1]) for one in shown]
-        assert found == sorted(found)
-        assert len({one.name for one in shown}) == len(shown) == 4
-        for one in shown:
-            record = source[data.keys.index(one.name)]
-            assert (one.true, one.false, one.kind) in {(f.true, f.text, f.kind) for f in record.foils}
-            assert model.score([record.image], [one.true, one.false])[0].tolist() == pytest.approx(one.scores)
+        scores = [[float(name.split()[-1]) for name, _ in one.texts] for one in shown]
+        found = [sign * (true - false) for true, false in scores]
+        assert found == pytest.approx(sorted(found), abs=2e-3)
+        assert len({one.alt for one in shown}) == len(shown) == 4
+        for one, both in zip(shown, scores, strict=True):
+            record = source[data.keys.index(one.alt.removeprefix("image "))]
+            texts = [text.replace("<mark>", "").replace("</mark>", "") for _, text in one.texts]
+            assert (*texts, one.detail.split(", ")[0]) in {
+                (f.true, f.text, f"foil of kind {f.kind}") for f in record.foils
+            }
+            assert model.score([record.image], texts)[0].tolist() == pytest.approx(both, abs=6e-4)
 
 
 def sorted_by_class(method: str, folder: Path) -> Evaluation:
@@ -199,34 +209,35 @@ def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
     method: str, tmp_path: Path
 ) -> None:
     on = sorted_by_class(method, tmp_path)
-    worst, best = ZeroshotSuite().examples(on, 1, 9), ZeroshotSuite().examples(on, -1, 3)
+    worst, best = (part.cases for part in ZeroshotSuite().cases(on, 9))
     assert len(worst) == 8, "the broken one is not there"
-    assert best == worst[:-4:-1]
-    margin = [one.scores[0] - one.scores[1] for one in worst]
-    assert margin == sorted(margin)
-    assert len(set(margin)) == 8
+    assert [one.alt for one in best] == [one.alt for one in worst[::-1]]
+    scores = [[float(name.split()[-1]) for name, _ in one.texts] for one in worst]
+    margin = [true - false for true, false in scores]
+    assert margin == pytest.approx(sorted(margin), abs=2e-3)
+    assert len({one.alt for one in worst}) == 8
     names = on.result.queries["classes"]
-    for one in worst:
-        row = on.data.keys.index(one.name)
+    for one, both in zip(worst, scores, strict=True):
+        name = one.alt.removeprefix("image ")
+        row = on.data.keys.index(name)
         prompts = [template.replace("{}", name) for name in names for template in TEMPLATES]
         images, texts = (
-            on.model.encode(**given) for given in ({"images": [tmp_path / one.name]}, {"texts": prompts})
+            on.model.encode(**given) for given in ({"images": [tmp_path / name]}, {"texts": prompts})
         )
         if method == "maxsim":
             score = on.model.score(images, texts)[0].view(3, -1).mean(1)
         else:
             mean = texts.vector.view(3, len(TEMPLATES), -1).mean(1)
             score = images.vector[0] @ torch.nn.functional.normalize(mean, dim=-1).T
-        true = names.index(one.name.split("/")[0])
+        true = names.index(name.split("/")[0])
         other = max((i for i in range(3) if i != true), key=lambda i: float(score[i]))
-        assert one.classes == (names[true], names[other])
-        assert one.scores == pytest.approx((float(score[true]), float(score[other])), abs=1e-5)
-        assert one.rank == on.result.queries["rank"][row]
-        assert (one.rank == 1) == (one.scores[0] > one.scores[1])
-        assert one.number == 3
-    table = confused(on.result.queries)
-    assert sum(row.images for row in table) == sum(one.rank > 1 for one in worst) > 0
-    assert {row.true: row.of for row in table}.items() <= {"a thing": 2, "b thing": 3, "c thing": 3}.items()
+        assert [text for _, text in one.texts] == [names[true], names[other]]
+        assert both == pytest.approx([float(score[true]), float(score[other])], abs=6e-4)
+        rank = on.result.queries["rank"][row]
+        assert one.detail == f"true class at rank {rank} of 3, {name}"
+        assert one.right == (rank == 1)
+    table = on.result.queries["confusions"]
+    assert sum(row["images"] for row in table) == sum(not one.right for one in worst) > 0
 
 
 def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
@@ -246,11 +257,13 @@ def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
         "Prompts",
     ):
         assert part in found.words
-    for one in ZeroshotSuite().examples(on, 1):
-        assert f"true class at rank {one.rank} of 3, {one.name}" in found.words
-        assert f"Best other class, score {one.scores[1]:.3f}{one.classes[1]}" in found.words
-    for row in confused(on.result.queries):
-        assert f"{row.true}{row.predicted}{row.images} of {row.of}" in found.words
+    for one in ZeroshotSuite().cases(on)[0].cases:
+        assert one.detail in found.words
+        assert "".join(one.texts[1]) in found.words
+    of = {"a thing": 2, "b thing": 3, "c thing": 3}
+    for row in on.result.queries["confusions"]:
+        true = row["true"]
+        assert f"{true}{row['predicted']}{row['images']} of {of[true]}" in found.words
     assert "a square from their middle" in found.words
     assert "Text to image" not in found.words
 
@@ -274,7 +287,7 @@ def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
         "Text to image, best to worst",
         "Image to text, best to worst",
         "2 skipped",
-        "right one at rank",
+        "Right one at rank",
     ):
         assert part in words
     assert "cannot write" in complaint(capsys, *arguments, "--html", tmp_path / "in")

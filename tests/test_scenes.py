@@ -13,12 +13,25 @@ from PIL import Image
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tars import Tars
 from grainline.data.record import Source
-from grainline.data.scenes import KINDS, SPLITS, held_out, label_map, render, sample, tell, words, world
-from grainline.data.scenes.draw import COLOUR, PALE
+from grainline.data.scenes import words, world
+from grainline.data.scenes.draw import COLOUR, PALE, label_map, render
 from grainline.data.scenes.export import export
+from grainline.data.scenes.foils import KINDS
 from grainline.data.scenes.phrases import an, split
 from grainline.data.scenes.source import Scenes, regions
-from grainline.data.scenes.world import COLOURS, HELD_OUT, PATTERNS, SHAPES, SIZES, Scene, Thing
+from grainline.data.scenes.speech import tell
+from grainline.data.scenes.world import (
+    COLOURS,
+    COMPOSE_PAIRS,
+    PATTERNS,
+    SHAPES,
+    SIZES,
+    SPLITS,
+    Scene,
+    Thing,
+    is_compose_pair,
+    sample,
+)
 from grainline.errors import UserError
 
 SCENES = {split: [sample(0, split, i) for i in range(300)] for split in SPLITS}
@@ -113,11 +126,11 @@ def test_every_value_occurs_and_none_is_rare() -> None:
 
 
 def test_held_out_pairs_occur_in_compose_and_nowhere_else() -> None:
-    assert 0.12 < len(HELD_OUT) / len(SHAPES) / len(COLOURS) < 0.18
-    assert {shape for shape, _ in HELD_OUT} == set(SHAPES)
-    assert {colour for _, colour in HELD_OUT} == set(COLOURS)
+    assert 0.12 < len(COMPOSE_PAIRS) / len(SHAPES) / len(COLOURS) < 0.18
+    assert {shape for shape, _ in COMPOSE_PAIRS} == set(SHAPES)
+    assert {colour for _, colour in COMPOSE_PAIRS} == set(COLOURS)
     for name, scenes in SCENES.items():
-        numbers = [sum(held_out(t.shape, t.colour) for t in scene.things) for scene in scenes]
+        numbers = [sum(is_compose_pair(t.shape, t.colour) for t in scene.things) for scene in scenes]
         assert min(numbers) >= 2 if name == "compose" else max(numbers) == 0, name
 
 
@@ -327,7 +340,7 @@ def check_foils_of_attributes(scene: Scene) -> None:
         assert {key for key in was if was[key] != now[key]} == {names[foil.kind]}, (was, now)
         assert not any(fits(thing, now) for thing in scene.things), (foil, now)
         if scene.split != "compose":
-            assert not held_out(now["shape"], now["colour"])
+            assert not is_compose_pair(now["shape"], now["colour"])
 
 
 @pytest.mark.parametrize("split", ["dev", "compose"])

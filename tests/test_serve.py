@@ -23,16 +23,17 @@ from indexes import TEXTS, photo, photos, saved, texts, tiny_model
 from PIL import Image
 from runs import call, complaint
 from servers import PATIENCE, Gate, running, until
+from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
-from grainline.index.results import Options, QueryHits, as_json
+from grainline.index.results import QueryHits, as_json
 from grainline.index.search import Index, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
-from grainline.web import serve
-from grainline.web.engine import Batcher, Busy, Engine, TextSearch
+from grainline.web.engine import Batcher, Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import CHARACTERS, HITS, Limits
+from grainline.web.schema import TextQuery
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 MODEL = tiny_model()
@@ -529,7 +530,7 @@ def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
 
     batcher = Batcher(work, lambda: None, batch=2, queue=4)
     answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
-    with pytest.raises(Busy):
+    with pytest.raises(HTTPException):
         batcher.submit(4)
     assert answers[1].cancel()
     answers.append(batcher.submit(5))
@@ -538,7 +539,7 @@ def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
     assert [answers[i].result(PATIENCE) for i in (2, 3, 4)] == [2, 3, 5]
     assert batches == [[2, 3], [5]]
     batcher.close()
-    with pytest.raises(Busy):
+    with pytest.raises(HTTPException):
         batcher.submit(6)
 
 
@@ -614,11 +615,9 @@ def test_an_empty_index_says_so(copy: Path) -> None:
 
 def test_kinds_and_numbers_that_come_together_are_kept_apart(made: Path) -> None:
     engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
-    found = engine.answer([TextSearch(TEXTS[0], 2), TextSearch(TEXTS[1], 3), TextSearch(TEXTS[2], 2)])
-    assert [len(one.result.hits) for one in found] == [2, 3, 2]
-    assert [one.result.query for one in found] == TEXTS[:3]
-    heat = Options(heat=True)
-    assert found[1].result.hits[0].path == index.search([TEXTS[1]], 3, heat)[0].hits[0].path
+    queries = [TextQuery(text=text, k=k) for text, k in zip(TEXTS[:3], (2, 3, 2), strict=True)]
+    paths = [[hit.path for hit in one.hits] for one in engine.answer(queries)]
+    assert paths == [[hit.path for hit in index.search([x.text], x.k)[0].hits] for x in queries]
 
 
 # The command
@@ -662,7 +661,7 @@ def test_the_command_serves_until_ctrl_c(
 def test_without_the_extra_the_command_is_one_line(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    monkeypatch.setattr("grainline.cli.index.find_spec", lambda _: None)
     assert "pip install 'grainline[serve]'" in complaint(capsys, "serve", made / "index")
 
 

@@ -22,7 +22,7 @@ from servers import PATIENCE, Gate, running, until
 
 from grainline.config import parse
 from grainline.index.sync import build
-from grainline.web import serve, server
+from grainline.web import server
 from grainline.web.engine import Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import Limits
@@ -245,9 +245,9 @@ def test_files_that_may_be_open_are_asked_for() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        assert serve.openable(80) == 80
-        assert serve.openable(70) == 80  # what is there stays
-        assert serve.openable(hard + 1) == hard if hard != resource.RLIM_INFINITY else True
+        assert server.openable(80) == 80
+        assert server.openable(70) == 80  # what is there stays
+        assert server.openable(hard + 1) == hard if hard != resource.RLIM_INFINITY else True
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -259,7 +259,7 @@ import sys, time
 from pathlib import Path
 from grainline.web.engine import Engine
 from grainline.web.limits import Limits
-from grainline.web.serve import serve
+from grainline.web.server import serve
 real = Engine.answer
 def answer(engine, asked):
     print("asked", flush=True)

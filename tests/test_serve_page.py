@@ -24,6 +24,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from servers import PATIENCE, running
+from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
 from grainline.index.results import QueryHits
@@ -31,7 +32,7 @@ from grainline.index.search import Index
 from grainline.index.sync import build, remove
 from grainline.nn.upsample import FLOOR, FULL, on_grid, place
 from grainline.report.heatmap import overlay
-from grainline.web.engine import Batcher, Busy, Engine
+from grainline.web.engine import Batcher, Engine
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 EVIL = "<img src=x onerror=alert(1)>"
@@ -398,7 +399,7 @@ def test_a_busy_server_is_said_kindly_and_can_be_asked_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*_: Any) -> None:
-        raise Busy
+        raise HTTPException(503, "the server has too much to do; try again in a moment")
 
     with monkeypatch.context() as patch:
         patch.setattr(Batcher, "submit", busy)

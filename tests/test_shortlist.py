@@ -202,8 +202,8 @@ def test_exact_ranks_stand_beside_those_of_the_shortlist(model: Model, data: Pat
     said = f"4 candidates closest by vector, {400 / IMAGES:.3g} % image to text and {400 / IMAGES:.3g} %"
     assert any(said in note and "metrics named exact" in note for note in both.notes)
     assert any(said in note and "exact" not in note for note in short.notes)
-    assert share_scored(both.queries, 4) == {"i2t": 4 / IMAGES, "t2i": 4 / IMAGES}
-    assert share_scored(both.queries, 99) == {"i2t": 1, "t2i": 1}
+    assert share_scored(both.queries["folds"], 4) == (4 / IMAGES, 4 / IMAGES)
+    assert share_scored(both.queries["folds"], 99) == (1, 1)
     assert {d.name for d in compare(both, short)} == set(values(short))
     assert not any("exact" in name for name in values(pooled([both, short])))
     assert "rSum, exact" in values(pooled([both, both]))
@@ -213,16 +213,17 @@ def test_a_page_shows_candidates_of_the_shortlist_alone(model: Model, data: Path
     on = asked(model, data, 3)
     suite = RetrievalSuite(RetrievalOptions(shortlist=3))
     texts_of, images_of = candidates(on.data.images, on.data.texts, 3)
-    for example in suite.by_text(on, IMAGES):
-        row = on.data.strings.index(str(example.query))
-        names = [hit.name for hit in example.hits]
+    texts, images = (part.cases for part in suite.cases(on, IMAGES))
+    for example in texts:
+        row, hits = on.data.strings.index(example.quote), example.rows[0].panels
+        names = [hit.alt.split(", ")[0] for hit in hits]
         assert sorted(names) == sorted(on.data.keys[i] for i in images_of[row].tolist())
-        best = model.score(on.data.images, [str(example.query)])[images_of[row], 0].max()
-        assert example.hits[0].score == pytest.approx(float(best), abs=1e-5)
-    for example in suite.by_image(on, IMAGES):
-        row = on.data.keys.index(example.name)
-        texts = [str(hit.what) for hit in example.hits]
-        assert sorted(texts) == sorted(on.data.strings[i] for i in texts_of[row].tolist())
+        best = model.score(on.data.images, [example.quote])[images_of[row], 0].max()
+        assert float(hits[0].below.split()[1]) == pytest.approx(float(best), abs=6e-4)
+    for example in images:
+        row = on.data.keys.index(example.alt.removeprefix("query image "))
+        words = [hit.words for hit in example.rows[0].panels]
+        assert sorted(words) == sorted(on.data.strings[i] for i in texts_of[row].tolist())
 
 
 def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
@@ -245,7 +246,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
     ("changes", "message"),
     [
         (["shortlist=0"], "field 'shortlist' is 0: Input should be greater than or equal to 1"),
-        (["exact=true"], "exact ranks by all scores beside a shortlist; set shortlist with it"),
+        (["exact=true"], "exact ranks by all scores next to a shortlist; set shortlist with it"),
     ],
 )
 def test_options_that_do_not_go_together(changes: list[str], message: str) -> None:

@@ -16,7 +16,7 @@ from test_viz import EVIL, Page
 from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.pages.shown import refuse_unshown, segment_panels, segmentations
+from grainline.evaluation.show import check_texts, segment_panels, segmentations
 from grainline.evaluation.text_attention import (
     TIMES,
     attention_maps,
@@ -27,9 +27,21 @@ from grainline.evaluation.text_attention import (
 from grainline.methods.base import HasAttention
 from grainline.methods.caft import CAFT
 from grainline.model import Model
+from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
-from grainline.report.panels import PIXELS, UNDER, ImagePanels, Panel, ramp, write_rows
-from grainline.report.png import DPI, LINE, MAPS_FOOT, MAPS_GAP, MAPS_HEAD, SIDE, SPACE
+from grainline.report.png import (
+    DPI,
+    LINE,
+    MAPS_FOOT,
+    MAPS_GAP,
+    MAPS_HEAD,
+    PIXELS,
+    SIDE,
+    SPACE,
+    UNDER,
+    ramp,
+    write_panels,
+)
 from grainline.types import Images
 
 Capture = pytest.CaptureFixture[str]
@@ -160,16 +172,19 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
     limit = end_of_scale(model, seen)
     assert limit == min(1, TIMES / 6) == 1
     for end in (limit, 0.2):
-        found = segment_panels(model, "a", seen, [LONG, "The cat sleeps."], end)
-        assert [len(row) for row in found.rows] == [4, 4, 1]
-        assert [panel.words[:4] for panel in found.rows[1]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
-        assert found.rows[2][0].words == "2  The cat sleeps."
+        stages, *found = (
+            row.panels for row in segment_panels(model, "a", seen, [LONG, "The cat sleeps."], end).rows
+        )
+        assert [len(row) for row in (stages, *found)] == [5, 4, 1]
+        assert [panel.words[:4] for panel in found[0]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
+        assert found[1][0].words == "2  The cat sleeps."
         parts = [one for text in attention_maps(model, seen, [LONG, "The cat sleeps."]) for one in text]
-        for panel, (part, heat) in zip([*found.rows[1], *found.rows[2]], parts, strict=True):
+        for panel, (part, heat) in zip([*found[0], *found[1]], parts, strict=True):
             assert panel.below == f"empty {part.empty:.2f}"
             drawn = np.asarray(overlay(seen, heat, end))
             assert np.array_equal(np.asarray(panel.image), enlarged(drawn, PIXELS))
-    assert [panel.words for panel in found.rows[0]] == [
+    assert [panel.words for panel in stages] == [
+        "as the model sees it",
         "16 superpixels",
         "6 segments",
         "4 segments",
@@ -180,9 +195,10 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
 def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
     model = tiny_model("flair", changes=("heads=2",))
     found = segment_panels(model, "a", square(model, tmp_path), [LONG, "The cat."], 0.5)
-    assert [[panel.words for panel in row] for row in found.rows] == [[f"1  {LONG}", "2  The cat."]]
+    words = [[panel.words for panel in row.panels] for row in found.rows]
+    assert words == [["as the model sees it", f"1  {LONG}", "2  The cat."]]
     alone = segment_panels(model, "a", square(model, tmp_path), ["The cat."], 0.5)
-    assert [[panel.words for panel in row] for row in alone.rows] == [["The cat."]]
+    assert [panel.words for panel in alone.rows[0].panels[1:]] == ["The cat."]
 
 
 # The figure, the page and the command
@@ -191,8 +207,8 @@ def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
 def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
     panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
-    shown_ = [ImagePanels("one", panels[0].image, [panels[1:]]), ImagePanels("two", panels[2].image, [])]
-    write_rows(tmp_path / "a.png", shown_, "title", "rule")
+    shown_ = [Case("one", rows=[Row(panels)]), Case("two", rows=[Row(panels[2:3])])]
+    write_panels(tmp_path / "a.png", shown_, "title", "rule")
     with Image.open(tmp_path / "a.png") as opened:
         figure = opened.convert("RGB")
     line = 2 * SPACE + LINE
@@ -256,9 +272,9 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
     with pytest.raises(
         UserError, match=r"^clip has neither segments .*`grainline evaluate MODEL .* --png FILE`$"
     ):
-        refuse_unshown(tiny_model("clip"), ["a"])
+        check_texts(tiny_model("clip"), ["a"])
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
-        refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
+        check_texts(tiny_model("flair", changes=("heads=2",)), [])
     (tmp_path / "c.png").write_text("no image")
     assert "cannot be used: corrupt image" in complaint(
         capsys, "show", tmp_path / "model", tmp_path / "c.png", *out

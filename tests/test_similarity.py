@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 from runs import call, complaint
 from seeing import NAME, Seer, known
+from test_intervals import interval
 from test_viz import Page
 from torch import Tensor
 
@@ -28,7 +30,6 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval
 from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
@@ -42,10 +43,8 @@ from grainline.evaluation.suites.similarity import (
     SIM,
     TEXTS,
     LikenessCollector,
-    OwnCaptionCollector,
     OwnCaptionSuite,
     SimilaritySuite,
-    text_conditioned,
 )
 from grainline.methods.base import TextConditioned
 from grainline.model import load
@@ -142,15 +141,7 @@ CAPTIONS = [
 
 
 def encoded(model: Toy, texts: Sequence[str], batch: int = 7) -> Encodings:
-    collector = LikenessCollector(model.method, lambda some: model.encode(texts=some), batch)
-    return encode_source(
-        model,
-        Told(texts),
-        encode_texts=False,
-        keep_tokens=False,
-        collectors={"similarity": collector},
-        batch=batch,
-    )
+    return SimilaritySuite().encode(model, Told(texts), Settings(batch_size=batch))  # type: ignore[arg-type]
 
 
 def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **settings: Any) -> Result:
@@ -159,16 +150,8 @@ def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **sett
 
 
 def own_captions(model: Toy, texts: Sequence[str], batch: int = 7, **settings: Any) -> Result:
-    collector = OwnCaptionCollector(model.method, lambda some: model.encode(texts=some))
-    data = encode_source(
-        model,
-        Told(texts),
-        encode_texts=False,
-        keep_tokens=False,
-        collectors={"own-caption": collector},
-        batch=batch,
-    )
-    return OwnCaptionSuite().measure(model.method, data, Settings(**settings))
+    suite, shared = OwnCaptionSuite(), Settings(batch_size=batch, **settings)
+    return suite.measure(model.method, suite.encode(model, Told(texts), shared), shared)  # type: ignore[arg-type]
 
 
 # Sim
@@ -201,7 +184,8 @@ def test_sim_of_features_that_are_known_by_heart() -> None:
         return Encoded(vector, vector[:, None], torch.ones(len(texts), 1).bool(), number, number)
 
     captions = ("Red dogs run. Blue cats run.", "Wet birds run. Old men run.")
-    collector = LikenessCollector(Fixed(), read_, 3)
+    model = SimpleNamespace(method=Fixed(), encode=lambda texts: read_(texts))
+    collector = LikenessCollector(model, 3)  # type: ignore[arg-type]
     collector.add_images(read_(captions), [[caption] for caption in captions])
     data = encode_source(Toy(), Told(captions))
     found = collector.result(data)
@@ -299,18 +283,14 @@ def test_images_with_too_few_texts_are_left_out_and_counted() -> None:
         measured(Toy(), ["Nice", "Nice"])
 
 
-def test_results_are_pooled_and_compared() -> None:
+def test_a_difference_is_that_of_the_same_images() -> None:
     one, two = (measured(Toy(seed=seed), resamples=300) for seed in (1, 2))
     name = f"{SIM}, {ALL_TEXTS}"
-    together = pooled([one, two]).metric(name)
-    assert together.value == pytest.approx((one.metric(name).value + two.metric(name).value) / 2)
-    assert together.queries == 46
     change = [np.array(r.queries["kinds"][ALL_TEXTS]["scores"][SIM]) for r in (two, one)]
     found = next(d for d in compare(two, one) if d.name == name)
     wanted = interval(change[0] - change[1], resamples=300)
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     assert found.text(found.value, "+") == f"{found.value:+.3f}"
-    assert from_json(to_json(one)) == one
     other = measured(Toy(), [*CAPTIONS[:-1], "A man sits. He reads a book."])
     with pytest.raises(UserError, match="asks other images, texts or classes"):
         compare(other, one)
@@ -383,7 +363,7 @@ def test_nan_features_are_refused() -> None:
 
 def test_mistakes_end_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^clip gives no vector of an image as a text .* such as beta_clip$"):
-        text_conditioned(tiny_model("clip").method, "clip", "similarity")
+        SimilaritySuite().check(tiny_model("clip"), Told(CAPTIONS))
     assert isinstance(Pooler(), TextConditioned)
 
 
@@ -437,16 +417,18 @@ def test_single_images_are_those_with_the_most_and_the_least_alike_features() ->
         data = suite.encode(model, source)
     on = Evaluation(model, source, data, suite.measure(model.method, data))
     values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
-    most, least = (suite.extremes(on, sign, 4) for sign in (-1, 1))
-    assert [one.features for one in most] == sorted(values, reverse=True)[:4]
-    assert [one.features for one in least] == sorted(values)[:4]
+    most, least = (part.cases for part in suite.cases(on, 4))
+    assert [one.title for one in most] == [f"Sim {x:.3f}" for x in sorted(values, reverse=True)[:4]]
+    assert [one.title for one in least] == [f"Sim {x:.3f}" for x in sorted(values)[:4]]
     found = data.collected["similarity"]
     for one in most:
-        i = data.keys.index(one.name)
-        assert one.number == len(found[i].texts)
+        assert one.look is not None
+        i = next(i for i, key in enumerate(data.keys) if one.look.alt == f"image {key}")
+        assert f"of its {len(found[i].texts)} texts" in one.detail
+        assert ("the first 12 texts" in one.detail) == (len(found[i].texts) > 12)
         assert [told.text for told in one.look.sentences] == list(found[i].texts[:12])
         assert [told.score for told in one.look.sentences] == list(found[i].each[:12])
-        assert np.mean(found[i].each) == pytest.approx(one.features)
+        assert np.mean(found[i].each) == pytest.approx(float(one.title.split()[1]), abs=6e-4)
 
 
 def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -28,7 +28,7 @@ from grainline.build import (
 )
 from grainline.config import parse
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.config import PretrainedImageConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
 from grainline.methods import method_class
@@ -311,7 +311,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise'; allowed here: pretrained, size, quick_gelu, resize, patches, architecture; "
+            "'image.sise'; allowed here: pretrained, quick_gelu, architecture, size, resize, patches; "
             "or name, width",
         ),
         (
@@ -320,7 +320,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
-            "; or pretrained, context, stretch, frozen_positions, quick_gelu, architecture",
+            "; or pretrained, quick_gelu, architecture, context, stretch, frozen_positions",
         ),
         (
             {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},
@@ -338,12 +338,12 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
             {**SCRATCH, "image": {"name": "toy/4", "size": 15}},
             "field 'image': size 15 is not a multiple of patch 4",
         ),
-        ({**SCRATCH, "image": {"width": 3}}, "field 'image.depth' is missing (and 2 more)"),
+        ({**SCRATCH, "image": {"width": 3}}, "field 'image.heads' is missing (and 2 more)"),
         ({**SCRATCH, "image": 3}, "field 'image' is 3: it must be a mapping of field names to values"),
         ({"image": SCRATCH["image"]}, "field 'text' is missing"),
         (
             {"pretrained": "x", "image": {"patch": 4}},
-            "unknown field 'image.patch'; allowed here: pretrained, size",
+            "unknown field 'image.patch'; allowed here: pretrained, quick_gelu",
         ),
         ({"pretrained": 3}, "field 'pretrained' is 3: Input should be a valid string"),
     ],

@@ -222,12 +222,12 @@ def test_an_archive_like_openais_is_read_for_its_tensors(model: Any, tmp_path: P
     model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
     place = archive(model, tmp_path / "ViT-X-4.pt")
     model.float()
-    contents = read_tensors(place)
-    assert contents.script
-    assert contents.tensors.keys() == model.state_dict().keys()
+    tensors, script = read_tensors(place)
+    assert script
+    assert tensors.keys() == model.state_dict().keys()
     for name, x in model.state_dict().items():
-        assert contents.tensors[name].dtype == torch.float16
-        assert torch.equal(contents.tensors[name].float(), x)
+        assert tensors[name].dtype == torch.float16
+        assert torch.equal(tensors[name].float(), x)
     same(load_pretrained(place), model)  # quick GELU, because it is an archive
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
+from test_intervals import interval
 from torch import Tensor
 
 from grainline.data.open_source import open_source
@@ -20,7 +21,6 @@ from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluation.compare import paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.intervals import interval
 from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write

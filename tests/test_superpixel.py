@@ -14,10 +14,10 @@ from grainline.encoders.superpixels import (
     SFCN,
     SuperpixelConfig,
     Superpixels,
-    at_home,
     cells_of,
     folded,
     read_sfcn,
+    to_cells,
 )
 from grainline.errors import UserError
 from grainline.nn.superpixels import (
@@ -528,12 +528,12 @@ def test_reconstruction_has_the_gradient_of_its_formula() -> None:
 def test_free_segments_come_home() -> None:
     generator = torch.Generator().manual_seed(5)
     segment = torch.randint(0, 7, (24, 24), generator=generator).numpy()
-    found = torch.from_numpy(at_home(segment, 4))[None]
+    found = torch.from_numpy(to_cells(segment, 4))[None]
     neighbour = neighbour_of(found, 4)
     assert torch.equal(label_of(neighbour, 4), found)
     assert ((neighbour >= 0) & (neighbour <= 8)).all()
     whole = square_grid(torch.zeros(1, 3, 24, 24), 4).label
-    assert torch.equal(torch.from_numpy(at_home(whole[0].numpy(), 4))[None], whole)
+    assert torch.equal(torch.from_numpy(to_cells(whole[0].numpy(), 4))[None], whole)
 
 
 def test_seeds() -> None:

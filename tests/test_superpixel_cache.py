@@ -141,7 +141,7 @@ def test_maps_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_random_crop_has_no_superpixels_that_were_made_before() -> None:
-    with pytest.raises(UserError, match="a random crop shows another one"):
+    with pytest.raises(UserError, match="a random crop is another"):
         parse(DataConfig, {"superpixels": "maps"}, "recipe")
     assert parse(DataConfig, {"superpixels": "maps", "crop": None}, "recipe").superpixels == "maps"
     assert TrainTransform(8).regions(0, "a") is None

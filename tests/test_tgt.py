@@ -26,7 +26,7 @@ from grainline.nn.grouping import (
 )
 from grainline.nn.hashing import IMAGES, TEXTS, number_places, rows_of, share_of
 from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer, train_mode
-from grainline.training.step import Objective, cached_step, step
+from grainline.training.step import Objective, step
 from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
 
 RAW = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]]])  # two groups, three tokens
@@ -467,7 +467,7 @@ def test_chunks_have_the_gradients_of_the_whole_with_noise(case: str) -> None:
     images, texts = captions(64)
     method = made(case=case).train()
     twin = copy.deepcopy(method)
-    cached = cached_step(twin, images, texts, CLOCK, 8)
+    cached = step(twin, images, texts, CLOCK, 8)
     # The whole batch at once with the same noise, all activations kept.
     number_places(method)
     with rows_of(CLOCK, IMAGES, images.image):

@@ -268,7 +268,7 @@ def test_other_libraries_read_the_saved_file(toy: Tokenizer, tmp_path: Path) -> 
 
 def test_remembered_words_may_be_forgotten(toy: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = toy.encode(PROBES, 60)
-    monkeypatch.setattr("grainline.data.tokenizers.tokenizer._REMEMBERED", 5)
+    monkeypatch.setattr("grainline.data.tokenizers.tokenizer._CACHED_WORDS", 5)
     assert [toy.encode([text], 60).ids[0] for text in PROBES] == expected.ids
 
 

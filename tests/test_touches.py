@@ -19,9 +19,6 @@ EXAMPLES = [
 ]
 
 
-PENDING = {"evaluation/pages/report.py"}  # pages that still know single suites
-
-
 def naming(module: str) -> set[str]:
     """Files of the package, other than the module, that import it or name it in a string."""
     folder, _, name = module.removesuffix(".py").replace("/", ".").rpartition(".")
@@ -37,7 +34,7 @@ def test_only_the_table_names_the_module(kind: str, module: str) -> None:
     (where,) = re.findall(r"in `(\S+\.py)`", table)
     assert str(Path(module).with_name("x.py")) in files
     assert (ROOT / "grainline" / module).is_file()
-    assert naming(module) - PENDING == {where}
+    assert naming(module) == {where}
 
 
 def test_tables_and_folders_of_the_page_exist() -> None:

@@ -175,8 +175,8 @@ def test_training_data_that_are_gone_end_in_one_line_and_may_lie_elsewhere(tmp_p
         compared(run, "scenes:dev?count=2")
     train = set_of(tmp_path / "moved", range(3))
     with pytest.raises(UserError, match="their fingerprints are equal"):
-        compared(run, str(train), lies=[str(train)])
-    assert compared(run, "scenes:dev?count=2", lies=[str(train)]).samples == (3,)
+        compared(run, str(train), paths=[str(train)])
+    assert compared(run, "scenes:dev?count=2", paths=[str(train)]).samples == (3,)
 
 
 def test_the_metrics_are_those_of_retrieval_with_what_was_trained_on(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from grainline.types import (
     full,
     rows,
     same_image,
-    same_item,
     vectors_only,
 )
 
@@ -35,7 +34,6 @@ def test_texts_and_images_match_by_the_id_of_the_image() -> None:
 def test_foils_and_padding_match_nothing_not_even_each_other() -> None:
     texts = encoded([0, 1, -1, -1], [7, -1, -1, -1])  # a caption, a foil, two rows of padding
     assert same_image(texts, texts).int().tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
-    assert same_item(texts, texts).int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0] * 4, [0] * 4]
 
 
 def test_rows_are_chosen_in_every_tensor_and_absent_fields_stay_absent() -> None:

@@ -9,27 +9,40 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
+from grainline.evaluation.measure import metrics_html
 from grainline.evaluation.result import Metric, Result, now, versions
-from grainline.evaluation.suites.zeroshot import Classified, Confusion, confusion_table
 from grainline.nn.upsample import contrast, on_grid, place
-from grainline.report.case import Answered, Found, Look, SentenceScore, answered, look, marked
-from grainline.report.charts import POINTS, Chart, Series, line_chart, ticks, whisker
+from grainline.report.case import (
+    Case,
+    Look,
+    Panel,
+    Row,
+    SentenceScore,
+    Table,
+    cases_html,
+    lead,
+    look,
+    marked,
+    table_html,
+)
+from grainline.report.charts import POINTS, Chart, Series, charts, line_chart, ticks, whisker
 from grainline.report.heatmap import colours, limit_of, overlay, scale_bar
 from grainline.report.page import (
     TEMPLATES,
     MissingImage,
     Section,
     facts,
+    macro,
     notes,
     render,
     render_page,
     summary,
     write_page,
 )
-from grainline.report.table import Comparison, Example, Hit, charts, comparisons, examples, table
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = re.findall(r":root {\s*([^}]*?) }", STYLE)
@@ -352,6 +365,14 @@ def result(name: str = "text to image R@1") -> Result:
     return Result("retrieval", "plain", metrics, {"level": 0.95}, data, versions(), 0, now(), (EVIL,), {})
 
 
+def query(text: str, title: str, image: Any, cases: Markup) -> Markup:
+    """A query of a search."""
+    more: Any = {"sure": False, "tiles": True, "lines": [text]}
+    return render(
+        "query.html", query=text, title=title, image=image, match=text, why=text, cases=cases, **more
+    )
+
+
 def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     """A page with every part there is; `text` stands wherever data or users have a say."""
     image, gone = Image.new("RGB", (300, 200), "red"), MissingImage(text)
@@ -362,38 +383,42 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     seen, unseen = Look(image, text, told, heat), Look(gone, "", told)
     bare = Look(image, text, [told[0]._replace(verdict="", p=None)])
     hits = [
-        Hit(image, 0.5, False, 1, text),
-        Hit(gone, 0.4, False, 2, text),
-        Hit(image, 0.25, True, 3, text),
+        Panel("", image, "1. 0.500", alt=f"{text}, rank 1, a wrong image", right=False),
+        Panel("", gone, "2. 0.400", alt=text, right=False),
+        Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
-    found = [Found(text, 0.5, 0.01, True, seen), Found(text, 0.1, 0.9, False, unseen)]
+    verdict = macro("parts.html", "verdict", True, text)
+    results = [Case(text, note=verdict, look=seen), Case(text, note=text, look=unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
-    shown = [
-        Example(text, text, hits, 3, True, 500, seen),
-        Example(text, text, hits, 3, False, 500, bare),
-        Example(image, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
-        Example(text, text, hits, 3, False, 500, phrased),
+    ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"
+    examples = [
+        Case(
+            ranks, f"tied with a wrong one, {text}", quote=text, rows=[Row(hits)], look_title=head, look=seen
+        ),
+        Case(ranks, text, quote=text, rows=[Row(hits)], look_title=head, look=bare),
+        Case(text, image=image, alt=text, rows=[Row([Panel(text, None, "1. 0.500", right=True)])]),
+        Case(ranks, text, quote=text, rows=[Row(hits, head=f"{text}\n{text}", large=True)], look=phrased),
     ]
     pairs = [
-        Comparison(image, text, text, text, other, (0.5, 0.25)),
-        Comparison(gone, text, text, text, other, (0.5, 0.5)),
-    ]
-    judged = [
-        Classified(image, text, (text, other), (0.5, 0.25), 1, 1000),
-        Classified(gone, text, (text, text), (0.5, 0.5), 2, 1000),
-    ]
-    sections = [
-        Section(text, table(result(text)) + charts(drawn), text),
-        Section(
-            "Classes",
-            render("classified.html", shown=judged)
-            + confusion_table([Confusion(text, other, 3, 4)])
-            + confusion_table([]),
+        Case(
+            lead(0.25), text, True, image=image, alt=text, texts=[(text, one) for one in marked(text, other)]
         ),
-        Section("Examples", examples(shown, "t") + comparisons(pairs)),
-        answered(Answered(text * 9, None, True, [text], found), 1),
-        answered(Answered(text, image, False, [], [Found(text, 0.5, 0.6, False, Look(image, text))]), 2),
-        answered(Answered(text, gone, False, [], []), 3),
+        Case(lead(0.0), text, False, image=gone, alt=text, texts=[(text, text), (text, other)], note=text),
+    ]
+    drawing = line_chart(drawn[0])
+    cells = Table(text, ("", text, text), [("1", text, text), (text, "a", text)], words=(1,))
+    sections = [
+        Section(text, metrics_html(result(text)) + charts(drawn), text),
+        Section("Tables", table_html(cells)),
+        Section(
+            "Examples",
+            cases_html(
+                [*examples, *pairs, Case(text, image=image, alt=text, chart=drawing, table=cells)], "t"
+            ),
+        ),
+        Section(text, query(text, f"{text}...", None, cases_html(results, "q1h"))),
+        Section(text, query(text, text, image, cases_html([Case(text, look=Look(image, text))], "q2h"))),
+        Section(text, query(text, text, gone, Markup())),
         Section("Facts", facts({text: text}, text)),
     ]
     return render_page(
@@ -523,7 +548,7 @@ def test_table_headers_say_what_they_head() -> None:
     tags = Page(page()).tags
     heads = [a for tag, a in tags if tag == "th"]
     assert {a.get("scope") for a in heads} == {"col", "row"}
-    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 4
+    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 5
 
 
 def test_the_numbers_stand_in_the_page() -> None:
@@ -533,7 +558,7 @@ def test_the_numbers_stand_in_the_page() -> None:
         "30.1 to 38.4 %",
         "0.20 %",
         "250.5",
-        "right one at rank 3 of 500, tied",
+        "Right one at rank 3 of 500 tied",
         "f00",
         "0.250",
     ):

@@ -19,7 +19,7 @@ def check(
     path: Source,
     images: Images = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
+        int | None, typer.Option(min=1, help="Check only this many samples, at equal distances.")
     ] = None,
     max_corrupt: MaxCorrupt = 0.02,
 ) -> None:
@@ -173,15 +173,13 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Make the superpixels of all images once, for data.superpixels of a recipe without random crops."""
-    from grainline.config import parse
     from grainline.data.cache import describe_result
-    from grainline.encoders.superpixels import SuperpixelConfig
     from grainline.training.precompute import write_superpixels
 
-    values = {"kind": kind, "cell": cell, "compactness": compactness, "iterations": iterations}
-    config = parse(SuperpixelConfig, values | {"checkpoint": checkpoint}, "the options")
+    settings = {"kind": kind, "cell": cell, "compactness": compactness, "iterations": iterations}
+    settings |= {"checkpoint": checkpoint}
     with progress("superpixels") as step:
-        result = write_superpixels(sources, out, config, size=size, images=images, progress=step)
+        result = write_superpixels(sources, out, settings, size=size, images=images, progress=step)
     _print_written(out, describe_result(result))
 
 

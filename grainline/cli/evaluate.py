@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(help="Write the figure of the suite; `grainline suites` says which have one."),
+        typer.Option(help="Write the figure of the suite; `grainline suites` lists which have one."),
     ] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
@@ -194,7 +194,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
 ) -> None:
     """Show the segments of images, where texts attend, or which patches are selected for a text."""
-    from grainline.evaluation.pages.shown import show as run
+    from grainline.evaluation.show import show as run
     from grainline.training.recipe import descriptions_for
 
     run(

@@ -1,5 +1,6 @@
 """The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,7 +173,10 @@ def serve(
     """Search an index in the browser: a page and a JSON interface, on this machine only by default."""
     from grainline.config import parse
     from grainline.web.limits import Limits
-    from grainline.web.serve import serve as run
+
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
+        raise UserError("grainline serve needs more packages: pip install 'grainline[serve]'")
+    from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
     run(folder, model, host, port, parse(Limits, values, "the options"))

@@ -2,8 +2,8 @@
 
 batches       Batches of samples, made by a data loader, and the counts of corrupt samples.
 cache         Rows computed once for every image of a source: superpixels and features.
-captions      Captions as strings: CLIP's cleaning, and splitting into sentences.
-check         What a source holds and what is wrong with it: `grainline data check PATH`.
+captions      Captions as strings: cleaning, and splitting into sentences.
+check         The content of a source and its errors: `grainline data check PATH`.
 dataset       Training samples from a source of records, and which samples stand in which batch.
 decode        From the bytes of a record to an RGB image.
 describe      Descriptions of all images of a source: `grainline data describe`.

@@ -1,11 +1,9 @@
-"""Batches of samples, made by a data loader, and the counts of corrupt samples.
-
-A batch holds stacked images, and texts padded to the longest, with equally many rows for each image.
-"""
+"""Batches: stacked images and padded texts, equally many rows for each image. Counts of corrupt samples."""
 
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +27,7 @@ class Batch(NamedTuple):
 
 
 class Batched(Dataset[Batch | UserError]):
-    """The data set of a loader: a batch for each list of draws.
-
-    A UserError is returned, not raised: raised in a worker, it would carry the traceback of that process.
-    """
+    """The data set of a loader. A UserError is returned: raised, it would carry the worker's traceback."""
 
     def __init__(self, data: TrainSet) -> None:
         self.data = data
@@ -50,19 +45,21 @@ def collate(samples: list[Sample]) -> Batch:
     The id of a text follows from its position in the run, so that ids are unique in a global batch.
     """
     image = torch.tensor([sample.draw.image for sample in samples])
-    regions = [sample.regions for sample in samples if sample.regions is not None]
-    pixels = torch.stack([sample.pixels for sample in samples])
-    features = [sample.features for sample in samples if sample.features is not None]
     dense = [sample.dense for sample in samples if sample.dense is not None]
     images = Images(
-        pixels,
+        torch.stack([sample.pixels for sample in samples]),
         image,
-        torch.stack(regions) if regions else None,
+        _stack([sample.regions for sample in samples]),
         description_texts(dense, image) if dense else None,
-        torch.stack(features) if features else None,
+        _stack([sample.features for sample in samples]),
     )
     truncated = sum(sample.truncated for sample in samples)
     return Batch(images, _texts(samples), truncated, tuple(d for sample in samples for d in sample.corrupt))
+
+
+def _stack(tensors: list[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(present) if present else None
 
 
 def _texts(samples: list[Sample]) -> Texts:
@@ -154,15 +151,6 @@ def _whole(batches: Iterator[Batch | UserError]) -> Generator[Batch, None, None]
 MAX_FILES = 5  # files that an error or a report names
 
 
-class BatchCounts(NamedTuple):
-    """Counts of the local batches since the processes last gathered them."""
-
-    samples: int = 0
-    texts: int = 0
-    truncated: int = 0
-    corrupt: tuple[tuple[str, str], ...] = ()  # cause, where
-
-
 class CorruptStats:
     """Counts of corrupt samples by cause and of truncated texts, over all processes of a run."""
 
@@ -175,33 +163,30 @@ class CorruptStats:
         self.samples, self.texts, self.truncated = 0, 0, 0
         self.causes: Counter[str] = Counter()
         self.files: list[str] = []
-        self._new = BatchCounts()
+        self._local: list[
+            tuple[int, int, int, tuple[tuple[str, str], ...]]
+        ] = []  # of batches not yet gathered
 
     def add(self, batch: Batch) -> None:
         """Count one local batch; `settle` adds it to the counts of all processes."""
-        new = self._new
-        self._new = BatchCounts(
-            new.samples + len(batch.images.image),
-            new.texts + int((batch.texts.item >= 0).sum()),
-            new.truncated + batch.truncated,
-            new.corrupt + batch.corrupt,
-        )
+        texts = int((batch.texts.item >= 0).sum())
+        self._local.append((len(batch.images.image), texts, batch.truncated, batch.corrupt))
 
     def settle(self) -> None:
         """Gather the counts of all processes; all must call it. UserError for too many corrupt samples."""
-        for local in all_gather_objects(self._new):
-            self.samples += local.samples
-            self.texts += local.texts
-            self.truncated += local.truncated
-            self.causes.update(cause for cause, _ in local.corrupt)
-            named = [*self.files, *(f"{where} ({cause})" for cause, where in local.corrupt)]
+        for samples, texts, truncated, corrupt in chain.from_iterable(all_gather_objects(self._local)):
+            self.samples += samples
+            self.texts += texts
+            self.truncated += truncated
+            self.causes.update(cause for cause, _ in corrupt)
+            named = [*self.files, *(f"{where} ({cause})" for cause, where in corrupt)]
             self.files = list(dict.fromkeys(named))[:MAX_FILES]  # each file once
-        self._new = BatchCounts()
-        corrupt = self.causes.total()
-        samples = max(self.samples + corrupt, self.images)
-        if corrupt > self.max_corrupt * samples:
+        self._local = []
+        number = self.causes.total()
+        samples = max(self.samples + number, self.images)
+        if number > self.max_corrupt * samples:
             raise UserError(
-                f"{corrupt} of {samples} samples are corrupt, more than data.max_corrupt={self.max_corrupt}"
+                f"{number} of {samples} samples are corrupt, more than data.max_corrupt={self.max_corrupt}"
                 f" allows: {', '.join(self.files)}; see `grainline data check`"
             )
 
@@ -222,9 +207,8 @@ class CorruptStats:
             counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
             parts.append(f"corrupt samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
         if self.truncated:
-            parts.append(
-                f"{self.truncated} of {self.texts} texts were truncated: longer than the model reads"
-            )
+            counts = f"{self.truncated} of {self.texts} texts"
+            parts.append(f"{counts} were truncated: longer than the model reads")
         return ". ".join(parts)
 
     def restore(self, report: dict[str, Any]) -> None:

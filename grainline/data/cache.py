@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grainline.data.lines import Progress, as_line, require_same, resuming, writing
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
-from grainline.data.transforms import DRAWS, Draws, EvalTransform, ImageInput
+from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
 from grainline.errors import UserError, amount, count_existing
 from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
 from grainline.nn.superpixels import label_of, neighbour_of
@@ -37,10 +37,6 @@ class Kind(NamedTuple):
     format: str  # name and version, as the manifest says it
     rows: str  # name of the array
     dtype: Any  # of numpy
-
-    @property
-    def manifest(self) -> str:
-        return f"{self.name}.json"
 
     @property
     def again(self) -> str:
@@ -75,7 +71,7 @@ def make(
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
     header = {"grainline": kind.format, "source": source.fingerprint(), "size": transform.size}
-    header |= {"settings": dict(settings), "records": len(source), "transform": settings_of(transform)}
+    header |= {"settings": dict(settings), "records": len(source), "transform": _settings_of(transform)}
     partial = out.with_name(out.name + ".partial")
 
     def check(path: Path) -> None:
@@ -84,7 +80,7 @@ def make(
 
     with writing(out):
         if out.is_dir():
-            _require_same(out, manifest(kind, out), header)
+            _require_same(out, _manifest(kind, out), header)
             return _result(out, len(source))
         partial.mkdir(parents=True, exist_ok=True)
         with resuming(partial / LOG, header, check) as (log, batches):
@@ -99,7 +95,7 @@ def make(
                 if progress is not None:
                     progress(end, len(source))
             del rows, keys
-            write_text(partial / kind.manifest, sealed_json(header))
+            write_text(partial / f"{kind.name}.json", sealed_json(header))
         (partial / LOG).unlink()
         os.rename(partial, out)
         sync(out.parent)
@@ -132,7 +128,7 @@ def _write_rows(
 
 
 class CachedRows:
-    """The rows of a source, memory-mapped."""
+    """The rows of a source, memory-mapped. `open` maps them."""
 
     def __init__(
         self, kind: Kind, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
@@ -143,21 +139,16 @@ class CachedRows:
 
         Raises UserError where the folder was made from other data or in another way.
         """
+        self.kind, self.folder, self.manifest = kind, folder, _manifest(kind, folder)
         expected = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
-        expected |= {"transform": settings_of(transform)}
-        self.kind, self.folder = kind, folder
-        self.manifest = manifest(kind, folder)
+        expected |= {"transform": _settings_of(transform)}
         _require_fit(kind, folder, self.manifest, expected)
 
     def open(self, row: tuple[int, ...]) -> None:
         """Map the rows, which have this shape. Raises UserError where they do not."""
         records = self.manifest["records"]
-        self.rows = self._mapped(self.kind.rows, (records, *row))
-        self.keys = self._mapped(KEYS, (records,))
-
-    def lacks(self, index: int) -> bool:
-        """Whether the record at a position had no image when the rows were made."""
-        return int(self.keys[index]) == 0
+        self.rows = self._map(self.kind.rows, (records, *row))
+        self.keys = self._map(KEYS, (records,))
 
     def row(self, index: int, key: str) -> np.ndarray:
         """The row of the record at a position. Raises UserError where it has none, or that of another key."""
@@ -168,7 +159,7 @@ class CachedRows:
         row: np.ndarray = self.rows[index]
         return row
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _map(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         path = self.folder / name
         try:
             array: np.ndarray = np.load(path, mmap_mode="r")
@@ -185,16 +176,16 @@ def digest(key: str) -> int:
     return max(1, int.from_bytes(name, "big"))
 
 
-def settings_of(transform: EvalTransform) -> dict[str, Any]:
+def _settings_of(transform: EvalTransform) -> dict[str, Any]:
     """How a square is made of an image, as JSON."""
     filter = transform.filter.name.lower()
     return {"resize": transform.resize, "filter": filter, "larger": transform.larger}
 
 
-def manifest(kind: Kind, folder: Path) -> dict[str, Any]:
+def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:
     """What a folder was made from. Raises UserError where it is none of this kind."""
     try:
-        content = read_sealed(folder / kind.manifest)
+        content = read_sealed(folder / f"{kind.name}.json")
     except Corrupt as error:
         raise UserError(f"{folder} holds no {kind.name}: {error}; {kind.again}") from None
     if content.get("grainline") != kind.format:
@@ -203,9 +194,13 @@ def manifest(kind: Kind, folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    differences = {"source": "from other data", "size": f"at {header['size']} pixels"}
-    differences |= {"settings": f"with {_short(header['settings'])}", "records": "from other data"}
-    differences |= {"transform": "of other squares of the images"}
+    differences = {
+        "source": "from other data",
+        "size": f"at {header['size']} pixels",
+        "settings": f"with {_short(header['settings'])}",
+        "records": "from other data",
+        "transform": "of other squares of the images",
+    }
     require_same(folder, header, expected, differences)
 
 
@@ -245,7 +240,7 @@ def describe_result(result: CacheResult) -> str:
 
 
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
-# uint8 says which of nine cells each pixel belongs to, as in `nn.superpixels`.
+# uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
 SUPERPIXELS = Kind("superpixels", "superpixels 1", "neighbours.npy", np.uint8)
 
@@ -262,44 +257,38 @@ def make_superpixels(
     """Write the superpixels of all images of a source, as `make` does.
 
     segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
-    size      side of the square that evaluation sees, S
-    settings  what `segment` was made with, `cell` among it
+    size      side of the square that evaluation reads, S
+    settings  of `segment`, `cell` among them
     """
-    cell = int(settings["cell"])
+
+    def neighbours(pixels: Tensor) -> Tensor:
+        return neighbour_of(segment(pixels).cpu(), int(settings["cell"])).to(torch.uint8)
+
+    transform, row = EvalTransform(size), (size, size)
     return make(
-        SUPERPIXELS,
-        source,
-        lambda pixels: neighbour_of(segment(pixels).cpu(), cell).to(torch.uint8),
-        out,
-        EvalTransform(size),
-        row=(size, size),
-        settings=settings,
-        progress=progress,
+        SUPERPIXELS, source, neighbours, out, transform, row=row, settings=settings, progress=progress
     )
 
 
-class CachedSuperpixels:
+class CachedSuperpixels(CachedRows):
     """The superpixels of a source: the labels of a `SameTransform`."""
 
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
-        """Arguments and errors as in `CachedRows`; settings are all those of the model."""
-        self.cache, self.cell = (
-            CachedRows(SUPERPIXELS, folder, source, transform, settings),
-            int(settings["cell"]),
-        )
-        self.cache.open((transform.size, transform.size))
+        """settings: all those of the model"""
+        super().__init__(SUPERPIXELS, folder, source, transform, settings)
+        self.cell = int(settings["cell"])
+        self.open((transform.size, transform.size))
 
     def label(self, index: int, key: str) -> Tensor:
         """[S, S] int64 of the record at a position. Raises UserError without them."""
-        code = torch.from_numpy(self.cache.row(index, key).astype(np.int64))
-        return label_of(code, self.cell)
+        return label_of(torch.from_numpy(self.row(index, key).astype(np.int64)), self.cell)
 
 
 # Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe, which then
-# neither decodes images nor runs the encoder in training. features.npy [N, 1 + L, W] float16 holds the
-# summary of each image and then its L image tokens (L is 0 without --tokens), at the encoder's width W.
+# neither decodes images nor runs the encoder. features.npy [N, 1 + L, W] float16: the summary of each image,
+# then its L image tokens (0 without --tokens), at the encoder's width W.
 
 FEATURES = Kind("features", "features 1", "features.npy", np.float16)
 
@@ -333,43 +322,39 @@ def make_features(
     return make(FEATURES, source, halved, out, transform, row=row, settings=settings, progress=progress)
 
 
-class CachedFeatures:
-    """The cached features of images in place of a crop. Takes as many random numbers as a crop."""
+class CachedFeatures(CachedRows, Crop):
+    """The cached features of images in place of a crop; no image is decoded."""
 
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, encoder: str, *, tokens: bool
     ) -> None:
         """
-        transform  how the model makes a square of an image
-        encoder    fingerprint of the image encoder that training begins with
-        tokens     whether the loss reads image tokens; else only summaries are read
+        encoder  fingerprint of the image encoder that training begins with
+        tokens   whether the loss reads image tokens; else only summaries are read
 
         Raises UserError where the folder was made from other data, with another encoder or without tokens.
         """
-        self.cache = CachedRows(FEATURES, folder, source, transform, {"encoder": encoder})
-        settings = self.cache.manifest["settings"]
+        super().__init__(FEATURES, folder, source, transform, {"encoder": encoder})
+        settings = self.manifest["settings"]
         if tokens and not settings["tokens"]:
             raise UserError(
                 f"data.features: those in {folder} are summaries alone, and this method reads image "
                 f"tokens; {FEATURES.again} --tokens"
             )
-        self.cache.open((1 + settings["tokens"], settings["width"]))
-        self.rows = slice(None) if tokens else slice(1)
+        self.open((1 + settings["tokens"], settings["width"]))
+        self.tokens = tokens
 
-    def __call__(self, _image: ImageInput, rng: Draws, _where: str = "image") -> Tensor:
-        """[3, 0, 0]: no image is decoded."""
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
         for _ in range(DRAWS):
             rng.random()
         return torch.empty(3, 0, 0, dtype=torch.uint8)
-
-    def regions(self, _index: int, _key: str) -> None:
-        """No superpixels: the encoder has read them already."""
 
     def features(self, index: int, key: str) -> Tensor:
         """[1 + L, W] half precision, [1, W] without tokens, of the record at a position.
 
         Raises CorruptSample for an image without features, and UserError for the features of another image.
         """
-        if self.cache.lacks(index):
-            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.cache.folder})")
-        return torch.from_numpy(self.cache.row(index, key)[self.rows].astype(np.float16))
+        if not self.keys[index]:
+            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
+        row = self.row(index, key)
+        return torch.from_numpy((row if self.tokens else row[:1]).astype(np.float16))

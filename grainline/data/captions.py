@@ -15,6 +15,7 @@ Where captions are ambiguous:
 import html
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import ftfy
@@ -49,6 +50,28 @@ def clean(text: str) -> str:
     return " ".join(text.split())
 
 
+LONG = 100  # characters; repeated pieces of a shorter text stay
+_REPEATED = [re.compile(rf"(.{{{least},20}}?)\1{{2,}}") for least in (10, 5, 3)]
+
+
+def remove_repetitions(text: str) -> str:
+    """The text on one line without its repetitions, as beta-CLIP's published code cleans generated captions.
+
+    In a text of more than 100 characters, a piece of 10 (then 5, then 3) to 20 characters that stands three
+    times or more in a row is reduced to one. Then, in any text, equal words in a row are reduced to one.
+
+    >>> remove_repetitions("a very very red\\nred car")
+    'a very red car'
+    >>> remove_repetitions("y" * 120 + " ok")
+    'yyyy ok'
+    """
+    text = text.replace("\n", " ")
+    if len(text) > LONG:
+        for pattern in _REPEATED:
+            text = pattern.sub(r"\1", text, count=10)
+    return " ".join(word for word, _ in groupby(text.split()))
+
+
 def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
     """The sentences of a text in order, with their places in it. A blank text has none.
 
@@ -67,10 +90,8 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
         return _by_rules(text)
     pieces = []
     start = 0
-    for end, behind in [
-        *(separator.span() for separator in _CUTS[mode].finditer(text)),
-        (len(text), len(text)),
-    ]:
+    cuts = [separator.span() for separator in _CUTS[mode].finditer(text)]
+    for end, behind in [*cuts, (len(text), len(text))]:
         piece = text[start:end]
         stripped = piece.strip()
         if stripped:
@@ -78,6 +99,11 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
             pieces.append(Sentence(stripped, first, first + len(stripped)))
         start = behind
     return pieces
+
+
+def split_sentences(text: str, splitter: Mode = "rules") -> list[str]:
+    """The sentences of a text, without their places."""
+    return [sentence.text for sentence in sentences(text, splitter)]
 
 
 def joined(pieces: Sequence[str], mode: Mode) -> str:
@@ -255,11 +281,8 @@ def _ends_at_period(stop: _Stop) -> bool:
     if stop.first.islower():
         return not stop.closers and _ordinary(stop)
     if stop.first.isdigit():
-        return (
-            word.lower() not in _ABBREVIATIONS
-            and not _unit(stop, _COARSE)
-            and (len(word) > 1 or _letter_ends(stop))
-        )
+        known = word.lower() in _ABBREVIATIONS or _unit(stop, _COARSE)
+        return not known and (len(word) > 1 or _letter_ends(stop))
     return _ends_before_capital(stop)
 
 
@@ -269,9 +292,8 @@ def _ordinary(stop: _Stop) -> bool:
     if word.isdigit():
         return True
     known = small in _ABBREVIATIONS or word in _SHORTENED or "." in word or _unit(stop, _UNITS)
-    capital = (
-        len(word) > 2 and word[0].isupper() and word[1:].islower()
-    )  # Frisbee. dog, but no NASA. and Ph. d
+    # Frisbee. dog, but no NASA. and Ph. d
+    capital = len(word) > 2 and word[0].isupper() and word[1:].islower()
     usual = capital or (len(word) > 1 and word.islower())
     return usual and not known and _VOWEL.search(small) is not None
 

@@ -1,8 +1,7 @@
-"""What a source holds and what is wrong with it: `grainline data check PATH`.
+"""The content of a source and its errors: `grainline data check PATH`.
 
 `check` reads and decodes every sample, or an even selection of them (JPEGs at down to an eighth of their
-size, which still reads every byte). Corrupt samples are counted by cause. `render` formats the report for a
-terminal.
+size, which still reads every byte).
 """
 
 import hashlib
@@ -22,14 +21,11 @@ from grainline.errors import amount, escape_controls
 
 # Copies of an image by another crop, size or compression, found by a perceptual hash.
 #
-# The hash is the one known as pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash
-# Functions", 2010), with 256 bits in place of 64: the image in grey at 64 x 64 pixels, the lowest 16 x 16
-# frequencies of its discrete cosine transform, and for each whether it is above their median. Two images are
-# called near copies where at most MOST of the bits differ; of unrelated images about half do.
-#
-# It is a guess, and both its mistakes were measured (`python -m benchmarks.near_copies`; docs/data.md has the
-# numbers). A crop that cuts off more than a twentieth of each side is often missed. An image of nearly one
-# colour has no hash: rounding would decide its bits.
+# The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with
+# 256 bits in place of 64: the image in grey at 64 x 64 pixels, the lowest 16 x 16 frequencies of its discrete
+# cosine transform, and for each whether it is above their median. Near copies differ in at most MOST bits;
+# unrelated images in about half. docs/data.md has the measured errors (`python -m benchmarks.near_copies`).
+# An image of nearly one colour has no hash: rounding would decide its bits.
 
 SIDE = 16  # frequencies each way
 PIXELS = 4 * SIDE
@@ -113,6 +109,16 @@ class Fault(NamedTuple):
     first: tuple[str, ...]  # where the first few are
 
 
+SPREADS = {  # fields of the report and their names in the table
+    "captions": "captions/image",
+    "words": "words/caption",
+    "sentences": "sentences/capt.",
+    "subtexts": "subtexts/image",
+    "short_side": "short side, px",
+    "long_side": "long side, px",
+}
+
+
 class CheckReport(NamedTuple):
     """The result of `check`. Spreads are None where no sample could be read."""
 
@@ -132,7 +138,7 @@ class CheckReport(NamedTuple):
     faults: tuple[Fault, ...]
     same_key: tuple[str, ...]  # keys that come more than once
     same_image: tuple[tuple[str, ...], ...]  # keys of images that are equal byte by byte
-    near_copies: tuple[tuple[str, str], ...]  # keys of images that look the same and are other bytes
+    near_copies: tuple[tuple[str, str], ...]  # keys of images that look the same; of equal files the first
     same_caption: int  # captions that stand at more than one image, counted once each
     longest: tuple[tuple[str, int], ...]  # key and words of the longest texts
     remarks: tuple[str, ...]  # of the source when it was opened
@@ -148,11 +154,7 @@ class _Tally:
     """Counts while a source is read."""
 
     def __init__(self) -> None:
-        self.captions: list[int] = []
-        self.words: list[int] = []
-        self.sentences: list[int] = []
-        self.subtexts: list[int] = []
-        self.sides: list[tuple[int, int]] = []
+        self.numbers: dict[str, list[int]] = {name: [] for name in SPREADS}
         self.longs = self.regions = 0
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.keys: Counter[str] = Counter()
@@ -166,24 +168,26 @@ class _Tally:
         """Count one sample. Raises CorruptSample if its image is."""
         with decode(record, draft=PIXELS) as image:
             width, height = image_size(record)
-            look = image_hash(image)
-        self.sides.append((min(width, height), max(width, height)))
+            image_bits = image_hash(image)
+        self.numbers["short_side"].append(min(width, height))
+        self.numbers["long_side"].append(max(width, height))
         wrong = misplaced(record, (width, height))
         self.misplaced += [f"{record.key} ({wrong})"] if wrong else []
         self.keys[record.key] += 1
-        digest = _hash(record.image)
+        digest = hashlib.sha256(content_of(record.image)).digest()
         if digest not in self.images:
-            self.hashes.append(look)
+            self.hashes.append(image_bits)
         self.images[digest].append(record.key)
-        self.captions.append(len(record.captions))
+        self.numbers["captions"].append(len(record.captions))
         self.longs += bool(record.longs)
         self.regions += bool(record.regions)
-        self.subtexts += [len(record.subtexts)] if record.subtexts else []
+        self.numbers["subtexts"] += [len(record.subtexts)] if record.subtexts else []
         for text in (*record.captions, *record.longs):
-            self.words.append(len(text.split()))
-            self.sentences.append(len(split(text)))
+            words = len(text.split())
+            self.numbers["words"].append(words)
+            self.numbers["sentences"].append(len(split(text)))
             self.images_of[hashlib.sha256(text.encode()).digest()].add(digest)
-            self.longest.append((record.key, self.words[-1]))
+            self.longest.append((record.key, words))
         self.longest = sorted(self.longest, key=lambda entry: -entry[1])[:EXAMPLES]
 
 
@@ -193,11 +197,7 @@ def check(
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckReport:
-    """Read a source through, or `limit` samples spread evenly over it.
-
-    split     a text to its sentences, as grainline.data.captions.sentences does it
-    progress  is called with (samples read, samples to read) after each one
-    """
+    """Read a source, or `limit` samples evenly over it. split: a text to its sentences"""
     number = len(source) if limit is None else min(limit, len(source))
     tally = _Tally()
     for done in range(number):
@@ -208,18 +208,15 @@ def check(
             tally.faults[error.cause].append(error.where)
         if progress is not None:
             progress(done + 1, number)
+    keys = [same[0] for same in tally.images.values()]
+    outside = f"regions without a place, in {amount(len(tally.misplaced), 'image')}: {some(tally.misplaced)}"
     report = CheckReport(
         path=source.path,
         kind=type(source).__name__,
         samples=len(source),
         checked=number,
         fingerprint=source.fingerprint(),
-        captions=spread(tally.captions),
-        words=spread(tally.words),
-        sentences=spread(tally.sentences),
-        subtexts=spread(tally.subtexts),
-        short_side=spread([short for short, _ in tally.sides]),
-        long_side=spread([long for _, long in tally.sides]),
+        **{name: spread(values) for name, values in tally.numbers.items()},
         longs=tally.longs,
         regions=tally.regions,
         faults=tuple(
@@ -228,24 +225,13 @@ def check(
         ),
         same_key=tuple(key for key, times in tally.keys.items() if times > 1),
         same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
-        near_copies=tuple(_near(tally)),
+        near_copies=tuple((keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)),
         same_caption=sum(len(images) > 1 for images in tally.images_of.values()),
         longest=tuple(tally.longest),
-        remarks=(*remarks(source), *_outside(tally.misplaced)),
+        remarks=(*remarks(source), *([outside] if tally.misplaced else [])),
         suggestions=(),
     )
     return report._replace(suggestions=tuple(suggestions(report)))
-
-
-def _near(tally: _Tally) -> list[tuple[str, str]]:
-    """Keys of images that look the same; of equal files the first one alone."""
-    keys = [same[0] for same in tally.images.values()]
-    return [(keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)]
-
-
-def _outside(places: Sequence[str]) -> list[str]:
-    """A remark on regions that no suite can measure; for training by captions they do not count."""
-    return [f"regions without a place, in {amount(len(places), 'image')}: {some(places)}"] if places else []
 
 
 def usable(report: CheckReport, max_corrupt: float) -> bool:
@@ -276,7 +262,26 @@ def suggestions(report: CheckReport) -> list[str]:
             f"{share:.1%} of the samples cannot be used. Training replaces and counts them, and stops where"
             " they are too many; mend or remove the files named above."
         )
-    advice += _of_copies(report)
+    copies = sum(len(keys) - 1 for keys in report.same_image)
+    repeated = (
+        (report.same_key, "Keys that come twice make reports ambiguous. Give each image a name of its own."),
+        (
+            copies,
+            f"{copies} images are copies of others: wrong answers in retrieval, and a leak where one is in"
+            " the training set and one in the test set. Remove them, or list all captions under one image.",
+        ),
+        (
+            report.near_copies,
+            f"{len(report.near_copies)} pairs of images look like crops or smaller copies of each other. Look"
+            " at them: one of a pair in the training set and the other in the test set is a leak.",
+        ),
+        (
+            report.same_caption,
+            f"{report.same_caption} captions stand at more than one image. No model can tell those apart;"
+            " make them say more, or expect a lower best score.",
+        ),
+    )
+    advice += [text for present, text in repeated if present]
     if report.words and report.words.high > CLIP_WORDS:
         advice.append(
             f"One caption in ten has {report.words.high} words or more; CLIP's 77 tokens hold about"
@@ -298,30 +303,6 @@ def suggestions(report: CheckReport) -> list[str]:
     return advice
 
 
-def _of_copies(report: CheckReport) -> list[str]:
-    """What the user may do about repeated keys, images and captions."""
-    advice: list[str] = []
-    if report.same_key:
-        advice.append("Keys that come twice make reports ambiguous. Give each image a name of its own.")
-    if report.same_image:
-        copies = sum(len(keys) - 1 for keys in report.same_image)
-        advice.append(
-            f"{copies} images are copies of others: wrong answers in retrieval, and a leak where one is in"
-            " the training set and one in the test set. Remove them, or list all captions under one image."
-        )
-    if report.near_copies:
-        advice.append(
-            f"{len(report.near_copies)} pairs of images look like crops or smaller copies of each other. Look"
-            " at them: one of a pair in the training set and the other in the test set is a leak."
-        )
-    if report.same_caption:
-        advice.append(
-            f"{report.same_caption} captions stand at more than one image. No model can tell those apart;"
-            " make them say more, or expect a lower best score."
-        )
-    return advice
-
-
 def render(report: CheckReport) -> str:
     """The report as lines for a terminal."""
     lines = [
@@ -331,21 +312,11 @@ def render(report: CheckReport) -> str:
         + (f", {report.checked} read" if report.checked < report.samples else ""),
         f"  fingerprint     {report.fingerprint[:16]}",
     ]
-    spreads = {
-        "captions/image": report.captions,
-        "words/caption": report.words,
-        "sentences/capt.": report.sentences,
-        "subtexts/image": report.subtexts,
-        "short side, px": report.short_side,
-        "long side, px": report.long_side,
-    }
     if report.captions is not None:
         lines += ["", f"  {'':15} {'min':>6} {'10 %':>6} {'median':>6} {'90 %':>6} {'max':>6}"]
-        lines += [
-            f"  {name:15} " + " ".join(f"{v:6d}" for v in values)
-            for name, values in spreads.items()
-            if values
-        ]
+        for name, title in SPREADS.items():
+            values = getattr(report, name)
+            lines += [f"  {title:15} " + " ".join(f"{v:6d}" for v in values)] if values else []
         lines += ["", f"  with a long description {report.longs}, with regions {report.regions}"]
         lines.append(
             "  longest texts   " + ", ".join(f"{key} ({words} words)" for key, words in report.longest)
@@ -367,7 +338,3 @@ def render(report: CheckReport) -> str:
 def _copies(title: str, groups: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"    {' = '.join(keys[:EXAMPLES])}" for keys in groups[:EXAMPLES]]
     return [f"  {title}: {len(groups)}", *lines] if groups else []
-
-
-def _hash(image: bytes | Image.Image) -> bytes:
-    return hashlib.sha256(content_of(image)).digest()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from grainline.data.captions import sentences
-from grainline.data.phrases.base import Provider
+from grainline.data.captions import split_sentences
+from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
 from grainline.data.texts import (
@@ -24,14 +24,13 @@ from grainline.data.texts import (
     crop_words,
     encode_parts,
     encode_split,
-    encode_word_dropout,
     foil_pairs,
     grains,
     random_chunks,
     sampled_caption,
     windows,
 )
-from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenized import TextTokenizer, encode_word_dropout
 from grainline.data.transforms import Crop
 from grainline.errors import UserError, amount
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
@@ -46,12 +45,11 @@ class Draw(NamedTuple):
 
 
 class Batches:
-    """The draws of one rank, batch by batch, from one step of the run to another: a sampler of a data loader.
+    """The draws of one rank, batch by batch, for some steps of the run: a sampler of a data loader.
 
-    Epochs follow one another without a gap, and each is a permutation of its own (without `reshuffle` always
-    the same one). No image is left out at the end of an epoch: a batch across two epochs may hold an image
-    twice, which losses see by its id. A rank takes a contiguous share of each batch, so that W processes with
-    B / W images see what one process with B sees.
+    Each epoch is a permutation of its own (without `reshuffle` the same one), and they follow one another
+    without a gap: a batch across two epochs may have an image twice, which losses recognise by its id. A rank
+    takes a contiguous share of each batch, so that W processes with B / W images read what one reads with B.
     """
 
     def __init__(
@@ -65,10 +63,7 @@ class Batches:
         world_size: int = 1,
         reshuffle: bool = True,
     ) -> None:
-        """
-        length  number of images
-        batch   images of a step over all ranks
-        """
+        """length: number of images; batch: images of a step over all ranks"""
         if batch % world_size:
             raise ValueError(f"a batch of {batch} cannot be shared by {world_size} processes")
         self.length, self.batch, self.seed, self.steps = length, batch, seed, steps
@@ -150,12 +145,10 @@ class TrainSet(Dataset[Sample]):
     ) -> None:
         """
         context          longest part of a text in tokens
-        seed             of all random choices
         parts, chunking  as in `encode_parts`, for texts that are not split into random chunks
         provider         an open provider of phrases; None: the one that the config names
 
-        Raises UserError for a number of chunks that the method does not read, and for word dropout of texts
-        that the method reads in parts.
+        Raises UserError for chunks or word dropout that do not go with how the method reads a text.
         """
         if chunking is not None and cfg.chunks not in (0, parts):
             raise UserError(
@@ -222,14 +215,9 @@ class TrainSet(Dataset[Sample]):
         single: list[str] = []
         phrases: list[str] = []
         if cfg.splits_captions:
+            number, sampling = cfg.sentences, cfg.captions == "sampled"
             captions[0], single, phrases = grains(
-                captions[0],
-                cfg.sentences,
-                cfg.phrases,
-                self.provider,
-                rng,
-                splitter=cfg.splitter,
-                sampled=cfg.captions == "sampled",
+                captions[0], number, cfg.phrases, self.provider, rng, splitter=cfg.splitter, sampled=sampling
             )
         foils = [pair.text for pair in pairs]
         sampled = self._sampled_captions(record, rng)
@@ -240,15 +228,16 @@ class TrainSet(Dataset[Sample]):
         # A foil that differs only in truncated tokens equals its caption: it would be a wrong negative.
         used = [i for i in range(len(long.ids)) if not first <= i < last or long.ids[i] not in true]
         texts: list[Text | None] = [Text(long.ids[i], CAPTION) for i in range(len(captions))]
-        texts += _filled([Text(ids, SENTENCE) for ids in long.ids[len(captions) : first]], cfg.sentences)
-        texts += _filled([Text(ids, PHRASE) for ids in short.ids], cfg.phrases.max_phrases)
+        texts += _fill([Text(ids, SENTENCE) for ids in long.ids[len(captions) : first]], cfg.sentences)
+        texts += _fill([Text(ids, PHRASE) for ids in short.ids], cfg.phrases.max_phrases)
         texts += [Text(ids, LOOSE) for ids in long.ids[last:]]
         texts += [Text(long.ids[i], FOIL) for i in used if first <= i < last]
         return texts, sum(long.truncated[i] for i in used) + sum(short.truncated)
 
     def _encoded(self, texts: Sequence[str], context: int, rng: Random) -> TokenizedParts:
         if self.cfg.word_dropout:
-            return encode_word_dropout(self.tokenizer, texts, context, self.cfg.word_dropout, rng)
+            ids, truncated = encode_word_dropout(self.tokenizer, texts, context, self.cfg.word_dropout, rng)
+            return TokenizedParts([[row] for row in ids], truncated)
         return encode_parts(self.tokenizer, texts, context, self.parts, self.chunking)
 
     def _chunks(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
@@ -256,7 +245,7 @@ class TrainSet(Dataset[Sample]):
         cfg = self.cfg
         # any one of the long captions that has sentences, else all captions
         texts = [*rng.sample(record.longs, len(record.longs)), as_sentences(record.captions)]
-        pieces = next((pieces for text in texts if (pieces := self._sentences(text))), [])
+        pieces = next((pieces for text in texts if (pieces := split_sentences(text, cfg.splitter))), [])
         if not pieces:
             raise CorruptSample(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
         chunks = random_chunks(pieces, cfg.chunks, cfg.max_sentences_per_chunk, rng, cfg.splitter)
@@ -270,7 +259,11 @@ class TrainSet(Dataset[Sample]):
         cfg = self.cfg
         if not cfg.sampled_captions:
             return []
-        captions = [pieces for text in (*record.captions, *record.longs) if (pieces := self._sentences(text))]
+        captions = [
+            pieces
+            for text in (*record.captions, *record.longs)
+            if (pieces := split_sentences(text, cfg.splitter))
+        ]
         if not captions:
             raise CorruptSample(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
         return [
@@ -278,10 +271,7 @@ class TrainSet(Dataset[Sample]):
             for _ in range(cfg.sampled_captions)
         ]
 
-    def _sentences(self, text: str) -> list[str]:
-        return [sentence.text for sentence in sentences(text, self.cfg.splitter)]
 
-
-def _filled(texts: list[Text], number: int) -> list[Text | None]:
+def _fill(texts: list[Text], number: int) -> list[Text | None]:
     """The texts, and empty slots up to a number."""
     return [*texts, *[None] * (number - len(texts))]

@@ -7,6 +7,8 @@ frame), and refuses images that are too large or too thin.
 import io
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,30 +41,22 @@ _UPRIGHT = {
 
 
 def decode(record: Record, draft: int | None = None) -> Image.Image:
-    """The image of a record in mode RGB, upright, loaded into memory.
+    """The image of a record in mode RGB, upright, loaded into memory. Raises CorruptSample("corrupt image").
 
-    `draft` lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size, as long as its short side keeps at least
-    that many pixels: several times faster, for images that are shrunk anyway. Other formats ignore it.
-    Raises CorruptSample("corrupt image").
+    draft  decode a JPEG at 1/2, 1/4 or 1/8 of its size, with at least so many pixels on the short side
 
-    >>> from PIL import Image, UnidentifiedImageError
-    >>> file = io.BytesIO()
-    >>> Image.new("RGBA", (3, 2), (255, 0, 0, 0)).save(file, "png")
-    >>> image = decode(Record("a", file.getvalue(), ("Nothing.",)))
+    >>> image = decode(Record("a", as_png(Image.new("RGBA", (3, 2), (255, 0, 0, 0))), ("Nothing.",)))
     >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (3, 2), (255, 255, 255))
     """
-    assert draft is None or draft > 0, draft
     if isinstance(record.image, Image.Image):
         return _rgb(record.image)
-    try:
-        # Decoders meet arbitrary bytes here and fail in every way there is (SyntaxError, struct.error, ...).
-        with _open(record.image) as image:
-            if draft is not None:
-                image.draft(None, (draft, draft))
-            return _rgb(_upright(image))
-    except Exception as error:
-        raise CorruptSample(CORRUPT_IMAGE, f"{record.key} ({_first_line(error)})") from error
+    with _opened(record.key, record.image) as image:
+        if draft is not None:
+            image.draft(None, (draft, draft))
+        turn = _UPRIGHT.get(_orientation(image))
+        image.load()
+        return _rgb(image if turn is None else image.transpose(turn))
 
 
 def as_png(image: Image.Image) -> bytes:
@@ -76,27 +70,27 @@ def image_size(record: Record) -> tuple[int, int]:
     """Width and height of the upright image in pixels, from its header alone. Raises CorruptSample."""
     if isinstance(record.image, Image.Image):
         return record.image.size
+    with _opened(record.key, record.image) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image) >= 5 else (width, height)
+
+
+@contextmanager
+def _opened(key: str, data: bytes) -> Iterator[Image.Image]:
+    """An image file, its header read. Errors inside the block are CorruptSample too."""
+    # Decoders meet arbitrary bytes here and fail in every way there is (SyntaxError, struct.error, ...).
     try:
-        with _open(record.image) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            return (height, width) if _orientation(image) >= 5 else (width, height)
+            if width * height > MAX_PIXELS:
+                raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
+            if max(width, height) > THINNEST * min(width, height):
+                raise ValueError(f"{width} x {height} pixels, thinner than 1 to {THINNEST}")
+            yield image
     except Exception as error:
-        raise CorruptSample(CORRUPT_IMAGE, f"{record.key} ({_first_line(error)})") from error
-
-
-def _open(data: bytes) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except UnidentifiedImageError:
-        raise ValueError(f"none of {', '.join(FORMATS)}") from None
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        image.close()
-        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
-    if max(width, height) > THINNEST * min(width, height):
-        image.close()
-        raise ValueError(f"{width} x {height} pixels, thinner than 1 to {THINNEST}")
-    return image
+        unknown = isinstance(error, UnidentifiedImageError)
+        why = f"none of {', '.join(FORMATS)}" if unknown else _first_line(error)
+        raise CorruptSample(CORRUPT_IMAGE, f"{key} ({why})") from error
 
 
 def _orientation(image: Image.Image) -> int:
@@ -106,12 +100,6 @@ def _orientation(image: Image.Image) -> int:
     except Exception:
         return 1
     return value if value in _UPRIGHT else 1
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turn = _UPRIGHT.get(_orientation(image))
-    image.load()
-    return image if turn is None else image.transpose(turn)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

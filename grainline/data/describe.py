@@ -1,7 +1,6 @@
-"""Descriptions of all images of a source: `grainline data describe`.
+"""Descriptions of all images of a source, by a model or from existing texts: `grainline data describe`.
 
-A model describes each image from the image alone, or existing texts are taken. The file is that of
-data/descriptions.py; an interrupted run is completed later.
+The file is that of data/descriptions.py; an interrupted run is completed later.
 """
 
 import hashlib
@@ -25,7 +24,6 @@ from grainline.data.lines import (
     complete,
     count_skipped,
     describe_skipped,
-    read_results,
     require_same,
     skipped_line,
 )
@@ -33,7 +31,6 @@ from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
 from grainline.errors import UserError, amount
 
-EMPTY = "empty description"
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
 KEYS = ("image_id", "key", *COLUMNS["image"])  # the names of a column of keys, best first
 
@@ -51,17 +48,14 @@ class DescribeResult(NamedTuple):
 class Describer(ABC):
     """Abstract: gives the descriptions of images."""
 
-    by: Mapping[str, Any]
-    """All that the texts depend on beside the records, as JSON."""
-
-    batch: int = 1
-    """Records that are described at a time."""
+    by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
+    batch: int = 1  # records that are described at a time
 
     @abstractmethod
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         """The fields of each record's line without image_id and file; `text` is blank where there is none."""
 
-    def prepared(self, record: Record) -> Record:
+    def prepare(self, record: Record) -> Record:
         """A record as it waits in its batch. Raises CorruptSample."""
         return record
 
@@ -82,25 +76,21 @@ class ByModel(Describer):
     """Descriptions by a model, which reads each image and a prompt, never a caption."""
 
     def __init__(self, model: VisionLanguageModel, prompt: str, seed: int, tokens: int, batch: int) -> None:
-        """
-        seed    from which each image has its own, by its key
-        tokens  of a description at most
-        """
+        """seed: from which each image has its own, by its key; tokens: of a description at most"""
         self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
-        self.by = {"model": model.name, "revision": model.revision, "prompt": prompt}
-        self.by |= {"seed": seed, "tokens": tokens}
+        self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
+        self.by = {**self.settings, "seed": seed, "tokens": tokens}
 
-    def prepared(self, record: Record) -> Record:
+    def prepare(self, record: Record) -> Record:
         return Record(record.key, decode(record), ())
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         seeds = [seed_of(self.seed, record.key) for record in records]
         images = [record.image for record in records if isinstance(record.image, Image.Image)]
         outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
-        same = {"model": self.model.name, "revision": self.model.revision, "prompt": self.prompt}
         return [
             {"text": whole_sentences(one.text) if one.hit_limit else one.text}
-            | same
+            | self.settings
             | {"seed": seed, "n_tokens": one.n_tokens, "hit_limit": one.hit_limit}
             for one, seed in zip(outputs, seeds, strict=True)
         ]
@@ -147,8 +137,7 @@ def make(source: Source, describer: Describer, out: Path, progress: Progress | N
             places = range(start, min(start + describer.batch, len(source)))
             yield b"".join(map(as_line, _lines(source, places, describer)))
 
-    resumed = complete(out, expected, check, batches, len(source), progress)
-    rows = list(read_results(out))
+    rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [row for row in rows if "skipped" not in row]
     words = sum(len(row["text"].split()) for row in texts)
     at_limit = sum(row["hit_limit"] for row in texts)
@@ -174,11 +163,7 @@ def whole_sentences(text: str) -> str:
 
 
 def captions_of(record: Record, numbers: Sequence[int] | None) -> str:
-    """The captions of a record, or those of some numbers, as sentences of one text; "" where one is missing.
-
-    >>> captions_of(Record("a", b"", ("A dog runs .", "It is wet", "Sand.")), [0, 2])
-    'A dog runs. Sand.'
-    """
+    """The captions of a record, or those of some numbers, as sentences of one text; "" if one is missing."""
     if numbers is None:
         numbers = range(len(record.captions))
     if not numbers or max(numbers) >= len(record.captions):
@@ -187,10 +172,7 @@ def captions_of(record: Record, numbers: Sequence[int] | None) -> str:
 
 
 def texts_by_key(path: str) -> dict[str, str]:
-    """The texts of a table with a column of keys, or of a source, by the keys of their images.
-
-    Several rows of one key are the sentences of one text. Raises UserError for a table without such columns.
-    """
+    """The texts of a table with a column of keys, or of a source; all of one key as sentences of one text."""
     by_key: dict[str, list[str]] = {}
     for key, text in _of_table(path) if path.lower().endswith(TABLES) else _of_source(path):
         by_key.setdefault(key, []).append(text)
@@ -236,7 +218,7 @@ def _lines(source: Source, places: Sequence[int], describer: Describer) -> Itera
     records: dict[int, Record] = {}
     for place in places:
         try:
-            records[place] = describer.prepared(source[place])
+            records[place] = describer.prepare(source[place])
         except CorruptSample as error:
             lines[place] = skipped_line(place, error.cause, error.where)
     described = describer.describe(list(records.values())) if records else []
@@ -244,9 +226,8 @@ def _lines(source: Source, places: Sequence[int], describer: Describer) -> Itera
         if fields["text"].strip():
             lines[place] = {"image_id": record.key, "file": source.path, **fields}
         else:
-            lines[place] = skipped_line(
-                place, MISSING_CAPTION if fields["model"] is None else EMPTY, record.key
-            )
+            cause = MISSING_CAPTION if fields["model"] is None else "empty description"
+            lines[place] = skipped_line(place, cause, record.key)
     return (lines[place] for place in places)
 
 

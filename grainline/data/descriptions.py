@@ -38,11 +38,7 @@ class Descriptions:
     """The descriptions of images by the keys of their records, or the long captions of the records."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """names  files, or `long` alone.
-
-        Raises UserError for a damaged file, or two descriptions of an image.
-        """
-        assert names, "no file"
+        """Of files, or of `long` alone. UserError for a damaged file, or two descriptions of an image."""
         self.names = tuple(names)
         self.own = LONG_CAPTIONS in names
         if self.own and len(names) > 1:
@@ -50,7 +46,11 @@ class Descriptions:
         self._texts: dict[str, str] = {}
         self.sha256: tuple[str, ...] = ()  # of each file
         for name in () if self.own else names:
-            data = _bytes(name)
+            try:
+                data = read_plain(name, 2**62)
+            except OSError as error:
+                why = reason(error)
+                raise UserError(f"cannot read the descriptions in {name}: {why}; {AGAIN}") from None
             self.sha256 += (hashlib.sha256(data).hexdigest(),)
             for key, text in read(name, data).items():
                 if key in self._texts:
@@ -60,9 +60,8 @@ class Descriptions:
     def __str__(self) -> str:
         if self.own:
             return "the long captions of the records"
-        return ", ".join(
-            f"{name} (sha256 {sha256[:16]})" for name, sha256 in zip(self.names, self.sha256, strict=True)
-        )
+        files = zip(self.names, self.sha256, strict=True)
+        return ", ".join(f"{name} (sha256 {sha256[:16]})" for name, sha256 in files)
 
     def get(self, key: str) -> str | None:
         """The description of a key; None without one."""
@@ -74,7 +73,7 @@ class Descriptions:
 
     def require(self, key: str) -> str:
         """The description of a key. Raises UserError, which names the key, without one."""
-        text = self._texts.get(key)
+        text = self.get(key)
         if text is None:
             raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
         return text
@@ -82,12 +81,12 @@ class Descriptions:
     def of(self, record: Record) -> str:
         """The description of a record's image. Raises UserError, which names the image, without one."""
         if self.own:
-            if not record.long:
-                raise UserError(
-                    f"{record.key} has no long caption to be its description: name a file of descriptions in "
-                    f"place of {LONG_CAPTIONS!r}, and {AGAIN}"
-                )
-            return record.long
+            if record.long:
+                return record.long
+            raise UserError(
+                f"{record.key} has no long caption to be its description: name a file of descriptions in "
+                f"place of {LONG_CAPTIONS!r}, and {AGAIN}"
+            )
         return self.require(record.key)
 
 
@@ -99,17 +98,12 @@ class WithDescriptions(SourceWrapper):
         self.descriptions = descriptions
 
     def __getitem__(self, index: int) -> Record:
-        """Raises CorruptSample, and UserError for an image without a description."""
         record = self.source[index]
         return record._replace(dense=self.descriptions.of(record))
 
 
 def require_fit(method: str, describes: bool, descriptions: Descriptions | None, option: str) -> None:
-    """Raises UserError for a method that reads descriptions and has none, and for the opposite.
-
-    method  its name
-    option  the option or field that names descriptions
-    """
+    """Raises UserError for a method that reads descriptions and has none, and for the opposite."""
     if describes and descriptions is None:
         raise UserError(
             f"{method} reads a description of each image: name a file of `grainline data describe` with "
@@ -171,10 +165,3 @@ def _row(path: str, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{path}: line {number} is no JSON object; {AGAIN}")
     return row
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        return read_plain(path, 2**62)
-    except OSError as error:
-        raise UserError(f"cannot read the descriptions in {path}: {reason(error)}; {AGAIN}") from None

@@ -23,20 +23,21 @@ def complete(
     batches: Callable[[int], Iterable[bytes]],
     records: int,
     progress: Progress | None,
-) -> int:
+) -> tuple[list[dict[str, Any]], int]:
     """Write a file with one line for each record, or the lines that an interrupted run left out.
 
-    header   the first line: what the file is made from
+    header   the first line: the origin of the content
     check    raises UserError for a file with another header
     batches  whole lines of the records from a number on, in order
 
-    Returns how many lines were there before. The file is OUT.partial until it is complete. Raises UserError.
+    Returns all lines after the header, and how many of them existed. The file is OUT.partial until it is
+    complete. Raises UserError.
     """
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
             check(out)
-            return records
+            return _read_rows(out), records
         partial = out.with_name(out.name + ".partial")
         with resuming(partial, header, check) as (file, before):
             done = before
@@ -48,12 +49,12 @@ def complete(
                     progress(done, records)
         os.replace(partial, out)
         sync(out.parent)
-    return before
+        return _read_rows(out), before
 
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Raises UserError in place of OSError, with the reason and what to do."""
+    """UserError in place of OSError, with the reason and what to do."""
     try:
         yield
     except OSError as error:
@@ -65,13 +66,10 @@ def writing(out: Path) -> Iterator[None]:
 def resuming(
     partial: Path, header: Mapping[str, Any], check: Callable[[Path], None]
 ) -> Iterator[tuple[BinaryIO, int]]:
-    """The file, open and locked for further lines, and the number of lines after its header.
+    """The file, locked and open for further lines, and the number of lines after its header.
 
-    header  the first line of a new file
-    check   raises UserError for an existing file with another header
-
-    A torn last line is cut off; at the end the lines are on the disk. Raises OSError, and UserError where
-    another process writes the file.
+    A torn last line is removed; at the end the lines are on the disk. Raises OSError, and UserError where
+    another process writes the file. `header` and `check` as in `complete`.
     """
     with partial.open("ab") as file:
         try:
@@ -95,11 +93,10 @@ def resuming(
         os.fsync(file.fileno())
 
 
-def read_results(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines after the header of a complete file."""
+def _read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         file.readline()
-        yield from map(json.loads, file)
+        return list(map(json.loads, file))
 
 
 def skipped_line(record: int, cause: str, where: str) -> dict[str, Any]:

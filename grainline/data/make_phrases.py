@@ -9,20 +9,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from grainline.data.batches import START, unchanged
+from grainline.data.captions import remove_repetitions
 from grainline.data.lines import (
     Progress,
     as_line,
     complete,
     count_skipped,
     describe_skipped,
-    read_results,
     require_same,
     skipped_line,
 )
-from grainline.data.phrases.base import Provider
+from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.stored import FORMAT, digest, read_header
 from grainline.data.record import CorruptSample, Record, Source
-from grainline.data.texts import remove_repetitions
 from grainline.errors import UserError, amount
 
 CHUNK = 64  # records that a process takes at a time
@@ -55,8 +54,7 @@ def make(
     def batches(first: int) -> Iterator[bytes]:
         return _lines(_PhraseLines(source, provider), range(first, len(source), CHUNK), processes)
 
-    resumed = complete(out, expected, check, batches, len(source), progress)
-    rows = list(read_results(out))
+    rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]
     return PhrasesResult(len(rows), len(texts), sum(map(len, texts)), count_skipped(rows), resumed)
 
@@ -68,7 +66,7 @@ def texts_of(record: Record) -> list[str]:
 
 
 class _PhraseLines(Dataset[Tensor | UserError]):
-    """Lines of CHUNK records by the number of the first; a UserError is returned like lines.
+    """Lines of CHUNK records by the number of the first, or a UserError.
 
     They travel as a tensor, in shared memory: after the parent was killed, a loader ends only if nothing that
     it sent still waits for room in a pipe.
@@ -116,9 +114,7 @@ def describe_result(result: PhrasesResult) -> str:
     >>> describe_result(PhrasesResult(10, 12, 90, {"missing caption": 2}, resumed=4))
     '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing caption'
     """
-    counts = (
-        amount(result.records, "record"),
-        amount(result.texts, "text"),
-        amount(result.phrases, "phrase"),
+    counts = zip(result[:3], ("record", "text", "phrase"), strict=True)
+    return "; ".join(
+        [", ".join(amount(n, of) for n, of in counts), *describe_skipped(result.resumed, result.skipped)]
     )
-    return "; ".join([", ".join(counts), *describe_skipped(result.resumed, result.skipped)])

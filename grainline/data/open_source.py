@@ -23,10 +23,9 @@ from grainline.config import load_class
 from grainline.data.formats.common import FileSource, divide, expand, is_pattern
 from grainline.data.formats.folder import Folder, files_below, suffix
 from grainline.data.formats.joined import Joined, WithoutCaptions, split_skip
-from grainline.data.formats.plain import HELP, read_text
+from grainline.data.formats.plain import data_error, read_text
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.record import Source
-from grainline.errors import UserError
 
 SOURCES = {  # of kinds that recognise one file the first one is taken
     "scenes": "grainline.data.scenes.source:Scenes",
@@ -56,17 +55,8 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "texts": "grainline.data.formats.texts_alone:TextsAlone",
 }
 
-_BY_SUFFIX = {
-    "tar": "tars",
-    "jsonl": "table",
-    "ndjson": "table",
-    "jsonlines": "table",
-    "csv": "table",
-    "tsv": "table",
-    "json": "json",
-    "parquet": "parquet",
-    "p": "refcoco",
-}
+_BY_SUFFIX = {"tar": "tars", **dict.fromkeys(("jsonl", "ndjson", "jsonlines", "csv", "tsv"), "table")}
+_BY_SUFFIX |= {"json": "json", "parquet": "parquet", "p": "refcoco"}
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 _EXTERNAL = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)(?::(.*))?")  # my_module:MySource:PATH
 
@@ -90,9 +80,9 @@ def open_source(
     kind, rest = _kind(path)
     cls = _load(kind, trust_code)
     if images is not None and not getattr(cls, "images_by_path", False):
-        raise UserError(
+        raise data_error(
             f"--images {images} does not go with {path}: {kind} hold their own images;"
-            f" it is for {', '.join(name for name in SOURCES if _load(name).images_by_path)}; {HELP}"
+            f" it is for {', '.join(name for name in SOURCES if _load(name).images_by_path)}"
         )
     source: Source
     if kind == "json":
@@ -109,7 +99,7 @@ def open_source(
     else:
         source = cls(rest)
     if not isinstance(source, Source):
-        raise UserError(f"{kind} is no source: it lacks path, a length, records or a fingerprint; {HELP}")
+        raise data_error(f"{kind} is no source: it lacks path, a length, records or a fingerprint")
     return WithoutCaptions(source, skip) if skip else source
 
 
@@ -118,7 +108,7 @@ def open_sources(
 ) -> Source:
     """Several paths as one source, in their order. `images` goes to those that name images by path."""
     if not paths:
-        raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
+        raise data_error("no data was named: give at least one path, or 'scenes'")
     by_path = [takes_images(path) for path in paths]
     if images is not None and not any(by_path):
         return open_source(paths[0], images=images, size=size)  # raises the error
@@ -147,14 +137,13 @@ def _open_json(path: str, images: str | None) -> Source:
         return _load(kind).open(path, images)
     content = json_or_rows(file, read_text(file))
     cls = _recognise(content)
-    if cls is not None:
-        return cls.from_content(path, images, content)
-    return _from_rows(path, images, json_rows(file, content))
+    return (
+        cls.from_content(path, images, content) if cls else _from_rows(path, images, json_rows(file, content))
+    )
 
 
 def _from_rows(path: str, images: str | None, rows: list[Row]) -> Source:
-    cls = _recognise(rows) or Table
-    return cls.from_content(path, images, rows)
+    return (_recognise(rows) or Table).from_content(path, images, rows)
 
 
 def _recognise(content: Any) -> type[FileSource] | None:
@@ -181,16 +170,14 @@ def _kind(path: str) -> tuple[str, str]:
     if external and not exists:
         return external[1], external[2] or ""
     if re.match(r"[a-z0-9]+://", path) or path.startswith("pipe:"):
-        raise UserError(
-            f"{path} is not on this machine: download it first, only local paths are read; {HELP}"
-        )
+        raise data_error(f"{path} is not on this machine: download it first, only local paths are read")
     base, query = divide(path)
     first = expand(base)[0] if is_pattern(base) else base
     if named and not os.path.exists(first):
-        raise UserError(f"{path} names no known kind: {named[1]} is none of {', '.join(SOURCES)}; {HELP}")
+        raise data_error(f"{path} names no known kind: {named[1]} is none of {', '.join(SOURCES)}")
     if not os.path.exists(first):
-        raise UserError(
-            f"nothing at {base} (from {os.getcwd()}): name a file, a folder, a pattern or 'scenes'; {HELP}"
+        raise data_error(
+            f"nothing at {base} (from {os.getcwd()}): name a file, a folder, a pattern or 'scenes'"
         )
     if os.path.isdir(first):
         return _kind_of_folder(first, query)
@@ -198,24 +185,20 @@ def _kind(path: str) -> tuple[str, str]:
     if kind is None:
         packed = suffix(first) in _PACKED
         advice = "unpack it first" if packed else "name its kind as KIND:PATH if it is one of them"
-        raise UserError(
-            f"{first} is of no known kind: allowed are .{', .'.join(_BY_SUFFIX)} and folders;"
-            f" {advice}; {HELP}"
+        raise data_error(
+            f"{first} is of no known kind: allowed are .{', .'.join(_BY_SUFFIX)} and folders; {advice}"
         )
     return kind, path
 
 
 def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
     files = files_below(path)
-    suffixes = {suffix(name) for name in files}
+    suffixes = {suffix(name) for name in files} & {"tar", "parquet"}
     table = [name for name in files if name in ("metadata.csv", "metadata.jsonl")]
-    kinds = [kind for kind, end in (("tars", "tar"), ("parquet", "parquet")) if end in suffixes]
-    if len(kinds) > 1:
-        raise UserError(
-            f"{path} holds tars and parquet files: say which with tars:{path} or parquet:{path}; {HELP}"
-        )
-    if kinds:
-        kind = kinds[0]
+    if len(suffixes) > 1:
+        raise data_error(f"{path} holds tars and parquet files: say which with tars:{path} or parquet:{path}")
+    if suffixes:
+        kind = _BY_SUFFIX[suffixes.pop()]
     elif table:
         kind, path = "table", os.path.join(path, table[0])
     else:

@@ -1,11 +1,10 @@
 """Any source as WebDataset tars that the tars source reads back, record by record: `grainline data pack`.
 
-    data-000000.tar   KEY.jpg (or png, ...) as it was stored, KEY.json with all that is said of the image
-    pack.jsonl        what the tars were made from; a line for each tar, with what is in it and what is not
+    data-000000.tar   KEY.jpg (or png, ...) as it was stored, KEY.json with all texts and regions
+    pack.jsonl        what the tars were made from; a line for each tar with its counts
 
-Every image is decoded on the way; a corrupt record is left out and counted. A tar gets its name when it is
-complete, and its line when it is on the disk: an interrupted run goes on with the first tar without a line.
-The lines stand in pack.jsonl.partial until the last tar is done.
+Every image is decoded; a corrupt record is left out and counted. An interrupted run goes on with the first
+tar without a line. The lines stand in pack.jsonl.partial until the last tar is done.
 """
 
 import io
@@ -20,19 +19,16 @@ from typing import Any, NamedTuple
 from grainline.data.decode import as_png, decode
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.lines import Progress, as_line, complete, require_same, writing
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError, amount, count_existing
-from grainline.files import discard, move_into_place, sync, temporary_path
+from grainline.files import discard, move_into_place, temporary_path
 
 
 def write_shard(
     path: Path, files: Iterable[tuple[str, bytes]], header: Mapping[str, str] | None = None
 ) -> None:
-    """Write names with their bytes, in order, without times and owners. OSError leaves what was there.
-
-    header  what the tar says of all its members, in a global header of POSIX
-    """
+    """Write names with their bytes, without times and owners. An OSError leaves the old file."""
     try:
         with temporary_path(path).open("wb") as draft:
             headers = dict(header or {})
@@ -66,49 +62,37 @@ class PackResult(NamedTuple):
 
 
 def pack(
-    source: Source,
-    out: Path,
-    samples_per_shard: int = 1000,
-    progress: Progress | None = None,
+    source: Source, out: Path, samples_per_shard: int = 1000, progress: Progress | None = None
 ) -> PackResult:
     """Write the records of a source into a folder, or those that an interrupted run left out.
 
     Raises UserError where the folder holds other data or cannot be written, and where a key comes twice.
     """
     expected = {"grainline": FORMAT, "source": source.fingerprint(), "samples": samples_per_shard}
-    log, partial = out / LOG, out / f"{LOG}.partial"
+    log = out / LOG
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        if log.exists():
-            _check(log, expected)
-            return _result(log, sum(1 for _ in _lines(log)))
-        if not partial.exists():
-            _refuse_tars(out)
-        with resuming(partial, expected, lambda path: _check(path, expected)) as (file, done):
-            writer = _Writer(source, out, samples_per_shard, progress)
-            writer.remember(range(done))
-            for number in range(done, -(-len(source) // samples_per_shard)):
-                file.write(as_line(writer.shard(number)))
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, log)
-        sync(out)
-    return _result(log, done)
+    tars = sorted(out.glob("*.tar"))
+    if tars and not log.exists() and not (out / f"{LOG}.partial").exists():
+        raise UserError(f"{out} already holds {tars[0].name}: name an empty folder, or delete the old tars")
+    number = -(-len(source) // samples_per_shard)
+
+    def lines(done: int) -> Iterator[bytes]:
+        writer = _Writer(source, out, samples_per_shard, progress)
+        for path in (_name(out, tar) for tar in range(done)):
+            writer.keys.update(load_shard(str(path)).keys if path.exists() else ())
+        return (as_line(writer.shard(tar)) for tar in range(done, number))
+
+    _, resumed = complete(log, expected, lambda path: _check(path, expected), lines, number, None)
+    return _result(log, resumed)
 
 
 class _Writer:
-    """One walk over a source."""
+    """Writes the tars of a source."""
 
     def __init__(self, source: Source, out: Path, size: int, progress: Progress | None) -> None:
         self.source, self.out, self.size, self.progress = source, out, size, progress
-        self.keys: set[str] = set()
-
-    def remember(self, numbers: range) -> None:
-        """Take in the keys of tars that are there."""
-        for number in numbers:
-            path = _name(self.out, number)
-            if path.exists():
-                self.keys.update(load_shard(str(path)).keys)
+        self.keys: set[str] = set()  # of all tars
 
     def shard(self, number: int) -> dict[str, Any]:
         """Write one tar, unless it would be empty; its line."""
@@ -152,32 +136,26 @@ class _Writer:
         data = record.image if isinstance(record.image, bytes) else as_png(record.image)
         kind = next((kind for start, kind in _SUFFIXES.items() if data.startswith(start)), "tiff")
         yield f"{name}.{kind}", data
-        # Halves of surrogate pairs, which JSON can hold, are no UTF-8 and come back all the same.
-        yield (
-            f"{name}.json",
-            json.dumps(fields_of(record), ensure_ascii=False).encode("utf-8", "surrogatepass"),
-        )
+        # surrogatepass: JSON can hold halves of surrogate pairs, which are no UTF-8
+        fields = json.dumps(fields_of(record), ensure_ascii=False)
+        yield f"{name}.json", fields.encode("utf-8", "surrogatepass")
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """What a record says of its image, in the fields of grainline.data.formats.common.
+    """The texts and regions of a record in the fields of grainline.data.formats.common.
 
     >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
     {'captions': ['A dog.'], 'long': 'A wet dog runs.'}
     """
     fields: dict[str, Any] = {
-        "captions": record.captions,
+        "captions": list(record.captions),
         "long": record.long,
         "longs": record.others,
         "regions": [_region(region) for region in record.regions],
         "foils": [foil._asdict() for foil in record.foils],
         "subtexts": record.subtexts,
     }
-    return {name: _plain(value) for name, value in fields.items() if value}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return {name: value for name, value in fields.items() if value}
 
 
 def _region(region: Region) -> dict[str, Any]:
@@ -193,14 +171,6 @@ def _region(region: Region) -> dict[str, Any]:
 
 def _name(out: Path, number: int) -> Path:
     return out / f"data-{number:06d}.tar"
-
-
-def _refuse_tars(out: Path) -> None:
-    existing = sorted(out.glob("*.tar"))
-    if existing:
-        raise UserError(
-            f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
-        )
 
 
 def _check(path: Path, expected: dict[str, Any]) -> None:
@@ -222,7 +192,7 @@ def _check(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What was written of each tar."""
+    """The lines of the tars."""
     with path.open("rb") as file:
         file.readline()
         for number, line in enumerate(file):

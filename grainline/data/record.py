@@ -1,6 +1,6 @@
 """What every source of data yields, and why a sample could not be used."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,10 +16,7 @@ Box = tuple[float, float, float, float]
 
 
 class Foil(NamedTuple):
-    """A hard negative:
-
-    a text that is wrong in one thing of a caption of the image, or of the phrase of a region.
-    """
+    """A hard negative: a caption of the image, or the phrase of a region, with one thing wrong."""
 
     text: str
     true: str  # the caption or phrase that it was made from
@@ -37,24 +34,17 @@ class Region(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One image with its texts.
-
-    captions  alternative descriptions of the whole image (five in Flickr8k, one in OpenStax); none where only
-              regions are described, where the image is only a negative, and in a folder of bare images
-    long      a longer description beside the captions; `others` are further ones
-    subtexts  cumulative pieces of the whole text, each longer than the one before (HiMo-Docci)
-    dense     the description that a method reads beside the image; grainline.data.descriptions adds it
-    """
+    """One image with its texts."""
 
     key: str  # unique in its source; names the image in logs and reports
-    image: bytes | Image.Image  # an encoded file, or a drawn image
-    captions: tuple[str, ...]
-    long: str | None = None
+    image: bytes | Image.Image  # an encoded file, or pixels
+    captions: tuple[str, ...]  # of the whole image; none where only regions are described
+    long: str | None = None  # a longer description; `others` are further ones
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
-    subtexts: tuple[str, ...] = ()
+    subtexts: tuple[str, ...] = ()  # cumulative pieces of the whole text, each longer than the last
     others: tuple[str, ...] = ()
-    dense: str | None = None
+    dense: str | None = None  # the description that a method reads with the image (data/descriptions.py)
 
     @property
     def longs(self) -> tuple[str, ...]:
@@ -83,16 +73,12 @@ def as_sentences(texts: Sequence[str]) -> str:
 
 
 class CorruptSample(Exception):
-    """A sample that cannot be used.
-
-    It never reaches the user: the sample is replaced or skipped, and counted.
-    """
+    """A sample that cannot be used. It is replaced or skipped, and counted by its cause."""
 
     def __init__(self, cause: str, where: str) -> None:
-        where = shorten_words(where)
-        super().__init__(f"{cause}: {where}")
-        self.cause = cause  # one of CAUSES, the key of the counts
-        self.where = where  # the file, and the row or member inside it
+        self.cause = cause  # one of the constants below
+        self.where = shorten_words(where)  # the file, and the row or member inside it
+        super().__init__(f"{cause}: {self.where}")
 
 
 @runtime_checkable
@@ -110,17 +96,10 @@ class Source(Protocol):
         """Hex digest of names, sizes and texts, not pixels: equal data have equal digests."""
 
 
-@runtime_checkable
-class Listed(Protocol):
-    """A source that knows its keys without reading its records."""
-
-    def keys(self) -> Iterable[str]:
-        """The keys of all records in order."""
-
-
 def keys_of(source: Source) -> Iterable[str]:
-    """The keys of all records in order; reads them where the source cannot list its keys."""
-    return source.keys() if isinstance(source, Listed) else (source[i].key for i in range(len(source)))
+    """The keys of all records in order; reads the records where the source has no method `keys`."""
+    keys: Callable[[], Iterable[str]] | None = getattr(source, "keys", None)
+    return keys() if keys else (source[i].key for i in range(len(source)))
 
 
 def content_of(image: bytes | Image.Image) -> bytes:
@@ -194,14 +173,3 @@ UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk o
 CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed
 CORRUPT_TEXT = "corrupt text"  # a file of texts beside an image that is not UTF-8, or not JSON
 CORRUPT_REGION = "corrupt region"  # a box, mask, span or foil that makes no sense
-
-CAUSES = (
-    CORRUPT_IMAGE,
-    MISSING_IMAGE,
-    MISSING_CAPTION,
-    TRUNCATED_TAR,
-    UNREADABLE_FILE,
-    CORRUPT_ROW,
-    CORRUPT_TEXT,
-    CORRUPT_REGION,
-)

@@ -1,11 +1,9 @@
-"""The texts of a training sample, chosen from a record, and texts as token ids of their parts.
+"""Which texts of a record a training sample takes, and texts as token ids of their parts.
 
-Here are the recipe fields `data.texts`, clean-up of generated captions, subsets of sentences, the texts of
-beta-CLIP (caption, sentences, phrases), the sub-captions of CAFT, FLAIR's sampled captions, word dropout of
-LAPS and SEPS, and the encoding of a text as one part, as sentences, as chunks or as windows.
+The recipe fields `data.texts`; subsets of sentences; the texts of beta-CLIP (caption, sentences, phrases);
+the sub-captions of CAFT; FLAIR's sampled captions; a text as one part, as sentences, as chunks or as windows.
 """
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -16,13 +14,10 @@ from typing import Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from grainline.config import Config
-from grainline.data.captions import Mode, Sentence, joined, sentences
-from grainline.data.phrases.base import Phrase, Provider
-from grainline.data.phrases.patterns import Keep, select, words_of
+from grainline.data.captions import Mode, joined, remove_repetitions, sentences, split_sentences
+from grainline.data.phrases.patterns import Keep, Provider, select, words_of
 from grainline.data.record import Foil, Record
-from grainline.data.tokenizers.tokenized import MaskTokens, TextTokenizer, check_context
-
-# Recipe fields
+from grainline.data.tokenizers.tokenized import TextTokenizer
 
 
 class PhrasesConfig(Config):
@@ -44,7 +39,7 @@ class TextsConfig(Config):
     subset: float = Field(0.0, ge=0, le=1)  # share of the texts reduced to a random subset of their sentences
     subset_max_sentences: int | None = Field(None, ge=1)  # size of a subset at most; None: any
     foils: int = Field(0, ge=0)  # hard negatives beside the captions, from sources that have them
-    splitter: Literal["rules", "period_space", "every_period"] = "rules"
+    splitter: Mode = "rules"
     sentences: int = Field(0, ge=0)  # single sentences beside the caption, at most
     phrases: PhrasesConfig = PhrasesConfig()  # phrases beside the caption
     chunks: int = Field(0, ge=0)  # random sub-captions of a long caption; 0: as the method reads it
@@ -93,32 +88,6 @@ class TextsConfig(Config):
         return self.per_image + self.sentences + self.phrases.max_phrases + self.sampled_captions + self.foils
 
 
-# Captions, subsets of their sentences, and foils
-
-LONG = 100  # characters; repeated pieces of a shorter text stay
-_REPEATED = [re.compile(rf"(.{{{least},20}}?)\1{{2,}}") for least in (10, 5, 3)]
-_MAX_REPLACEMENTS = 10  # by each pattern
-
-
-def remove_repetitions(text: str) -> str:
-    """The text on one line without its repetitions, as beta-CLIP's published code cleans generated captions.
-
-    In a text of more than 100 characters, a piece of 10 (then 5, then 3) to 20 characters that stands three
-    times or more in a row is reduced to one. Then, in any text, equal words in a row are reduced to one.
-
-    >>> remove_repetitions("a very very red\\nred car")
-    'a very red car'
-    >>> remove_repetitions("y" * 120 + " ok")
-    'yyyy ok'
-    """
-    text = text.replace("\n", " ")
-    if len(text) > LONG:
-        for pattern in _REPEATED:
-            text = pattern.sub(r"\1", text, count=_MAX_REPLACEMENTS)
-    words = text.split()
-    return " ".join(word for i, word in enumerate(words) if i == 0 or word != words[i - 1])
-
-
 def choose_text(record: Record, cfg: TextsConfig, rng: Random) -> str:
     """One text of a record: whole, or a random subset of its sentences."""
     text = record.whole
@@ -128,25 +97,18 @@ def choose_text(record: Record, cfg: TextsConfig, rng: Random) -> str:
         text = rng.choice(record.captions)
     if rng.random() >= cfg.subset:
         return text
-    parts = [sentence.text for sentence in sentences(text, cfg.splitter)]
-    return _subset([parts], set(), cfg.subset_max_sentences, rng)[0] or text
+    return _subset([split_sentences(text, cfg.splitter)], set(), cfg.subset_max_sentences, rng)[0] or text
 
 
 def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
-    """Foils with their captions, both reduced to the same sentences where a subset is drawn.
-
-    The sentence that a foil changes is always in the subset, so that the caption says what the foil denies.
-    """
+    """Foils with their captions. A subset has the same sentences of both, and always the one that differs."""
     foils = rng.sample(record.foils, min(cfg.foils, len(record.foils)))
     if not foils or rng.random() >= cfg.subset:
         return foils
-    texts = [foils[0].true, *(foil.text for foil in foils)]
-    split = [[sentence.text for sentence in sentences(text, cfg.splitter)] for text in texts]
+    split = [split_sentences(text, cfg.splitter) for text in (foils[0].true, *(foil.text for foil in foils))]
     if len({len(parts) for parts in split}) > 1 or len({foil.true for foil in foils}) > 1:
         return foils  # a foil that changes the number of sentences stays whole
-    changed = {
-        i for parts in split[1:] for i, (a, b) in enumerate(zip(split[0], parts, strict=True)) if a != b
-    }
+    changed = {i for parts in split[1:] for i, part in enumerate(parts) if part != split[0][i]}
     true, *texts = _subset(split, changed, cfg.subset_max_sentences, rng)
     return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
 
@@ -163,8 +125,7 @@ def _subset(split: list[list[str]], needed: set[int], most: int | None, rng: Ran
 
 
 # beta-CLIP (Zohra et al., arXiv 2512.12678), section 4.1: K = 1 caption + up to 5 sentences + up to 30
-# phrases, so K = 6 without phrases, 16 with 10 of them, 36 with all. A caption with fewer texts leaves slots
-# empty.
+# phrases. A caption with fewer texts leaves slots empty.
 
 
 class Grains(NamedTuple):
@@ -202,33 +163,24 @@ def grains(
     if cfg.max_phrases:
         phrases = provider.phrases(text)
         if sampled and selected:
-            phrases = _inside(phrases, selected)
+            phrases = [
+                phrase
+                for kind in ("noun", "action", "relation")
+                for sentence in selected
+                for phrase in phrases
+                if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
+            ]
         texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
         if cfg.order == "random" and len(texts) > cfg.max_phrases:
             texts = rng.sample(texts, cfg.max_phrases)
     return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 
-def _inside(phrases: Sequence[Phrase], selected: Sequence[Sentence]) -> list[Phrase]:
-    """The phrases inside these sentences, kind by kind, in the order of the sentences."""
-    return [
-        phrase
-        for kind in ("noun", "action", "relation")
-        for sentence in selected
-        for phrase in phrases
-        if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
-    ]
-
-
-# CAFT (Woo et al., arXiv 2602.02977), section 3.2 and appendix B.2. A method that composes N sub-captions
-# reads each with its whole context:
-#   - in training the sentences of one long caption fall into N chunks at random, anew in every epoch;
-#   - elsewhere into N chunks of equal size as far as possible, always the same ones;
-#   - beside it stand sampled captions, each of a few sentences (the "diverse sampling" of FLAIR).
-#
-# What the paper leaves open: random sizes are uniform over all splits; a text with fewer sentences than
-# chunks repeats some, in training at random and elsewhere in turn. Differs from FLAIR: sentences in a row are
-# of one caption, and the last one can be among them.
+# CAFT (Woo et al., arXiv 2602.02977), section 3.2 and appendix B.2: the sentences of a long caption fall into
+# N chunks, in training at random, elsewhere of equal size as far as possible; sampled captions of a few
+# sentences each are further texts (the "diverse sampling" of FLAIR). The paper leaves open: random sizes are
+# uniform over all splits; a text with fewer sentences than chunks repeats some, in training at random and
+# elsewhere in turn. Differs from FLAIR: a run of sentences is of one caption, and may include its last one.
 
 
 class Chunking(Config):
@@ -265,26 +217,14 @@ def random_sizes(count: int, number: int, most: int, rng: Random) -> list[int]:
 
 
 def random_chunks(pieces: Sequence[str], number: int, most: int, rng: Random, splitter: Mode) -> list[str]:
-    """Sentences as `number` sub-captions, in order, of 1 to `most` sentences each.
+    """Sentences, one at least, as `number` sub-captions, in order, of 1 to `most` sentences each.
 
-    Sentences after the first number * most are left out. If there are fewer than `number`, each is a
-    sub-caption, and random ones are repeated.
+    Sentences after the first number * most are left out. If they are too few, random ones are repeated.
     """
-    assert pieces, "no sentence"
     if len(pieces) < number:
         return [*pieces, *rng.choices(pieces, k=number - len(pieces))]
     pieces = pieces[: number * most]
     return _grouped(pieces, random_sizes(len(pieces), number, most, rng), splitter)
-
-
-def balanced_sizes(count: int, number: int) -> list[int]:
-    """Sizes of `number` chunks that differ by one at most, the larger ones first.
-
-    >>> balanced_sizes(6, 4), balanced_sizes(11, 4), balanced_sizes(20, 4)
-    ([2, 2, 1, 1], [3, 3, 3, 2], [5, 5, 5, 5])
-    """
-    least, larger = divmod(count, number)
-    return [least + (k < larger) for k in range(number)]
 
 
 def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
@@ -296,7 +236,6 @@ def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
     ([1, 5], [3, 3, 3, 2])
     """
     count = len(lengths)
-    assert 0 < number <= count, (number, count)
     before = [0, *accumulate(lengths)]
     cost = [(before[count] - start) ** 2 for start in before]  # of one chunk from a place to the end
     steps = []
@@ -314,19 +253,22 @@ def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
 
 
 def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
-    """A text as `number` sub-captions of whole sentences, always the same ones.
+    """A text as `number` sub-captions of whole sentences, always the same ones; the larger ones come first.
 
     A text with fewer sentences repeats them in turn. One without any gives empty sub-captions.
 
     >>> balanced_chunks("A dog. A cat. A bird.", 2, Chunking()), balanced_chunks("A dog.", 2, Chunking())
     (['A dog. A cat.', 'A bird.'], ['A dog.', 'A dog.'])
     """
-    pieces = [sentence.text for sentence in sentences(text, chunking.splitter)] or [""]
+    pieces = split_sentences(text, chunking.splitter) or [""]
     if len(pieces) < number:
         return [pieces[k % len(pieces)] for k in range(number)]
-    if chunking.by == "sentences":
-        return _grouped(pieces, balanced_sizes(len(pieces), number), chunking.splitter)
-    return _grouped(pieces, even_sizes([len(piece) for piece in pieces], number), chunking.splitter)
+    if chunking.by == "characters":
+        sizes = even_sizes([len(piece) for piece in pieces], number)
+    else:
+        least, larger = divmod(len(pieces), number)
+        sizes = [least + (k < larger) for k in range(number)]
+    return _grouped(pieces, sizes, chunking.splitter)
 
 
 def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> list[str]:
@@ -335,12 +277,10 @@ def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> lis
 
 
 def sampled_caption(captions: Sequence[Sequence[str]], most: int, rng: Random, splitter: Mode) -> str:
-    """One to `most` sentences of the captions of an image, as one text: FLAIR's diverse sampling.
+    """One to `most` sentences of the captions of an image, each split, as one text: FLAIR's diverse sampling.
 
-    captions  each as its sentences; one at least has a sentence
-
-    With probability 1/2 several sentences are a run of one caption, any such run; otherwise, and where no
-    caption is long enough, they are random ones in random order.
+    With probability 1/2 they are a run of one caption, any such run; otherwise, and where no caption is long
+    enough, they are random ones in random order.
     """
     pieces = [piece for caption in captions for piece in caption]
     number = min(rng.randint(1, most), len(pieces))
@@ -364,8 +304,8 @@ def crop_words(text: str, probability: float, rng: Random) -> str:
     return " ".join(words[start : start + number])
 
 
-# From texts to token ids. `Method.parts` and `Method.chunking` say how a method reads a text: as one part, as
-# sentences, or as a fixed number of chunks. The context is the length of one part.
+# From texts to token ids. `Method.parts` and `Method.chunking` say how a method reads a text. The context is
+# the length of one part.
 
 MAX_WINDOWS = 16  # of a text: more than LLaVA's 500 tokens fill of CLIP's 77, and a bound on memory
 
@@ -402,7 +342,7 @@ def encode_parts(
         whole = tokenizer.encode(texts, context)
         return TokenizedParts([[ids] for ids in whole.ids], whole.truncated_tokens)
     else:
-        split = [[s.text for s in sentences(text)] or [text] for text in texts]
+        split = [split_sentences(text) or [text] for text in texts]
     return encode_split(tokenizer, split, context, parts)
 
 
@@ -446,7 +386,7 @@ def windows(
 
 
 def _windows(tokenizer: TextTokenizer, text: str, context: int) -> list[list[int]]:
-    encoded = tokenizer.encode([s.text for s in sentences(text)] or [text], maxsize).ids
+    encoded = tokenizer.encode(split_sentences(text) or [text], maxsize).ids
     first, last = int(tokenizer.begin is not None), int(tokenizer.end is not None)
     head, tail = encoded[0][:first], encoded[0][len(encoded[0]) - last :]
     room = context - tokenizer.around
@@ -460,57 +400,3 @@ def _windows(tokenizer: TextTokenizer, text: str, context: int) -> list[list[int
             filled.append([])
         filled[-1] = filled[-1] + ids
     return [[*head, *part, *tail] for part in filled]
-
-
-# Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. A word is what
-# `TextTokenizer.words` returns; all its tokens share one outcome:
-#   50 %  each token becomes the mask token
-#   10 %  each token becomes a random token of the vocabulary that is no special token
-#   40 %  the word is deleted
-# With a tokenizer without a mask token (CLIP's) the word is always deleted. What the papers leave open: one
-# word at least stays, and words are deleted before a text is truncated.
-
-_MASKED, _REPLACED = 0.5, 0.1  # of the words that are dropped
-
-
-def drop_words(
-    words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
-) -> list[list[int]]:
-    """The ids of words, each dropped with a probability; one at least stays.
-
-    mask_tokens  what may replace a word; None: a dropped word is deleted
-
-    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
-    ([[], [8, 9]], [[7], [8, 9]])
-    """
-    dropped = [rng.random() < probability for _ in words]
-    if words and all(dropped):
-        dropped[rng.randrange(len(words))] = False
-    pairs = zip(words, dropped, strict=True)
-    return [_replacement(word, mask_tokens, rng) if drop else word for word, drop in pairs]
-
-
-def encode_word_dropout(
-    tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
-) -> TokenizedParts:
-    """Tokenize texts into one part each, with word dropout."""
-    check_context(context, tokenizer.around)
-    room = context - tokenizer.around
-    head = [] if tokenizer.begin is None else [tokenizer.begin]
-    tail = [] if tokenizer.end is None else [tokenizer.end]
-    ids = []
-    for text in texts:
-        words = drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng)
-        ids.append([piece for word in words for piece in word])
-    return TokenizedParts(
-        [[[*head, *one[:room], *tail]] for one in ids], [max(len(one) - room, 0) for one in ids]
-    )
-
-
-def _replacement(word: list[int], mask_tokens: MaskTokens | None, rng: Random) -> list[int]:
-    if mask_tokens is None:
-        return []
-    outcome = rng.random()
-    if outcome < _MASKED:
-        return [mask_tokens.mask] * len(word)
-    return rng.choices(mask_tokens.pieces, k=len(word)) if outcome < _MASKED + _REPLACED else []

@@ -5,6 +5,7 @@ uint8 (within 1/255 of Pillow on average). Evaluation is exact: full decoding an
 in published numbers. Both return uint8; encoders normalise, because mean and std belong to the weights.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -37,23 +38,26 @@ class Box(NamedTuple):
     bottom: int
 
 
-Rectangle = tuple[float, float, float, float]
-"""Left, top, right and bottom edge in pixels."""
-
 DRAWS = 7  # random numbers that every crop takes
 
 
-class Crop(Protocol):
-    """How training makes a square of an image."""
+class Crop(ABC):
+    """Abstract: how training makes a square of an image."""
 
-    def __call__(self, image: ImageInput, rng: Draws, where: str, /) -> Tensor:
-        """[3, size, size] uint8; [3, 0, 0] where cached features replace the image. Raises CorruptSample."""
+    @abstractmethod
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+        """[3, size, size] uint8; [3, 0, 0] where cached features replace the image.
 
-    def regions(self, index: int, key: str) -> Tensor | None:
+        Raises CorruptSample, which names `where`. Every call takes DRAWS numbers from rng.
+        """
+
+    def regions(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
         """[size, size] int64 superpixels of the record at a position; None without a cache."""
+        return None
 
-    def features(self, index: int, key: str) -> Tensor | None:
+    def features(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
         """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
+        return None
 
 
 class CropConfig(Config):
@@ -73,14 +77,14 @@ class CropConfig(Config):
         return self
 
 
-class TrainTransform:
+class TrainTransform(Crop):
     """A random crop, resized to a square.
 
     size    side of the square
-    scale   share of the image's area that the crop keeps, drawn evenly
-    ratio   width / height of the crop, drawn evenly in its logarithm
-    flip    mirror half of the images; off by default, because captions say left and right
-    jitter  brightness and contrast are each multiplied by something in 1 - jitter to 1 + jitter
+    scale   share of the image's area that the crop keeps, uniform
+    ratio   width / height of the crop, uniform in its logarithm
+    flip    mirror half of the images
+    jitter  brightness and contrast are each multiplied by a number in 1 - jitter to 1 + jitter
 
     A crop that must be wider or higher than the image is cut to the nearest ratio instead.
     """
@@ -93,19 +97,15 @@ class TrainTransform:
         flip: bool = False,
         jitter: float = 0.0,
     ) -> None:
-        assert 0 < scale[0] <= scale[1] <= 1, scale
-        assert 0 < ratio[0] <= ratio[1], ratio
-        assert 0 <= jitter <= 1, jitter
         self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
-        """[3, size, size] uint8. Raises CorruptSample, which names `where`.
-
-        Every call takes seven numbers from rng, whatever the settings: switching one option on changes
-        neither the crops nor what is drawn after them.
-        """
+        # as many random numbers whatever the settings: an option changes no other crop
         draws = [float(rng.random()) for _ in range(DRAWS)]
-        width, height = _size(image, where)
+        if isinstance(image, np.ndarray):
+            height, width = image.shape[:2]
+        else:
+            width, height = image_size(Record(where, image, ()))
         box = crop_box(width, height, self.scale, self.ratio, draws[:4])
         pixels = _crop_pixels(image, where, box, (width, height), self.size)
         if self.flip and draws[4] < 0.5:
@@ -116,20 +116,14 @@ class TrainTransform:
         brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
         return adjust(square, brightness, contrast)
 
-    def regions(self, _index: int, _key: str) -> None:
-        """None: cached superpixels are those of another square."""
-
-    def features(self, _index: int, _key: str) -> None:
-        """None: there are pixels."""
-
 
 class EvalTransform:
     """The square of an image in evaluation, always the same, exactly as Pillow resizes.
 
-    resize  "crop": short side to `size`, then the middle, CLIP's way; "squash": the whole image to
-            size x size, whatever its shape, SigLIP's way
+    resize  "crop": short side to `size`, then the middle (CLIP); "squash": the whole image to size x size
+            (SigLIP)
     filter  one of Pillow's, by its name in lower case
-    margin  the image is made so many times as large first, and the middle cut out
+    margin  the image is resized to so many times `size` first, and the middle cut out
     """
 
     def __init__(
@@ -137,30 +131,33 @@ class EvalTransform:
         size: int,
         resize: Literal["squash", "crop"] = "crop",
         filter: str = "bicubic",
-        margin: float = 1.0,
+        margin: float = 1,
     ) -> None:
         self.size, self.resize, self.larger = size, resize, round(size * margin)
         self.filter = Image.Resampling[filter.upper()]
 
     def __call__(self, image: ImageInput, where: str = "image") -> Tensor:
         """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
-        decoded = Image.fromarray(image) if isinstance(image, np.ndarray) else _decoded(image, where)
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image)
+        decoded = decode(Record(where, image, ()))
         if decoded.size != (self.size, self.size) or self.larger != self.size:
-            decoded = self._resized(decoded)
+            width, height, left, top = self._layout(decoded.size)
+            whole = decoded.resize((width, height), self.filter)
+            decoded = whole.crop((left, top, left + self.size, top + self.size))
         return torch.from_numpy(np.array(decoded)).permute(2, 0, 1).contiguous()
 
     def pressed(self) -> "EvalTransform":
         """The same filter, over the whole image."""
         return EvalTransform(self.size, "squash", self.filter.name)
 
-    def place(self, box: Rectangle, image: tuple[int, int]) -> Rectangle:
-        """Where a rectangle of an image lies in the square, in its pixels; it may reach beyond the rim.
+    def place(
+        self, box: tuple[float, float, float, float], image: tuple[int, int]
+    ) -> tuple[float, float, float, float]:
+        """A box of an image, of this width and height, in pixels of the square; it may reach over the rim.
 
-        image  width and height
-
-        >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200)), EvalTransform(
-        ...     100, "squash").place((50, 20, 150, 120), (400, 200))
-        ((-25.0, 10.0, 25.0, 60.0), (12.5, 10.0, 37.5, 60.0))
+        >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200))
+        (-25.0, 10.0, 25.0, 60.0)
         """
         width, height, left, top = self._layout(image)
         across, down = width / image[0], height / image[1]
@@ -173,38 +170,27 @@ class EvalTransform:
         )
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
-    def _resized(self, image: Image.Image) -> Image.Image:
-        width, height, left, top = self._layout(image.size)
-        whole = image.resize((width, height), self.filter)
-        return whole.crop((left, top, left + self.size, top + self.size))
-
 
 class Labels(Protocol):
     """Cached superpixels of the squares of evaluation (`data.superpixels`)."""
 
     def label(self, index: int, key: str) -> Tensor:
-        """[size, size] int64 of the record at a position"""
+        """[size, size] int64 of the record at a position."""
 
 
-class SameTransform:
-    """The square of evaluation in place of a random crop. Takes as many random numbers as a crop."""
+class SameTransform(Crop):
+    """The square of evaluation in place of a random crop, with the cached superpixels of these squares."""
 
     def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
-        """labels: the cached superpixels of these squares"""
         self.transform, self.labels = transform, labels
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
-        """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
         for _ in range(DRAWS):
             rng.random()
         return self.transform(image, where)
 
     def regions(self, index: int, key: str) -> Tensor | None:
-        """[size, size] int64 superpixels of the record at a position; None without a cache."""
         return None if self.labels is None else self.labels.label(index, key)
-
-    def features(self, _index: int, _key: str) -> None:
-        """None: there are pixels."""
 
 
 def crop_box(
@@ -229,9 +215,7 @@ def crop_box(
 
 
 def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
-    """The short side to ask `decode` for, so that the crop keeps `size` pixels each way.
-
-    None means the whole image. A JPEG can be decoded at 1/2, 1/4 or 1/8.
+    """The `draft` of `decode` that leaves the crop `size` pixels each way; None for the whole image.
 
     >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
     300
@@ -261,21 +245,11 @@ def adjust(square: Tensor, brightness: float, contrast: float) -> Tensor:
     return torch.from_numpy(np.take(np.round(table.clip(0, 255)).astype(np.uint8), values))
 
 
-def _decoded(image: bytes | Image.Image, where: str, draft: int | None = None) -> Image.Image:
-    return decode(Record(where, image, ()), draft)
-
-
-def _size(image: ImageInput, where: str) -> tuple[int, int]:
-    if isinstance(image, np.ndarray):
-        return image.shape[1], image.shape[0]
-    return image_size(Record(where, image, ()))
-
-
 def _crop_pixels(image: ImageInput, where: str, box: Box, full: tuple[int, int], size: int) -> np.ndarray:
     """Pixels [h, w, 3] of the box, from an image decoded no larger than needed."""
     if isinstance(image, np.ndarray):
         return image[box.top : box.bottom, box.left : box.right]
-    decoded = _decoded(image, where, draft_side(*full, box, size))
+    decoded = decode(Record(where, image, ()), draft_side(*full, box, size))
     across, down = decoded.width / full[0], decoded.height / full[1]
     left, top = round(box.left * across), round(box.top * down)
     right = min(left + round((box.right - box.left) * across), decoded.width)

@@ -1,12 +1,11 @@
 """From the vectors of sub-captions to one of the whole caption: the Whole-caption Transformer of CAFT.
 
-Woo et al., arXiv 2602.02977, equations 2 to 4. In three steps:
-  1. an adapter turns every sub-caption a little (CLIP-Adapter, arXiv 2110.04544);
-  2. a class token stands in front of them, and each place has a learnt vector;
-  3. a transformer in which all see all; the class token at its end is the caption.
+Woo et al., arXiv 2602.02977, equations 2 to 4: an adapter turns every sub-caption a little (CLIP-Adapter,
+arXiv 2110.04544); a class token stands in front of them, and each place has a learnt vector; in a transformer
+all attend to all, and the class token at its end is the caption.
 
-Differs from the paper: it leaves open what attention sees (here no causal mask, or the class token in front
-would see nothing), and it writes nothing of empty places, which nobody sees here.
+Differs from the paper: it leaves open what attention reads (here no causal mask, or the class token in front
+would read nothing), and it writes nothing of empty places, which nothing attends to here.
 """
 
 from typing import Literal
@@ -31,7 +30,7 @@ class ComposerConfig(Config):
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)
 
 
-BLEND = 0.2  # of what the MLP says, in CLIP-Adapter
+BLEND = 0.2  # share of the MLP, in CLIP-Adapter
 
 
 class Composer(Layered):
@@ -53,13 +52,12 @@ class Composer(Layered):
         """parts [M, S, W] not of unit length, mask [M, S] bool -> captions [M, W], 0 for one without parts"""
         x = self.adapter(parts.masked_fill(~mask[..., None], 0.0))
         x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], 1)
-        seen = F.pad(mask, (1, 0), value=True)
-        x = self.stack(x + self.position[: x.shape[1]], seen)
+        x = self.stack(x + self.position[: x.shape[1]], F.pad(mask, (1, 0), value=True))
         return self.project(self.norm(x[:, 0])) * mask.any(1, keepdim=True)
 
 
 class Adapter(nn.Module):
-    """A bottleneck beside the identity. The residual form begins as the identity itself."""
+    """A bottleneck, added to the identity. The residual form is the identity at the start."""
 
     def __init__(self, width: int, hidden: int, blend: bool) -> None:
         super().__init__()
@@ -70,5 +68,5 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., W] -> the same"""
-        made = self.widen(F.relu(self.narrow(x)))
-        return (1 - BLEND) * x + BLEND * F.relu(made) if self.blend else x + made
+        change = self.widen(F.relu(self.narrow(x)))
+        return (1 - BLEND) * x + BLEND * F.relu(change) if self.blend else x + change

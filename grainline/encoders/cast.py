@@ -1,102 +1,76 @@
 """A vision transformer from fine to coarse, over superpixels instead of squares (CAST, arXiv 2210.00314).
 
-A small convolutional stem sees the image; superpixels take the mean of its features. Blocks follow in
-stages, and between two stages graph pooling makes fewer tokens of many (`nn.grouping`). So each stage has
-segments of its own, those of a later stage made of whole ones of an earlier. In CAFT (arXiv 2602.02977) the
-second stage meets the parts of a text, and the class token behind the last one the whole.
+A small convolutional stem reads the image; superpixels take the mean of its features. Blocks follow in
+stages, and between two stages graph pooling makes few tokens of many (`nn.grouping`). So each stage has its
+own segments, and a segment of a later stage consists of whole segments of an earlier one. In CAFT (arXiv
+2602.02977) the second stage is compared with the parts of a text, and the last class token with the whole.
 
 A superpixel may be empty. Empty ones, and groups for which there were too few tokens, are in no attention,
-mean or group: what stands in their place changes nothing.
+mean or group: their values change nothing.
 """
 
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.config import Config
-from grainline.encoders.base import ImageTokens, Layered
+from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
-from grainline.encoders.vit import Colour, normalised, waves
+from grainline.encoders.vit import waves
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.grouping import GraphPool
 from grainline.nn.superpixels import one_hot, pool_cells
-
-SIZES: dict[str, dict[str, Any]] = {
-    "toy": {"width": 32, "heads": 2, "depths": (1, 1, 1, 1)},
-    "Mi": {"width": 128, "heads": 4, "depths": (2, 1, 1, 1)},
-    "Ti": {"width": 192, "heads": 3, "depths": (3, 3, 3, 2)},
-    "S": {"width": 384, "heads": 6, "depths": (3, 3, 3, 2)},
-    "B": {"width": 768, "heads": 12, "depths": (3, 3, 3, 2)},
-}
-"""About as large as the vision transformers of these names: each of three pools weighs as much as a block."""
 
 LONGEST = 10_000
 """Radians that the shortest wave of the positions turns while the longest turns one, as in CAST."""
 
 
-class CastConfig(Config):
-    """`name` such as "B" fills in width, heads and depths; fields given beside it win."""
+class CastConfig(ScratchImageConfig):
+    """`name` such as "B" fills in width, heads and depths; fields given with it win.
 
-    name: str | None = None
-    width: int = Field(gt=0)
-    heads: int = Field(gt=0)
+    Encoders are about as large as the ViTs of these names: each of three pools weighs as much as a block.
+    """
+
+    sizes: ClassVar = {
+        "toy": {"width": 32, "heads": 2, "depths": (1, 1, 1, 1)},
+        "Mi": {"width": 128, "heads": 4, "depths": (2, 1, 1, 1)},
+        "Ti": {"width": 192, "heads": 3, "depths": (3, 3, 3, 2)},
+        "S": {"width": 384, "heads": 6, "depths": (3, 3, 3, 2)},
+        "B": {"width": 768, "heads": 12, "depths": (3, 3, 3, 2)},
+    }
+
     depths: tuple[int, ...] = Field(min_length=1)  # blocks of each stage
     groups: tuple[int, ...] = (64, 32, 16)  # tokens of each stage but the first, which has the superpixels
     read: int | None = Field(None, ge=1)  # the stage whose tokens are the image's, from 1; None: the last
-    size: int = Field(224, gt=0)  # side of the square input in pixels
     superpixels: SuperpixelConfig = SuperpixelConfig()
-    stride: int = Field(
-        8, gt=0
-    )  # side of the square, in pixels, that one cell of the stem's features stands for
+    stride: int = Field(8, gt=0)  # side in pixels of the square behind one cell of the stem's features
     stem: Literal["group", "batch"] = "group"  # the norm in it
     positions: Literal["waves", "learnt"] = "waves"
     mlp_ratio: float = Field(4.0, gt=0)
-    drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
     dropout: float = Field(0.1, ge=0.0, lt=1.0)  # inside graph pooling
-    mean: Colour = (0.481, 0.458, 0.408)  # of the pixels in 0..1, as CLIP's data have them
-    std: Colour = (0.269, 0.261, 0.276)  # their standard deviation
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: Any) -> Any:
-        name = values.get("name") if isinstance(values, dict) else None
-        if name is None:
-            return values
-        if not isinstance(name, str) or name not in SIZES:
-            raise ValueError(f"name {name!r} is not known; allowed are {', '.join(SIZES)}")
-        return SIZES[name] | values
 
     @model_validator(mode="after")
     def _fits(self) -> "CastConfig":
-        cell, tokens = self.superpixels.cell, (self.superpixel_count, *self.groups)
-        falling = all(more > fewer > 0 for more, fewer in zip(tokens, self.groups, strict=False))
+        cell, stages = self.superpixels.cell, len(self.depths)
+        number = (self.size // cell) ** 2
+        falling = all(more > fewer > 0 for more, fewer in pairwise((number, *self.groups)))
         wrong = {
             f"size {self.size} is not a multiple of superpixels.cell {cell}": self.size % cell,
-            f"stride {self.stride} is not a power of two, at least 2": self.stride < 2
-            or self.stride & (self.stride - 1),
+            f"stride {self.stride} is not a power of two, at least 2": self.stride.bit_count() != 1
+            or self.stride < 2,
             f"superpixels.cell {cell} is not a multiple of stride {self.stride}": cell % self.stride,
-            f"{len(self.depths)} depths need {len(self.depths) - 1} groups, one between two stages; "
-            f"groups has {len(self.groups)}": len(self.depths) != len(self.groups) + 1,
+            f"{stages} depths need {stages - 1} groups, one between two stages; "
+            f"groups has {len(self.groups)}": stages != len(self.groups) + 1,
             f"depths {self.depths} must be above 0": min(self.depths) <= 0,
-            f"read {self.read} is no stage: there are {len(self.depths)}": (self.read or 1)
-            > len(self.depths),
-            f"groups {self.groups} must fall, from below the {tokens[0]} superpixels to above 0": not falling,
-            f"width {self.width} is not a multiple of {self.heads} heads": self.width % self.heads,
-            f"width {self.width} is not a multiple of 4, as positions of waves need it": self.width % 4
-            and self.positions == "waves",
-            f"spread {self.std} must be above 0 in every colour": min(self.std) <= 0,
+            f"read {self.read} is no stage: there are {stages}": (self.read or 1) > stages,
+            f"groups {self.groups} must fall, from below the {number} superpixels to above 0": not falling,
         }
-        for why, found in wrong.items():
-            if found:
-                raise ValueError(why)
+        for message, applies in wrong.items():
+            if applies:
+                raise ValueError(message)
         return self
-
-    @property
-    def superpixel_count(self) -> int:
-        """Superpixels of an image, empty ones included."""
-        return (self.size // self.superpixels.cell) ** 2
 
 
 class Stage(NamedTuple):
@@ -115,23 +89,19 @@ class CastTokens(NamedTuple):
     weights: tuple[Tensor, ...]  # [N, n, m] how much of each token of a stage goes to each of the next
 
 
-class Cast(Layered):
+class Cast(PixelEncoder):
     """Pixels to superpixels, to segments of every stage, and to a pooled vector.
 
     Blocks and graph pools stand one after the other in one list of layers. Drop path rises over the blocks.
     """
 
     before, behind, attention = ("stem", "position", "class_token"), ("norm", "norm_read"), PROJECTIONS
-    mean: Tensor
-    spread: Tensor
     position: Tensor
 
     def __init__(self, cfg: CastConfig) -> None:
-        super().__init__()
+        super().__init__(cfg.mean, cfg.std)
         self.width, self.size, self.grid = cfg.width, cfg.size, None
         self.cell = cfg.superpixels.cell
-        self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(cfg.std).view(3, 1, 1))
         self.superpixels = Superpixels(cfg.superpixels, cfg.size)
         self.stem = _stem(cfg)
         self.side = cfg.size // cfg.stride  # of the map of features
@@ -149,25 +119,25 @@ class Cast(Layered):
 
     def read(self, pixels: Tensor, regions: Tensor | None = None) -> ImageTokens:
         """The tokens of one stage, and outside training that of each pixel. Arguments as in `forward`."""
-        seen = self(pixels, regions)
-        tokens, mask = seen.stages[self.stage]
+        result = self(pixels, regions)
+        tokens, mask = result.stages[self.stage]
         patches = (self.norm_read or self.norm)(tokens)
         places = None
         if not self.training:
             small = torch.uint8 if tokens.shape[1] <= 256 else torch.int32
-            places = segments(seen)[self.stage].to(small)
-        return ImageTokens(seen.pooled, seen.pooled, patches, mask, places)
+            places = segments(result)[self.stage].to(small)
+        return ImageTokens(result.pooled, result.pooled, patches, mask, places)
 
     def forward(self, pixels: Tensor, regions: Tensor | None = None) -> CastTokens:
         """Images to tokens. No value is read by the host.
 
         pixels   [N, 3, S, S] uint8 or float
-        regions  [N, S, S] int64 superpixels that are known already, under the contract of `nn.superpixels`
+        regions  [N, S, S] int64 superpixels computed before, under the contract of `nn.superpixels`
         """
         label = self.superpixels(pixels).label if regions is None else regions
         tokens, mask = self.superpixel_tokens(pixels, label)
         cls = self.class_token.to(tokens.dtype).expand(tokens.shape[0], -1)
-        x, seen = _joined(cls, tokens, mask)
+        x, real = _with_class_token(cls, tokens, mask)
         stages, weights = [], []
         for layer in self.layers:
             if isinstance(layer, GraphPool):
@@ -175,37 +145,37 @@ class Cast(Layered):
                 grouped = layer(x[:, 1:], x[:, 0], mask)
                 weights.append(grouped.weight)
                 mask = grouped.mask
-                x, seen = _joined(grouped.cls, grouped.tokens, mask)
+                x, real = _with_class_token(grouped.cls, grouped.tokens, mask)
             else:
-                x = layer(x, seen)
+                x = layer(x, real)
         stages.append(Stage(x[:, 1:], mask))
         return CastTokens(self.norm(x[:, 0]), tuple(stages), label, tuple(weights))
 
     def superpixel_tokens(self, pixels: Tensor, label: Tensor) -> Stage:
-        """What enters the first block: the mean of features and of their positions over each superpixel."""
-        x = self.stem(normalised(pixels, self.mean, self.spread))  # [N, W, side, side]
+        """The input of the first block: the mean of features and of their positions over each superpixel."""
+        x = self.stem(self.normalised(pixels))  # [N, W, side, side]
         x = x + self.position.T.unflatten(1, (self.side, self.side))
-        found = pool_cells(x, one_hot(label, self.cell), self.cell)
-        return Stage(found.tokens, found.mass > 0)
+        pooled = pool_cells(x, one_hot(label, self.cell), self.cell)
+        return Stage(pooled.tokens, pooled.mass > 0)
 
 
-def segments(seen: CastTokens) -> tuple[Tensor, ...]:
+def segments(result: CastTokens) -> tuple[Tensor, ...]:
     """The segment of each pixel at every stage, from fine to coarse: [N, S, S] int64 each, in 0..n-1
 
     Superpixels go whole to the group that takes most of them, and groups to groups, so that a later map joins
     segments of an earlier one and never cuts them.
     """
-    maps = [seen.label]
-    for weight in seen.weights:
+    maps = [result.label]
+    for weight in result.weights:
         of = maps[-1].flatten(1)
-        maps.append(weight.argmax(2).gather(1, of).view_as(seen.label))
+        maps.append(weight.argmax(2).gather(1, of).view_as(result.label))
     return tuple(maps)
 
 
-def _joined(cls: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The class token in front of the others: [N, 1 + n, W], and what may be attended to: [N, 1 + n] bool"""
-    seen = torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
-    return torch.cat([cls[:, None], tokens], dim=1), seen
+def _with_class_token(cls: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The class token in front of the others: [N, 1 + n, W], and their mask: [N, 1 + n] bool"""
+    real = torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
+    return torch.cat([cls[:, None], tokens], dim=1), real
 
 
 def _layers(cfg: CastConfig) -> nn.ModuleList:
@@ -215,16 +185,8 @@ def _layers(cfg: CastConfig) -> nn.ModuleList:
     layers: list[nn.Module] = []
     for stage, number in enumerate(cfg.depths):
         if stage:
-            layers.append(
-                GraphPool(
-                    cfg.width,
-                    cfg.heads,
-                    cfg.groups[stage - 1],
-                    mlp_ratio=cfg.mlp_ratio,
-                    dropout=cfg.dropout,
-                    depth=depth,
-                )
-            )
+            settings = {"mlp_ratio": cfg.mlp_ratio, "dropout": cfg.dropout}
+            layers.append(GraphPool(cfg.width, cfg.heads, cfg.groups[stage - 1], depth=depth, **settings))
         layers += [next(blocks) for _ in range(number)]
     return nn.ModuleList(layers)
 
@@ -233,14 +195,13 @@ def _stem(cfg: CastConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 that double the channels, one of stride 1, and a 1 x 1 one.
 
     At width 768 and stride 8 they have 96, 192, 384, 768 and 768 channels, as in CAST, which has BatchNorm
-    behind each. That is `batch`, for comparison alone: what an image becomes then depends on its batch, so a
+    behind each. That is `batch`, for comparison alone: the result of an image then depends on its batch, so a
     batch in chunks (GradCache) or over several processes gives other gradients than the same batch at once.
     With `group` each image is normed by itself.
     """
-    halvings = cfg.stride.bit_length() - 1
     layers: list[nn.Module] = []
     before = 3
-    for left in range(halvings, -1, -1):
+    for left in reversed(range(cfg.stride.bit_length())):
         after = max(16, cfg.width >> left) if left else cfg.width
         norm = nn.BatchNorm2d(after) if cfg.stem == "batch" else nn.GroupNorm(1, after)
         layers += [nn.Conv2d(before, after, 3, 2 if left else 1, 1, bias=False), norm, nn.ReLU()]

@@ -4,75 +4,84 @@ A batch is cut at its longest text, and a batch of very unequal lengths is encod
 length; both change nothing but the cost.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from grainline.config import Config
-from grainline.encoders.base import Layered, TextTokens
+from grainline.encoders.base import Layered, ScratchConfig, TextTokens
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.hashing import some_rows
 from grainline.nn.pooling import mean_pool
 from grainline.nn.runtime import is_static
 
-SIZES: dict[str, dict[str, int]] = {
-    "toy": {"width": 32, "depth": 1, "heads": 2},
-    "Mi": {"width": 128, "depth": 4, "heads": 4},
-    "Ti": {"width": 256, "depth": 6, "heads": 4},
-    "S": {"width": 384, "depth": 12, "heads": 6},
-    "B": {"width": 512, "depth": 12, "heads": 8},
-    "L": {"width": 768, "depth": 12, "heads": 12},
-}
 
+class ScratchTextConfig(ScratchConfig):
+    """Abstract: a text transformer from scratch; "B" has the sizes of CLIP ViT-B's text side."""
 
-class SizedConfig(Config):
-    """Abstract: what is said of every text transformer from scratch.
+    sizes: ClassVar = {
+        "toy": {"width": 32, "depth": 1, "heads": 2},
+        "Mi": {"width": 128, "depth": 4, "heads": 4},
+        "Ti": {"width": 256, "depth": 6, "heads": 4},
+        "S": {"width": 384, "depth": 12, "heads": 6},
+        "B": {"width": 512, "depth": 12, "heads": 8},
+        "L": {"width": 768, "depth": 12, "heads": 12},
+    }
 
-    `name` such as "B" (CLIP ViT-B's text side) fills in width, depth and heads; fields beside it win.
-    """
-
-    name: str | None = None
-    width: int = Field(gt=0)
     depth: int = Field(gt=0, le=1000)
-    heads: int = Field(gt=0)
-    vocab: int = Field(
-        8192, gt=256, le=10_000_000
-    )  # entries of the tokenizer; training replaces it by what its tokenizer holds
+    vocab: int = Field(8192, gt=256, le=10_000_000)  # tokens; training sets it to the size of its tokenizer
     context: int = Field(77, gt=2)  # longest text in tokens; longer ones are cut, counted and reported
-    drop_path: float = Field(0.0, ge=0.0, lt=1.0)
     buckets: int = Field(4, ge=1)  # at most so many groups of similar length; 1 pads all to the longest
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: Any) -> Any:
-        name = values.get("name") if isinstance(values, dict) else None
-        if name is None:
-            return values
-        if not isinstance(name, str) or name not in SIZES:
-            raise ValueError(f"allowed names of text encoders are {', '.join(SIZES)}")
-        return SIZES[name] | values
 
-    @model_validator(mode="after")
-    def _fits(self) -> "SizedConfig":
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        return self
-
-
-class TextConfig(SizedConfig):
-    """A transformer that says one vector of a text."""
+class TextConfig(ScratchTextConfig):
+    """A transformer that gives one vector for a text."""
 
     causal: bool = True
     pool: Literal["end", "mean"] = "end"  # the end token's state, or the mean of all
 
 
 class Grouping(Layered):
-    """A text encoder that reads a batch in groups of similar length. Abstract."""
+    """Abstract: a text encoder that reads a batch in groups of similar length."""
 
     buckets: int  # groups at most; how many there are depends on the batch
+    context: int
+
+    def check_length(self, mask: Tensor) -> None:
+        """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
+        if not is_static() and mask.shape[1] > self.context and bool(mask[:, self.context :].any()):
+            raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
+
+    def read_in_groups(
+        self,
+        read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        ids: Tensor,
+        mask: Tensor,
+        dims: tuple[int | None, ...],
+    ) -> tuple[Tensor, ...]:
+        """read(ids, mask), computed group by group; ids and mask [M, L]
+
+        dims  of each tensor that `read` returns: the dimension of tokens (-1 or -2), padded to L, or None
+        """
+        if is_static():  # the caller keeps to the context
+            return read(ids, mask)
+        self.check_length(mask)
+        groups = length_groups(mask.sum(1), self.buckets)
+        parts = []
+        for rows, longest in groups:
+            with some_rows(rows, len(ids)):
+                part = read(ids[rows, :longest], mask[rows, :longest])
+            parts.append([_padded(x, dim, ids.shape[1]) for x, dim in zip(part, dims, strict=True)])
+        back = torch.cat([rows for rows, _ in groups]).argsort()
+        return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
+
+
+def _padded(x: Tensor, dim: int | None, length: int) -> Tensor:
+    return x if dim is None else F.pad(x, (0, 0) * (-1 - dim) + (0, length - x.shape[dim]))
 
 
 def read_at_once(model: nn.Module) -> None:
@@ -80,12 +89,6 @@ def read_at_once(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Grouping):
             module.buckets = 1
-
-
-def check_length(mask: Tensor, context: int) -> None:
-    """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
-    if mask.shape[1] > context and bool(mask[:, context:].any()):
-        raise ValueError(f"a text has more than {context} tokens; the tokenizer must cut it there")
 
 
 class TextTransformer(Grouping):
@@ -105,39 +108,24 @@ class TextTransformer(Grouping):
 
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
-        if is_static():  # the caller keeps to the context
-            tokens, pooled = self._read(ids, mask)
-            return TextTokens(pooled, tokens, mask)
-        check_length(mask, self.context)
-        length = ids.shape[1]
-        groups = length_groups(mask.sum(1), self.buckets)
-        parts = []
-        for group, longest in groups:
-            with some_rows(group, len(ids)):
-                parts.append(self._read(ids[group, :longest], mask[group, :longest]))
-        back = torch.cat([group for group, _ in groups]).argsort()
-        tokens = torch.cat([nn.functional.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])
-        return TextTokens(torch.cat([pooled for _, pooled in parts])[back], tokens[back], mask)
+        tokens, pooled = self.read_in_groups(self._read, ids, mask, (-2, None))
+        return TextTokens(pooled, tokens, mask)
 
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norm(self.stack(self.words(ids) + self.position[: ids.shape[1]], mask, self.causal))
-        return x, self._summary(x, mask)
-
-    def _summary(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.pool == "mean":
-            return mean_pool(x, mask).vector
+            return x, mean_pool(x, mask).vector
         last = (mask.sum(1) - 1).clamp(min=0)
-        return x[torch.arange(x.shape[0], device=x.device), last] * mask.any(1, keepdim=True)
+        return x, x[torch.arange(x.shape[0], device=x.device), last] * mask.any(1, keepdim=True)
 
 
-GROUP_COST = {"cuda": 4096}
-"""What one group more costs, in tokens, by the type of the device; OTHER_GROUP_COST elsewhere.
+GROUP_COST = {"cuda": 4096, "cpu": 64}
+"""What one group more costs, in tokens, by the type of the device.
 
 Measured on a CPU: 5 to 35 tokens a core for widths of 192 to 384 (2 to 12 blocks, forward and backward), here
-for two cores with a little to spare. A GPU has to be kept busy: some 30 launches a block, at about 6 us each
+for two cores with a little to spare. A GPU needs large groups: some 30 launches a block, at about 6 us each
 and about 0.5 us a token, calculated for 12 blocks of width 384 and not measured.
 """
-OTHER_GROUP_COST = 64
 
 
 def length_groups(lengths: Tensor, most: int) -> list[tuple[Tensor, int]]:
@@ -146,9 +134,9 @@ def length_groups(lengths: Tensor, most: int) -> list[tuple[Tensor, int]]:
     lengths  [M] real tokens of each row
     returns  (row numbers [m], longest length in the group, at least 1), shortest group first; every row once
 
-    The cuts are those that minimise the number of padded tokens, plus GROUP_COST for each group, over groups
-    of neighbours in sorted order, found on a grid of 16 quantiles: a tenth of a millisecond, where a grid of
-    64 would take ten times as long to save 4 % of the tokens at most. Lengths are read on the host once.
+    The cuts minimise the number of padded tokens plus GROUP_COST for each group, over groups of neighbours in
+    sorted order, on a grid of 16 quantiles: a tenth of a millisecond, where a grid of 64 would take ten times
+    as long to save 4 % of the tokens at most. Lengths are read on the host once.
 
     >>> length_groups(torch.tensor([5, 90, 4, 88]), most=2)
     [(tensor([2, 0]), 5), (tensor([3, 1]), 90)]
@@ -156,7 +144,7 @@ def length_groups(lengths: Tensor, most: int) -> list[tuple[Tensor, int]]:
     order = lengths.argsort(stable=True)
     length = lengths[order].clamp(min=1).tolist()  # the one wait for the device
     grid = sorted({len(length) * i // 16 for i in range(17)})
-    cost = GROUP_COST.get(lengths.device.type, OTHER_GROUP_COST)
+    cost = GROUP_COST.get(lengths.device.type, GROUP_COST["cpu"])
     return [(order[a:b], length[b - 1]) for a, b in pairwise(_best_cuts(grid, length, most, cost))]
 
 

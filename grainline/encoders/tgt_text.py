@@ -1,42 +1,34 @@
 """The text side of the Text Group Transformer: tokens to groups, and a caption decoded from them.
 
-A text encoder whose summary is a few groups of tokens: that of the Text Group Transformer.
-
-In four steps:
-  1. K learnt group vectors stand behind the tokens of a text, without positions; layers in which all see all
-     let both inform each other;
-  2. a block gives every token to one group, and each group takes up the mean of its tokens
-    (`nn/grouping.py`);
-  3. a few more layers read the groups alone;
-  4. the summary is the mean of the groups behind a LayerNorm.
+K learnt group vectors stand behind the tokens of a text, without positions, in layers where all attend to
+all. A block then gives every token to one group, and each group takes up the mean of its tokens
+(`nn/grouping.py`). A few more layers read the groups alone; the summary is their mean behind a LayerNorm.
 
 Masks come from lengths, never from ids. A short text may use fewer groups than a long one. Positions can be
-left out at random in training, so that groups cannot be told by place alone.
+left out at random in training, so that place alone does not determine the group.
 """
 
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.text import Grouping, SizedConfig, check_length, length_groups
+from grainline.encoders.text import Grouping, ScratchTextConfig
 from grainline.nn.attention import PROJECTIONS, Attention, CrossAttention, Stack
 from grainline.nn.grouping import Assignment, GroupingBlock
-from grainline.nn.hashing import some_rows, stays
+from grainline.nn.hashing import stays
 from grainline.nn.pooling import mean_pool
-from grainline.nn.runtime import is_static
 
 
-class GrouperConfig(SizedConfig):
+class GrouperConfig(ScratchTextConfig):
     """`depth` counts the layers over tokens and groups, `later` those over groups alone."""
 
     groups: int = Field(gt=0)
     later: int = Field(3, ge=0)
     form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
-    eps: float = Field(1.0, ge=1e-6)  # beside the number of tokens of a group
+    eps: float = Field(1.0, ge=1e-6)  # added to the number of tokens of a group
     position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
     tokens_per_group: float | None = Field(None, ge=1)  # a text of n tokens uses n / this groups; None: all
 
@@ -77,21 +69,8 @@ class Grouper(Grouping):
 
     def forward(self, ids: Tensor, mask: Tensor) -> GroupedTokens:
         """ids [M, L], mask [M, L] -> GroupedTokens of the same L; padding may be longer than the context"""
-        if is_static():  # the caller keeps to the context
-            groups, soft, states = self._read(ids, mask)
-        else:
-            check_length(mask, self.context)
-            length = ids.shape[1]
-            found = length_groups(mask.sum(1), self.buckets)
-            parts = []
-            for rows, longest in found:
-                with some_rows(rows, len(ids)):
-                    parts.append(self._read(ids[rows, :longest], mask[rows, :longest]))
-            back = torch.cat([rows for rows, _ in found]).argsort()
-            groups = torch.cat([x for x, _, _ in parts])[back]
-            soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x, _ in parts])[back]
-            short = 0 if self.training else length
-            states = torch.cat([F.pad(x, (0, 0, 0, max(0, short - x.shape[1]))) for _, _, x in parts])[back]
+        dims = None, -1, None if self.training else -2
+        groups, soft, states = self.read_in_groups(self._read, ids, mask, dims)
         used = self.used(mask)
         return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft, states)
 
@@ -105,21 +84,20 @@ class Grouper(Grouping):
         return torch.arange(self.count, device=mask.device) < number
 
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The groups behind all layers, who takes which token, the tokens before: [M, K, W], [M, K, L],
-        [M, L, W]"""
+        """Final groups, soft assignment, and the tokens before it: [M, K, W], [M, K, L], [M, L, W]"""
         words = self.words(ids) + self._positions(ids)
         groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
         x = torch.cat([words, groups], 1)
         used = self.used(mask)
-        seen, soft, states = torch.cat([mask, used], 1), None, words[:, :0]
+        real, soft, states = torch.cat([mask, used], 1), None, words[:, :0]
         for block in self.stack.blocks:
             if isinstance(block, Assignment | GroupingBlock):
                 tokens = x[:, : -self.count]
                 states = tokens[:, :0] if self.training else tokens * mask[..., None]
                 x, _, soft = block(x[:, -self.count :], tokens, mask, used)
-                seen = used  # groups alone from now on
+                real = used  # groups alone from now on
             else:
-                x = block(x, seen)
+                x = block(x, real)
         assert soft is not None
         return self.norm(x), soft, states
 
@@ -136,10 +114,8 @@ def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:
     return GroupingBlock(cfg.width, cfg.groups, cfg.heads, cfg.eps)
 
 
-# A small decoder that says a caption again from a few vectors: it shows what they hold of the caption.
-#
-# It writes from left to right. Its table of words, in and out, is that of the text encoder, so it has none of
-# its own.
+# A small decoder that writes a caption from a few vectors, from left to right: it shows what they hold of the
+# caption. Its table of words, in and out, is that of the text encoder.
 
 
 class DecoderConfig(Config):
@@ -162,10 +138,10 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, words: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What is known of the next token at each place: [M, L, W]
+        """The state from which the next token at each place is predicted: [M, L, W]
 
         words    [M, L, W] word vectors of the tokens so far, padding on the right
-        vectors  [M, K, W] what the caption is said from
+        vectors  [M, K, W] to write the caption from
         mask     [M, K] bool, True = real; None: all are
         """
         x = words + self.position[: words.shape[1]]

@@ -1,37 +1,28 @@
 """Two encoders and the projections of both into one shared space: the trunk of every dual-encoder method."""
 
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    SerializeAsAny,
-    Tag,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config, load_class
 from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
-from grainline.encoders.cast import SIZES as CAST_SIZES
 from grainline.encoders.cast import Cast, CastConfig, segments
-from grainline.encoders.pretrained import Pretrained, build_pretrained
+from grainline.encoders.pretrained import Pretrained, build_pretrained, is_vector, space_of
 from grainline.encoders.pretrained.adapters import CLASSED, ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import is_vector, space_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig, is_pretrained
+from grainline.encoders.pretrained.build import PretrainedConfig, PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
 from grainline.nn.pooling import unit
 from grainline.types import Encoded, Images, Texts, full
 
-WIDTH = 512  # of the shared space, where neither the config nor a checkpoint says it
+WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 
 
-def _load_custom(value: Any, info: ValidationInfo, base: type[Config]) -> Any:
+def _load_custom(base: type[Config], value: Any, info: Any) -> Any:
     """The config of an encoder outside grainline, of the class that its field `kind` names."""
     if not isinstance(value, dict):
         return value
@@ -40,17 +31,12 @@ def _load_custom(value: Any, info: ValidationInfo, base: type[Config]) -> Any:
     return cls.model_validate(value, context=info.context)
 
 
-def _load_image(value: Any, info: ValidationInfo) -> Any:
-    return _load_custom(value, info, ImageEncoderConfig)
-
-
-def _load_text(value: Any, info: ValidationInfo) -> Any:
-    return _load_custom(value, info, TextEncoderConfig)
-
-
-def _is_custom(value: Any) -> bool:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    return isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(kind)
+def _tag(value: Any) -> str | None:
+    """The tag of a side outside grainline or from a checkpoint; None: from scratch."""
+    fields = value if isinstance(value, dict) else {}
+    if isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(fields.get("kind")):
+        return "custom"
+    return "pretrained" if isinstance(value, PretrainedConfig) or "pretrained" in fields else None
 
 
 def image_kind(value: Any) -> str:
@@ -58,37 +44,39 @@ def image_kind(value: Any) -> str:
 
     "custom" with kind "module:Class", "pretrained" with that field, "cast" by name or field, else "vit"
     """
-    kind = "custom" if _is_custom(value) else is_pretrained(value)
-    if kind == "scratch":
-        fields = value if isinstance(value, dict) else {}
-        named = fields.get("name") in [*CAST_SIZES]  # those of a ViT have a slash
-        kind = "cast" if isinstance(value, CastConfig) or "superpixels" in fields or named else "vit"
-    return kind
+    fields = value if isinstance(value, dict) else {}
+    cast = "superpixels" in fields or fields.get("name") in [*CastConfig.sizes]  # names of a ViT have a slash
+    return _tag(value) or ("cast" if cast or isinstance(value, CastConfig) else "vit")
 
 
 ImageSide = Annotated[
     Annotated[ViTConfig, Tag("vit")]
     | Annotated[CastConfig, Tag("cast")]
     | Annotated[PretrainedImageConfig, Tag("pretrained")]
-    | Annotated[SerializeAsAny[ImageEncoderConfig], BeforeValidator(_load_image), Tag("custom")],
+    | Annotated[
+        SerializeAsAny[ImageEncoderConfig],
+        BeforeValidator(partial(_load_custom, ImageEncoderConfig)),
+        Tag("custom"),
+    ],
     Discriminator(image_kind),
 ]
 
 
 def text_kind(value: Any) -> str:
     """The tag of a text side: "custom", "pretrained" or "groups" as for images, else "scratch"."""
-    kind = "custom" if _is_custom(value) else is_pretrained(value)
-    if kind == "scratch":
-        named = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
-        kind = "groups" if named else "scratch"
-    return kind
+    groups = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
+    return _tag(value) or ("groups" if groups else "scratch")
 
 
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")]
     | Annotated[GrouperConfig, Tag("groups")]
     | Annotated[PretrainedTextConfig, Tag("pretrained")]
-    | Annotated[SerializeAsAny[TextEncoderConfig], BeforeValidator(_load_text), Tag("custom")],
+    | Annotated[
+        SerializeAsAny[TextEncoderConfig],
+        BeforeValidator(partial(_load_custom, TextEncoderConfig)),
+        Tag("custom"),
+    ],
     Discriminator(text_kind),
 ]
 
@@ -105,7 +93,7 @@ class TowersConfig(Config):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether training reads image tokens, so that a summary that was kept is not enough."""
+        """Whether training reads image tokens, so that a cached summary is not enough."""
         return self.learns_tokens
 
     @model_validator(mode="after")
@@ -167,14 +155,14 @@ class Towers(nn.Module):
         return isinstance(self.image, ViT) and self.image.class_token is not None
 
     def image_tokens(self, images: Images) -> ImageTokens:
-        """What the image encoder makes of images; features and superpixels that they bring along stand."""
+        """The tokens of images. Features and superpixels that come with the images are used as they are."""
         if images.features is not None:
             features = full(images.features)
             return ImageTokens(features[:, 0], features[:, 0] if self.classed else None, features[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
-        read: ImageTokens = self.image(images.pixels)
-        return read._replace(places=None) if self.training else read
+        tokens: ImageTokens = self.image(images.pixels)
+        return tokens._replace(places=None) if self.training else tokens
 
     def segmentations(self, images: Images) -> tuple[Tensor, ...]:
         """The segment of each pixel at every stage, as `cast.segments` has them; () without segments."""
@@ -206,13 +194,8 @@ class Towers(nn.Module):
         read = self.text(ids, mask)
         keep = 0 if self.training else ids.shape[1]
         vector = unit(self.to_text(read.pooled))
-        return Encoded(
-            vector,
-            self._tokens(self.to_text, read.tokens[:, :keep]),
-            read.mask[:, :keep],
-            texts.item,
-            texts.image,
-        )
+        tokens = self._tokens(self.to_text, read.tokens[:, :keep])
+        return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image)
 
     def _tokens(self, project: nn.Module, tokens: Tensor) -> Tensor:
         if tokens.shape[1] == 0:
@@ -220,58 +203,37 @@ class Towers(nn.Module):
         return full(project(tokens))
 
 
-def _encoders(
-    cfg: TowersConfig,
-) -> tuple[
-    ViT | Cast | ImageEncoder, TextTransformer | Grouper | TextEncoder, tuple[nn.Module, nn.Module] | None
-]:
-    """The encoders of both sides, and the heads of a GroupViT that gives both and whose space is asked for.
+def _encoders(cfg: TowersConfig) -> tuple[Any, Any, tuple[nn.Module, nn.Module] | None]:
+    """The encoders of both sides, and the heads of a GroupViT that gives both and whose space is wanted.
 
     Two sides of one checkpoint are built at once. With another encoder on one side the heads of GroupViT lead
     nowhere: they are left out, and a new layer learns.
     """
-    image = _built(cfg.image) if isinstance(cfg.image, PretrainedImageConfig) else None
-    same = (
-        isinstance(cfg.image, PretrainedImageConfig)
-        and isinstance(cfg.text, PretrainedTextConfig)
-        and cfg.image.architecture == cfg.text.architecture
-    )
-    text = image if same else _built(cfg.text) if isinstance(cfg.text, PretrainedTextConfig) else None
-    seeing = _fresh(cfg.image) or (image and image.image)
-    reading = _fresh_text(cfg.text) or (text and text.text)
-    assert seeing is not None
-    assert reading is not None
+    image = _from_checkpoint(cfg.image)
+    one = isinstance(cfg.text, PretrainedTextConfig) and image and cfg.text.architecture == image.architecture
+    text = image if one else _from_checkpoint(cfg.text)
+    image_encoder: Any = _from_scratch(cfg.image) if image is None else image.image
+    text_encoder: Any = _from_scratch(cfg.text) if text is None else text.text
     if isinstance(cfg.image, PretrainedImageConfig) and cfg.image.patches == "values":
-        assert isinstance(seeing, ImageEncoder)
-        seeing.keep_values()
+        image_encoder.keep_values()
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
-        assert isinstance(reading, TextEncoder)
-        reading.freeze_positions(cfg.text.frozen_positions)
-    heads = None
-    if same and image is not None and space_of(image.architecture) == (cfg.width or WIDTH):
-        heads = image.heads
-    return seeing, reading, heads
+        text_encoder.freeze_positions(cfg.text.frozen_positions)
+    heads = image.heads if one and image and space_of(image.architecture) == (cfg.width or WIDTH) else None
+    return image_encoder, text_encoder, heads
 
 
-def _fresh(side: Any) -> Any:
-    """An image encoder with fresh weights; None for one from a checkpoint."""
-    if isinstance(side, ImageEncoderConfig):
+def _from_scratch(side: Any) -> Any:
+    """An encoder with fresh weights."""
+    if isinstance(side, ImageEncoderConfig | TextEncoderConfig):
         return side.build()
-    if isinstance(side, CastConfig):
-        return Cast(side)
-    return ViT(side) if isinstance(side, ViTConfig) else None
+    encoders: dict[type[Config], Any] = {ViTConfig: ViT, CastConfig: Cast, GrouperConfig: Grouper}
+    return encoders.get(type(side), TextTransformer)(side)
 
 
-def _fresh_text(side: Any) -> Any:
-    """A text encoder with fresh weights; None for one from a checkpoint."""
-    if isinstance(side, TextEncoderConfig):
-        return side.build()
-    if isinstance(side, GrouperConfig):
-        return Grouper(side)
-    return TextTransformer(side) if isinstance(side, TextConfig) else None
-
-
-def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
+def _from_checkpoint(side: Config) -> Pretrained | None:
+    """The encoders of a checkpoint with fresh weights; None for a side from scratch."""
+    if not isinstance(side, PretrainedConfig):
+        return None
     if side.architecture is None:
         raise ValueError(f"the architecture of {side.pretrained} is not known yet; `start` reads it")
     return build_pretrained(side.architecture)
@@ -279,9 +241,7 @@ def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
 
 def _projection(side: Config, width: int, space: int) -> nn.Module:
     """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
-    architecture = (
-        side.architecture if isinstance(side, PretrainedImageConfig | PretrainedTextConfig) else None
-    )
+    architecture = side.architecture if isinstance(side, PretrainedConfig) else None
     if architecture is not None and is_vector(architecture) and space_of(architecture) == space:
         return nn.Identity()
     return nn.Linear(width, space, bias=False)

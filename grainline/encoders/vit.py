@@ -1,67 +1,47 @@
 """A plain vision transformer, trained from scratch (Dosovitskiy et al., arXiv 2010.11929).
 
-Pixels are normalised here, because mean and spread belong to the weights. The stem cuts patches, or looks at
-them through a few small convolutions, which learns faster from little data (Xiao et al., arXiv 2106.14881).
-With "overlap" each cell then looks at the cells around it, for things that are larger than a cell.
+The stem cuts patches, or reads them through a few small convolutions, which learns faster from little data
+(Xiao et al., arXiv 2106.14881). With "overlap" each cell then reads the cells around it, for things that are
+larger than a cell.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.config import Config
-from grainline.encoders.base import ImageTokens, Layered
+from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig
 from grainline.nn.attention import PROJECTIONS, Attention, Stack, ValueAttention
 from grainline.nn.pooling import AttentionPool
 
-SIZES: dict[str, dict[str, int]] = {
-    "toy": {"width": 32, "depth": 1, "heads": 2},
-    "Mi": {"width": 128, "depth": 6, "heads": 4},
-    "Ti": {"width": 192, "depth": 12, "heads": 3},
-    "S": {"width": 384, "depth": 12, "heads": 6},
-    "B": {"width": 768, "depth": 12, "heads": 12},
-    "L": {"width": 1024, "depth": 24, "heads": 16},
-}
 
+class ViTConfig(ScratchImageConfig):
+    """`name` such as "B/16" fills in width, depth, heads and patch; fields given with it win."""
 
-Colour = tuple[float, float, float]
-"""One number for red, green and blue."""
+    sizes: ClassVar = {
+        "toy": {"width": 32, "depth": 1, "heads": 2},
+        "Mi": {"width": 128, "depth": 6, "heads": 4},
+        "Ti": {"width": 192, "depth": 12, "heads": 3},
+        "S": {"width": 384, "depth": 12, "heads": 6},
+        "B": {"width": 768, "depth": 12, "heads": 12},
+        "L": {"width": 1024, "depth": 24, "heads": 16},
+    }
 
-
-class ViTConfig(Config):
-    """`name` such as "B/16" fills in width, depth, heads and patch; fields given beside it win."""
-
-    name: str | None = None
-    width: int = Field(gt=0)
     depth: int = Field(gt=0, le=1000)
-    heads: int = Field(gt=0)
     patch: int = Field(gt=0)
-    size: int = Field(224, gt=0)  # side of the square input in pixels
-    mean: Colour = (
-        0.481,
-        0.458,
-        0.408,
-    )  # of the pixels in 0..1, as CLIP's data have them; drawn images differ
-    std: Colour = (0.269, 0.261, 0.276)  # their standard deviation
     stem: Literal["patch", "conv", "overlap"] = "patch"
-    positions: Literal["noise", "waves"] = "noise"  # what the learnt vectors of the places begin as
+    positions: Literal["noise", "waves"] = "noise"  # initial values of the learnt vectors of the places
     pool: Literal["class", "mean", "attention"] = "class"
     patches: Literal["attention", "values"] = "attention"  # what they take up in the last block
-    drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
 
-    @model_validator(mode="before")
     @classmethod
-    def _named(cls, values: Any) -> Any:
-        name = values.get("name") if isinstance(values, dict) else None
-        if name is None:
-            return values
-        size, _, patch = str(name).partition("/")
-        if size not in SIZES or not patch.isdigit():
-            raise ValueError(f"allowed are {', '.join(SIZES)}, a slash and the patch side, such as B/16")
-        return SIZES[size] | {"patch": int(patch)} | values
+    def _size(cls, name: str) -> dict[str, Any]:
+        size, _, patch = name.partition("/")
+        if size not in cls.sizes or not patch.isdigit():
+            raise ValueError(f"allowed are {', '.join(cls.sizes)}, a slash and the patch side, such as B/16")
+        return cls.sizes[size] | {"patch": int(patch)}
 
     @model_validator(mode="after")
     def _fits(self) -> "ViTConfig":
@@ -69,30 +49,20 @@ class ViTConfig(Config):
             raise ValueError(f"size {self.size} is not a multiple of patch {self.patch}")
         if self.patches == "values" and self.pool != "class":
             raise ValueError(f"patches: values need pool: class, not {self.pool}: its summary reads them")
-        if min(self.std) <= 0:
-            raise ValueError(f"spread {self.std} must be above 0 in every colour")
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        if self.positions == "waves" and self.width % 4:
-            raise ValueError(f"width {self.width} is not a multiple of 4, as positions of waves need it")
         if self.stem != "patch" and self.patch & (self.patch - 1):
             raise ValueError(f"the conv stem halves the image: patch {self.patch} is not a power of two")
         return self
 
 
-class ViT(Layered):
+class ViT(PixelEncoder):
     """Pixels to patches, a class token where the config pools by one, and a pooled vector."""
 
     before, behind, attention = ("stem", "position", "class_token"), ("norm", "pool"), PROJECTIONS
-    mean: Tensor
-    spread: Tensor
 
     def __init__(self, cfg: ViTConfig) -> None:
-        super().__init__()
+        super().__init__(cfg.mean, cfg.std)
         self.width, self.size = cfg.width, cfg.size
         self.grid = (cfg.size // cfg.patch, cfg.size // cfg.patch)
-        self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(cfg.std).view(3, 1, 1))
         self.stem = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch) if cfg.stem == "patch" else _conv_stem(cfg)
         noise = torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02
         self.position = nn.Parameter(noise if cfg.positions == "noise" else waves(*self.grid, cfg.width))
@@ -107,7 +77,7 @@ class ViT(Layered):
 
         Outside training the patches behind an attention pool are in the space of its summary.
         """
-        x = self.stem(normalised(pixels, self.mean, self.spread)).flatten(2).transpose(1, 2)  # [N, L, W]
+        x = self.stem(self.normalised(pixels)).flatten(2).transpose(1, 2)  # [N, L, W]
         x = x + self.position
         if self.class_token is not None:
             x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
@@ -119,15 +89,11 @@ class ViT(Layered):
         return ImageTokens(self.pool(x).vector, None, x if self.training else self.pool.each(x))
 
 
-LONGEST = 20
-"""Radians that the shortest wave turns while the longest turns one."""
-
-
-def waves(rows: int, columns: int, width: int, longest: float = LONGEST) -> Tensor:
+def waves(rows: int, columns: int, width: int, longest: float = 20) -> Tensor:
     """Sines and cosines of row and column, a quarter of the width each: [rows * columns, width]
 
-    Frequencies fall from 1 radian a cell to 1 / `longest`, geometrically. Vaswani et al. (arXiv 1706.03762,
-    section 3.5) take 10,000, for texts; in some ten cells a side most of those waves would stand still.
+    Frequencies fall geometrically from 1 radian a cell to 1 / `longest`. Vaswani et al. (arXiv 1706.03762,
+    section 3.5) take 10,000, for texts; over some ten cells a side nearly all of those waves would be flat.
 
     >>> waves(2, 2, 4)  # sine and cosine of the row, then of the column
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -142,22 +108,15 @@ def waves(rows: int, columns: int, width: int, longest: float = LONGEST) -> Tens
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1)
 
 
-def normalised(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """(pixels - mean) / spread, for pixels [N, 3, H, W] uint8 in 0..255 or float in 0..1."""
-    x = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    return (x - mean) / spread
-
-
 def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 down to one cell a patch, then a 1 x 1 one to the full width.
 
     GroupNorm, not BatchNorm: what an image becomes must not depend on its batch.
     """
-    steps = cfg.patch.bit_length() - 1
     layers: list[nn.Module] = []
     before = 3
-    for step in range(steps):
-        after = max(16, cfg.width >> (steps - 1 - step))
+    for doublings in reversed(range(cfg.patch.bit_length() - 1)):
+        after = max(16, cfg.width >> doublings)
         layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.GroupNorm(1, after), nn.GELU()]
         before = after
     layers.append(nn.Conv2d(before, cfg.width, 1))

@@ -1,10 +1,8 @@
 """Results against each other: a later one against an earlier one, several seeds as one.
 
-A result against an earlier one on the same data: paired differences with intervals, for every suite.
-
-Both results are resampled with the same draws of images. What is hard or easy in an image then cancels,
-and the interval of the difference is narrower than those of its two sides. Run before and after a fine-tuning
-on other data, a suite tells what was forgotten.
+Two results on the same data are resampled with the same draws of images. What is hard or easy in an image
+then cancels, and the interval of the difference is narrower than those of its two sides. Run before and after
+a fine-tuning on other data, a suite shows how much a model forgets.
 """
 
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from grainline.errors import UserError
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import DECIMALS, Result, Unit, labelled, now, read, versions
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
+
+MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")  # settings that identify a model
 
 
 class Difference(NamedTuple):
@@ -50,15 +50,16 @@ class Difference(NamedTuple):
 def compare(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
     """The difference of every metric of both, with the seed, resamples and level of `after`.
 
-    where  what to call `before` in an error
+    where  the name of `before` in an error
 
-    Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
+    Raises UserError unless both have the same queries, and for a pooled result, which has no outcomes.
     """
     refuse_other(after, before, where, "be compared")
     suite, settings = suite_of(after), settings_of(after)
     metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))
     out = []
-    for name, one in ((name, one) for name, one in metrics.items() if name in earlier):
+    for name in filter(earlier.__contains__, metrics):
+        one = metrics[name]
         value = one.value - earlier[name].value
         ends = from_replicates(value, one.samples - earlier[name].samples, settings.level)
         out.append(Difference(name, earlier[name].value, one.value, *ends, one.unit))
@@ -66,9 +67,9 @@ def compare(after: Result, before: Result, where: str = "the earlier result") ->
 
 
 def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
-    """Raise UserError unless both were asked the same, so that they can {what}.
+    """Raise UserError unless both have the same queries, so that they can {what}.
 
-    where  what to call `other` in an error
+    where  the name of `other` in an error
     """
     refuse_unlike(one, other, f"{what} ({where})")
     _refuse_empty(other, where)
@@ -102,28 +103,18 @@ def refuse_options(suite: Suite[Any], earlier: Result, path: str) -> None:
 
 def with_comparison(after: Result, before: Result, path: str) -> Result:
     """The result with its differences to an earlier one in `settings["compared_to"]`."""
-    differences = compare(after, before, path)
+    differences = [difference._asdict() for difference in compare(after, before, path)]
     model = {name: before.settings[name] for name in MODEL if name in before.settings}
-    entry: dict[str, Any] = {
-        "path": path,
-        "time": before.time,
-        **model,
-        "differences": [difference._asdict() for difference in differences],
-    }
+    entry = {"path": path, "time": before.time, **model, "differences": differences}
     notes = after.notes
     for name in suite_of(after).noted_if_other:
         one, other = (_facts(result).get(name) for result in (after, before))
         if one != other:
             notes += (f"{path} was made with other {name}: {'none' if other is None else other}",)
-    if after.settings.get("scoring") != before.settings.get("scoring"):
-        notes += (
-            f"{path} was made with other scores of pairs: {before.settings.get('scoring', 'its only ones')}",
-        )
+    scoring = before.settings.get("scoring")
+    if after.settings.get("scoring") != scoring:
+        notes += (f"{path} was made with other scores of pairs: {scoring or 'its only ones'}",)
     return after._replace(settings=after.settings | {"compared_to": entry}, notes=notes)
-
-
-MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")
-"""Settings that say what was measured."""
 
 
 def _refuse_empty(result: Result, where: str) -> None:
@@ -161,9 +152,6 @@ def _questions(value: Any, fields: frozenset[str]) -> Any:
     return value
 
 
-# Several runs of the same suite on the same data, such as three seeds: one result, and a test over seeds.
-
-
 class SeedTest(NamedTuple):
     """A paired t-test over seeds: two-sided, with as many degrees of freedom as seeds less one."""
 
@@ -183,8 +171,8 @@ class SeedTest(NamedTuple):
 def paired_test(after: Sequence[float], before: Sequence[float]) -> SeedTest | None:
     """Whether a metric differs between two settings, each trained with the same seeds in the same order.
 
-    None where nothing can be said: fewer than two seeds, or differences that are all alike. The interval of
-    `pooled` speaks of other images for these runs; this test speaks of other seeds for these images.
+    None where a test says nothing: fewer than two seeds, or differences that are all alike. The interval of
+    `pooled` is about other images for these runs; this test is about other seeds for these images.
 
     >>> print(paired_test([0.62, 0.66, 0.61], [0.60, 0.61, 0.60]))
     t(2) = 2.22, p = 0.16
@@ -199,9 +187,9 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> SeedTest | N
 def pooled(results: Sequence[Result]) -> Result:
     """Metrics over all runs together.
 
-    Recalls and accuracies are means over the runs, medians are taken over the queries of all runs. The
-    bootstrap draws images, each with its queries of all runs: the interval speaks of other images, for
-    these runs. How far the runs lie apart is in `settings["runs"]`: metric -> value of every run.
+    Recalls and accuracies are means over the runs, medians are over the queries of all runs. The bootstrap
+    draws images, each with its queries of all runs: the interval is about other images, for these runs.
+    `settings["runs"]` has the value of every run by metric.
 
     Raises UserError unless suite, protocol, data and captions are the same.
     """

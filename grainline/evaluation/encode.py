@@ -1,4 +1,4 @@
-"""A data source, encoded: what every suite reads.
+"""A data source, encoded: the input of every suite.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
 unless the method compares them; those of images are then stored as scores read them (`Method.precompute`).
@@ -7,7 +7,7 @@ unless the method compares them; those of images are then stored as scores read 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,36 +17,14 @@ from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import remarks
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
-from grainline.data.texts import TokenizedParts
-from grainline.errors import UserError
-from grainline.evaluation.score import Scorer
+from grainline.errors import UserError, amount
+from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
-
-
-class Encoder(Protocol):
-    """The part of `Model` that encoding uses."""
-
-    @property
-    def method(self) -> Scorer: ...
-
-    @property
-    def cut(self) -> int:
-        """How many texts so far were longer than the context, and cut."""
-
-    def read(self, texts: Sequence[str]) -> TokenizedParts:
-        """The tokens of texts, and how much of each is cut."""
-
-    def encode(
-        self,
-        *,
-        images: Sequence[bytes | Image.Image | Described] | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> Encoded: ...
 
 
 class Encodings(NamedTuple):
@@ -69,6 +47,19 @@ class Encodings(NamedTuple):
     described: tuple[str, ...] = ()  # [N] descriptions of the images, for a method that reads them
     descriptions: str = ""  # where they come from
     collected: Mapping[str, Any] = {}  # the result of each collector, by its name
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the data, for readers of any number on them."""
+        notes = list(self.remarks)
+        if self.damaged:
+            causes = ", ".join(f"{number} {cause}" for cause, number in sorted(self.damaged.items()))
+            skipped, first = sum(self.damaged.values()), "; ".join(self.damaged_first)
+            notes.append(f"{skipped} of {self.samples} samples were skipped: {causes}; the first: {first}")
+        if self.blank:
+            notes.append(f"{self.blank} blank captions were skipped")
+        if self.cut:
+            notes.append(f"{amount(self.cut, 'text')} longer than the model reads and cut")
+        return tuple(notes)
 
 
 class Sample(NamedTuple):
@@ -162,7 +153,7 @@ def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
     return encoded._replace(item=item, image=image)
 
 
-def text_rows(model: Encoder, batch: int) -> Rows:
+def text_rows(model: Model, batch: int) -> Rows:
     """Rows that encode texts in batches, with tokens where the method compares them."""
     reduce = without_places if model.method.pairwise else vectors_only
     return Rows(lambda items: reduce(model.encode(texts=items)), batch)
@@ -206,11 +197,12 @@ class Skipped:
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
-    model: Encoder,
+    model: Model,
     source: Source,
     *,
     captions: Captions = "whole",
     need_text: bool = True,
+    encode_images: bool = True,
     encode_texts: bool = True,
     keep_tokens: bool = True,
     collectors: Mapping[str, Collector] = {},
@@ -223,6 +215,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
 
     captions     "whole": one text per image, its fullest; "each": every caption; "first": the first one
     need_text    an image without a text counts as damaged; else it is encoded alone
+    encode_images False opens no image: the encodings have no row
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
     keep_tokens  False drops all tokens, also where the method compares them
     collectors   collect what suites need of each sample, by name: `Encodings.collected`
@@ -244,13 +237,14 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     for index in range(len(source)):
         try:
             record = records[index]
-            walk.add(record, decode(record), index)
+            walk.add(record, decode(record) if encode_images else None, index)
         except CorruptSample as error:
             skipped.add(error)
         if progress is not None:
             progress(index + 1, len(source))
     skipped.refuse_all()
-    images = walk.images.stacked()  # the last regions are pooled here
+    # the last regions are pooled here
+    images = walk.images.stacked() if encode_images else rows(model.encode(texts=["a"]), slice(0, 0))
     data = Encodings(
         images=images,
         texts=walk.texts.stacked(walk.owner) if walk.texts.number else rows(images, slice(0, 0)),
@@ -293,7 +287,7 @@ class _Walk:
 
     def __init__(
         self,
-        model: Encoder,
+        model: Model,
         captions: Captions,
         need_text: bool,
         encode_texts: bool,
@@ -322,7 +316,7 @@ class _Walk:
         self.described: list[str] = []
         self.blank = 0
 
-    def add(self, record: Record, image: Image.Image, index: int) -> None:
+    def add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at a place of the source.
 
         Raises CorruptSample, having queued nothing, if a text is lacking or a mask wrong.
@@ -331,9 +325,9 @@ class _Walk:
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise CorruptSample(MISSING_CAPTION, record.key)
-        row = self.images.number
+        row, size = len(self.keys), (0, 0) if image is None else image.size
         for collector in self.collectors:
-            collector.add(Sample(record, image.size, index, row, real))
+            collector.add(Sample(record, size, index, row, real))
         self.blank += len(texts) - len(real)
         self.keys.append(record.key)
         self.positions.append(index)
@@ -342,6 +336,8 @@ class _Walk:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
+        if image is None:
+            return
         if record.dense is not None:
             self.described.append(record.dense)
         # Encodes a batch that is full: after its texts.

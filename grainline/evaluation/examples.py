@@ -4,24 +4,24 @@ Images are read again from the source. Where one is not there any more, its plac
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from grainline.data.captions import Sentence, sentences
 from grainline.data.decode import decode
-from grainline.data.phrases.base import Phrase
-from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.patterns import Phrase, select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
 from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Look, SentenceScore
+from grainline.report.case import Case, CaseList, Look, SentenceScore
 from grainline.report.page import MissingImage
 from grainline.report.png import write_maps
 
@@ -70,16 +70,50 @@ class Evaluation(NamedTuple):
         """The image as the model takes it: with its description, where the method reads one."""
         return given(image, self.data.described[row] if self.data.described else None)
 
-    def write_heat(self, path: str | Path, looks: Sequence[Look]) -> None:
+    def both_ends(
+        self,
+        titles: tuple[str, str],
+        order: str,
+        places: tuple[Sequence[int], Sequence[int]],
+        case: Callable[[int], Case],
+    ) -> list[CaseList]:
+        """The cases at some places of an order (`extremes`), one list for each end."""
+        hints = (f"{order} {self.crop_sentence()}", order)
+        return [
+            CaseList(title, hint, [case(i) for i in some])
+            for title, hint, some in zip(titles, hints, places, strict=True)
+        ]
+
+    def write_heat(self, path: str | Path, cases: Sequence[Case]) -> None:
         """Write heat maps as a figure. Raises UserError if the place cannot be written."""
         name = PurePath(self.result.data["path"]).name
-        write_maps(path, looks, f"Heat in {self.result.suite}, {len(self.data.keys):,} images of {name}")
+        write_maps(path, cases, f"Heat in {self.result.suite}, {len(self.data.keys):,} images of {name}")
 
     def crop_sentence(self) -> str:
         """How images are cropped for the page, in a sentence."""
         squash = self.model.transform.resize == "squash"
         how = "pressed into a square" if squash else "a square from their middle"
         return f"Images are shown as the model sees them: {how}."
+
+
+def extremes(
+    *values: ArrayLike, image: ArrayLike | None = None, number: int = EXAMPLES
+) -> tuple[list[int], list[int]]:
+    """Places of the lowest values, lowest first, and of the highest, highest first.
+
+    values  [Q] each; further ones decide between equals
+    image   [Q] only the first place of each image counts; None: all places
+
+    >>> extremes([3, 1, 2, 1], number=2), extremes([3, 1, 2, 1], image=[0, 0, 1, 1], number=2)
+    (([1, 3], [0, 2]), ([1, 3], [0, 2]))
+    """
+    ends = []
+    for sign in (1, -1):
+        order = np.lexsort([sign * np.asarray(one) for one in values[::-1]])  # stable
+        if image is not None:
+            order = order[np.sort(np.unique(np.asarray(image)[order], return_index=True)[1])]
+        ends.append(order[:number].tolist())
+    return ends[0], ends[1]
 
 
 def spread(rank: np.ndarray, number: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Intervals: percentile bootstrap over images, and Wilson's interval for plain accuracies.
 
 Queries that share an image are not independent: five captions of one image fail together. So whole
-images are drawn again, with all their queries (cluster bootstrap), wherever `groups` is given.
+images are resampled, with all their queries (cluster bootstrap), wherever `groups` is given.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,49 +23,10 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(
-    values: np.ndarray,
-    groups: np.ndarray | None = None,
-    statistic: Statistic = "mean",
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> Interval:
-    """Percentile bootstrap interval of a statistic.
-
-    values     [Q] one number per query
-    groups     [Q] id of the image behind each query; whole groups are drawn. None: each query alone
-    statistic  "mean", "median", or a function from [K] values to a number (slower: called per resample)
-
-    Values that are all equal give an interval of width zero; for shares near 0 or 1 look at `wilson` too.
-
-    >>> hits = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1], float)
-    >>> interval(hits)
-    Interval(value=0.6, low=0.3, high=0.9)
-    >>> images = np.array([0, 0, 0, 1, 1, 1, 2, 3, 4, 4])
-    >>> [round(end, 2) for end in interval(hits, images)]
-    [0.6, 0.14, 1.0]
-    """
-    drawn = replicates(values, groups, statistic, resamples=resamples, seed=seed)
-    return from_replicates(point(values, statistic), drawn, level)
-
-
-def from_replicates(value: float, drawn: np.ndarray, level: float = 0.95) -> Interval:
+def from_replicates(value: float, samples: np.ndarray, level: float = 0.95) -> Interval:
     """The middle `level` of the replicates [R], around the value of the data themselves."""
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(value), float(low), float(high))
-
-
-def point(values: np.ndarray, statistic: Statistic = "mean") -> float:
-    """The statistic of the values as they are.
-
-    >>> point(np.array([1.0, 5.0, 3.0, 10.0]), "median")
-    4.0
-    """
-    if callable(statistic):
-        return float(statistic(values))
-    return float(np.median(values) if statistic == "median" else np.mean(values))
 
 
 def replicates(
@@ -78,8 +39,9 @@ def replicates(
 ) -> np.ndarray:
     """The statistic of every resample.
 
-    values  [Q], or [Q, F] for F means at once
-    groups  [Q] or None
+    values     [Q] one number per query, or [Q, F] for F means at once
+    groups     [Q] id of the image of each query: whole groups are resampled. None: each query alone
+    statistic  "mean", "median", or a function from [K] values to a number (slower: called per resample)
 
     Returns [R], or [R, F]. Equal seeds and equal numbers of groups mean equal draws, in the order of the
     group ids: sums of replicates from two sets of queries over the same images are a joint bootstrap.
@@ -91,17 +53,15 @@ def replicates(
     unique, code = np.unique(ids, return_inverse=True)
     draws = _draws(len(unique), resamples, seed)
     if callable(statistic):
-        return np.array([_of_resample(values, code, row, statistic) for block in draws for row in block])
+        times = (row[code].astype(np.int64) for block in draws for row in block)
+        return np.array([float(statistic(np.repeat(values, number, axis=0))) for number in times])
     if statistic == "median":
         return np.concatenate([_medians(values, code, block) for block in draws])
     size = np.bincount(code).astype(np.float64)  # [G]
     total = np.zeros((len(unique), *values.shape[1:]))
     np.add.at(total, code, values)
-    parts = []
-    for block in draws:
-        weight = block @ size
-        parts.append((block @ total) / weight.reshape(-1, *[1] * (values.ndim - 1)))
-    return np.concatenate(parts)
+    ones = [1] * (values.ndim - 1)
+    return np.concatenate([(block @ total) / (block @ size).reshape(-1, *ones) for block in draws])
 
 
 def replicates_of_classes(
@@ -112,8 +72,8 @@ def replicates_of_classes(
     values   [Q] one number per query
     classes  [Q] id of the class of each query
 
-    Queries are drawn from all, as they are elsewhere, and a class of which none is drawn does not count in
-    that resample. Drawing inside each class would say that a class of one query is certain, and with one
+    Queries are resampled from all, as they are elsewhere, and a class without a query in a resample does not
+    count there. Resampling inside each class would say that a class of one query is certain, and with one
     query a class give an interval of width zero. For large classes both come to the same; for small ones this
     interval is the wider one, since classes differ from each other as well.
 
@@ -126,10 +86,10 @@ def replicates_of_classes(
     parts = []
     for block in _draws(len(values), resamples, seed):
         times = block[:, order]
-        drawn = np.add.reduceat(times, first, axis=1)  # [c, C] queries of each class
+        number = np.add.reduceat(times, first, axis=1)  # [c, C] queries of each class
         total = np.add.reduceat(times * values[order], first, axis=1)
-        there = drawn > 0
-        parts.append((total / np.where(there, drawn, 1.0)).sum(1) / there.sum(1))
+        there = number > 0
+        parts.append((total / np.where(there, number, 1.0)).sum(1) / there.sum(1))
     return np.concatenate(parts)
 
 
@@ -152,20 +112,13 @@ def wilson(right: int, number: int, level: float = 0.95) -> Interval:
 
 
 def _draws(groups: int, resamples: int, seed: int | tuple[int, ...]) -> Iterator[np.ndarray]:
-    """How often each group is drawn, in blocks of resamples: [c, G] float64, rows sum to G."""
+    """How often each group is in each resample, in blocks: [c, G] float64, rows sum to G."""
     generator = np.random.default_rng(seed)
     block = max(1, CHUNK // groups)
     for start in range(0, resamples, block):
         c = min(block, resamples - start)
-        drawn = generator.integers(0, groups, size=(c, groups)) + groups * np.arange(c)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=c * groups).reshape(c, groups).astype(np.float64)
-
-
-def _of_resample(
-    values: np.ndarray, code: np.ndarray, row: np.ndarray, statistic: Callable[[np.ndarray], float]
-) -> float:
-    """The statistic of one resample, whose queries are written out as often as their group was drawn."""
-    return float(statistic(np.repeat(values, row[code].astype(np.int64), axis=0)))
+        index = generator.integers(0, groups, size=(c, groups)) + groups * np.arange(c)[:, None]
+        yield np.bincount(index.ravel(), minlength=c * groups).reshape(c, groups).astype(np.float64)
 
 
 def _medians(values: np.ndarray, code: np.ndarray, block: np.ndarray) -> np.ndarray:
@@ -175,9 +128,9 @@ def _medians(values: np.ndarray, code: np.ndarray, block: np.ndarray) -> np.ndar
     out = np.empty(len(block))
     step = max(1, CHUNK // len(values))
     for start in range(0, len(block), step):
-        seen = np.cumsum(block[start : start + step][:, code[order]], axis=1)  # [c, Q]
-        number = seen[:, -1:]
-        lower = (seen <= (number - 1) // 2).sum(1)
-        upper = (seen <= number // 2).sum(1)
+        below = np.cumsum(block[start : start + step][:, code[order]], axis=1)  # [c, Q]
+        number = below[:, -1:]
+        lower = (below <= (number - 1) // 2).sum(1)
+        upper = (below <= number // 2).sum(1)
         out[start : start + step] = (ordered[lower] + ordered[upper]) / 2
     return out

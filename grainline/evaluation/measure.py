@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,8 +22,8 @@ from grainline.evaluation.result import Result, validation_summary, writable, wr
 from grainline.evaluation.suite import Settings, Suite, load_suite
 from grainline.fingerprint import origin
 from grainline.model import Model, load
-from grainline.report import table as report
-from grainline.report.page import Section, hint, render_page, summary, write_page
+from grainline.report.charts import whisker
+from grainline.report.page import Section, hint, render, render_page, summary, write_page
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
@@ -186,4 +187,26 @@ def headline(suite: Suite[Any], result: Result) -> dict[str, str]:
 
 def metrics_section(results: Sequence[Result]) -> Section:
     """The tables of some results as a part of a page."""
-    return Section("Metrics", report.tables(results))
+    return Section("Metrics", Markup().join(map(metrics_html, results)))
+
+
+def metrics_html(result: Result) -> Markup:
+    """Metrics with intervals, chance and counts; settings, data and versions folded away."""
+    shares = [m for m in result.metrics if m.unit == "share"]
+    top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
+    end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
+    drawings = [
+        Markup()
+        if m.unit != "share" or m.chance is None
+        else whisker(m.value, m.low, m.high, m.chance, (0.0, end))
+        for m in result.metrics
+    ]
+    size = f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
+    return render(
+        "table.html",
+        caption=f"{result.suite}, protocol {result.protocol}: {size}",
+        result=result,
+        rows=list(zip(result.metrics, drawings, strict=True)),
+        end=f"0 to {100 * end:.0f} %" if shares else "",
+        about={"time": result.time, **result.settings, **result.data, **result.versions},
+    )

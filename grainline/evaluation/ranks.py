@@ -1,14 +1,13 @@
-"""Which rows are compared with which, ranks from scores, recalls from ranks.
+"""Ranks from scores, what a random ranking reaches, and which rows a protocol compares.
 
-Retrieval metrics: ranks from scores, recalls from ranks, and what a random ranking would reach.
-
-Nothing here knows what a model is. Two rules hold everywhere:
+Two rules hold everywhere:
   1. ties are wrong: a negative that scores exactly as high as the best positive stands before it;
   2. a query with several positives (an image with five captions) is judged by its best one, and its
      other positives are no competitors.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,7 +71,10 @@ def chance_recall(positives: Sequence[int] | np.ndarray, candidates: int, k: int
     m = np.asarray(positives, np.float64)
     assert m.min() >= 1, "a query without a positive has no rank"
     assert m.max() <= candidates, "positives are among the candidates"
-    return float(1 - np.mean(_miss(m, candidates, k)))
+    miss = np.ones_like(m)  # no positive among k candidates, as a product that cannot overflow: [Q]
+    for step in range(min(k, candidates)):
+        miss = miss * np.clip((candidates - m - step) / (candidates - step), 0, 1)
+    return float(1 - np.mean(miss))
 
 
 def chance_median(positives: Sequence[int] | np.ndarray, candidates: int) -> float:
@@ -88,32 +90,23 @@ def chance_median(positives: Sequence[int] | np.ndarray, candidates: int) -> flo
     """
     number, share = np.unique(np.asarray(positives, np.float64), return_counts=True)
     step = np.arange(candidates)[None]
-    keep = np.clip((candidates - number[:, None] - step) / (candidates - step), 0, 1)  # [kinds, C]
-    reached = 1 - (share / share.sum()) @ np.cumprod(keep, axis=1)  # [C], P(rank <= 1), P(rank <= 2), ...
+    miss = np.clip((candidates - number[:, None] - step) / (candidates - step), 0, 1)  # [kinds, C]
+    reached = 1 - (share / share.sum()) @ np.cumprod(miss, axis=1)  # [C], P(rank <= 1), P(rank <= 2), ...
     lower = np.argmax(reached >= 0.5 - 1e-12) + 1
     upper = np.argmax(reached > 0.5 + 1e-12) + 1
     return float(lower + upper) / 2
 
 
-def _miss(positives: np.ndarray, candidates: int, k: int) -> np.ndarray:
-    """Chance that none of m positives is among k drawn candidates, as a product that cannot overflow: [Q]."""
-    miss = np.ones_like(positives)
-    for step in range(min(k, candidates)):
-        miss = miss * np.clip((candidates - positives - step) / (candidates - step), 0, 1)
-    return miss
-
-
 # Protocols: which rows of a dataset are compared with which.
 #
-# plain         every image and every caption coco-5k       5,000 images with the first five captions of
-# each coco-1k       the same, cut into five folds of 1,000 images in file order; metrics are means over the
-# folds flickr30k-1k  1,000 images with the first five captions of each, as in the test split of Karpathy
+# plain         every image and every caption
+# coco-5k       5,000 images with the first five captions of each
+# coco-1k       the same, cut into five folds of 1,000 images in file order; metrics are means over the folds
+# flickr30k-1k  1,000 images with the first five captions of each, as in the test split of Karpathy
 #
 # Two sets of 5,000 COCO images are in use: the test split of Karpathy (from val2014) and val2017. Their
 # numbers cannot be compared, so a result says which of them the names of the images point to.
 
-
-PROTOCOLS = ("plain", "coco-5k", "coco-1k", "flickr30k-1k")
 IMAGES, CAPTIONS, FOLD = 5000, 5, 1000
 FLICKR = 1000  # images of Flickr30k
 
@@ -130,52 +123,32 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
 
     images  N rows in file order; texts  M rows in file order
 
-    Raises UserError if the protocol is unknown, or the data do not hold what it asks for.
+    Raises UserError if the data lack the images or captions that the protocol needs.
     """
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
     n, m = len(images.image), len(texts.image)
     if protocol == "plain":
         return [Fold(torch.arange(n), torch.arange(m))]
     number = FLICKR if protocol == "flickr30k-1k" else IMAGES
     if n != number:
         raise UserError(f"{n} images in {where}; {protocol} needs exactly {number}")
-    kept = first_captions(images.image, texts.image, CAPTIONS)
-    if len(kept) != number * CAPTIONS:
-        short = int(
-            (
-                torch.bincount(texts.image[kept], minlength=int(images.image.max()) + 1)[images.image]
-                < CAPTIONS
-            ).sum()
-        )
+    captions: Counter[int] = Counter()
+    first = []  # rows of the first captions of every image
+    for row, image in enumerate(texts.image.tolist()):
+        captions[image] += 1
+        if image >= 0 and captions[image] <= CAPTIONS:
+            first.append(row)
+    short = sum(captions[image] < CAPTIONS for image in images.image.tolist())
+    if short:
         raise UserError(
             f"{short} images in {where} have fewer than {CAPTIONS} captions; {protocol} needs {CAPTIONS} "
             "of each, as separate texts (captions: each)"
         )
     size = FOLD if protocol == "coco-1k" else number
-    owner = texts.image[kept]
+    text = torch.tensor(first)
     return [
-        Fold(torch.arange(i, i + size), kept[torch.isin(owner, images.image[i : i + size])])
+        Fold(torch.arange(i, i + size), text[torch.isin(texts.image[text], images.image[i : i + size])])
         for i in range(0, n, size)
     ]
-
-
-def first_captions(images: Tensor, owner: Tensor, number: int) -> Tensor:
-    """Rows of the first captions of every image, in their own order.
-
-    images  [N] ids of the images; owner  [M] id of the image of every text
-
-    >>> first_captions(torch.tensor([7, 3]), torch.tensor([7, 7, 3, 7, 3]), number=2)
-    tensor([0, 1, 2, 4])
-    """
-    wanted = set(images.tolist())
-    seen: dict[int, int] = {}
-    out = []
-    for row, image in enumerate(owner.tolist()):
-        seen[image] = seen.get(image, 0) + 1
-        if image in wanted and seen[image] <= number:
-            out.append(row)
-    return torch.tensor(out, dtype=torch.int64)
 
 
 def coco_split(keys: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
-"""All images against all texts in tiles: ranks and best matches without ever holding the score matrix.
+"""All images against all texts in tiles: ranks and best matches, never the whole score matrix.
 
 Ranks are counted, not sorted. A first pass finds the score of the best positive of every row and column
 (only tiles that hold a positive are computed), a second pass counts the negatives that reach it. Both
-passes cut the same tiles, so a pair has the same bits in both and equality means equality. What was scored
-pair by pair in the first pass is kept for the second, as far as memory allows.
+passes cut the same tiles, so a pair has the same bits in both and equality means equality. Scores of pairs
+from the first pass are cached for the second, as far as memory allows.
 
 Scores of dot-product methods are summed in float64 and rounded to float32. That makes them independent of
 the tile they fall into, so that neither the memory limit nor the order of rows decides a tie, and equal
@@ -11,7 +11,7 @@ vectors do tie.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ Tile = Callable[[slice, slice], Tensor]
 
 
 class Scorer(Protocol):
-    """What evaluation asks of a method."""
+    """The part of a method that evaluation uses."""
 
     pairwise: bool  # False promises score(images, texts) == images.vector @ texts.vector.T
     blockwise: bool  # True promises that score holds no more of a pair than its score
@@ -50,11 +50,14 @@ class Cosine:
         return dot(images, texts)
 
 
-class Both(NamedTuple):
-    """Ranks in both directions."""
+T = TypeVar("T")
 
-    i2t: Ranks  # [N] one per image
-    t2i: Ranks  # [Q] one per text that describes an image, in the order of the texts
+
+class Both(NamedTuple, Generic[T]):
+    """Something in both directions: of every image, and of every text."""
+
+    i2t: T
+    t2i: T
 
 
 class Top(NamedTuple):
@@ -64,16 +67,11 @@ class Top(NamedTuple):
     score: Tensor  # [Q, k] float32
 
 
-class BothTops(NamedTuple):
-    """The best candidates in both directions."""
-
-    i2t: Top  # [N, k] texts of every image
-    t2i: Top  # [M, k] images of every text
-
-
-def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both:
+@torch.no_grad()
+def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both[Ranks]:
     """Rank of the best positive of every image and every text, ties counted as wrong.
 
+    Texts are those that describe an image, in their order.
     Positives come from the `image` ids. Texts of no image (`image` = -1, foils) are candidates for every
     image and no query. `memory` bounds the bytes of a tile with all that is computed from it; for pairwise
     methods the temporaries inside `method.score` are estimated.
@@ -86,15 +84,34 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     side = tile_side(method, images, texts, memory - room)
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
-    best = _best_positive(tile, side, images, texts)
-    counted = _count(tile, side, images, texts, best)
+    positive = _positive(images, texts, side)
+    n, m = len(images.image), len(texts.image)
+    # Scores of the best positives; -inf for a text that describes no image.
+    row, column = (torch.full((number,), -torch.inf, device=images.image.device) for number in (n, m))
+    for r, c in _tiles(n, m, side):
+        mask = positive(r, c)
+        if mask is not None:
+            score = tile(r, c).masked_fill(~mask, -torch.inf)
+            torch.maximum(row[r], score.amax(1), out=row[r])
+            torch.maximum(column[c], score.amax(0), out=column[c])
+    i2t, t2i = (
+        Ranks(torch.ones_like(best, dtype=torch.int64), torch.zeros_like(best, dtype=torch.bool))
+        for best in (row, column)
+    )
+    nan = 0
+    for r, c in _tiles(n, m, side):
+        score, mask = tile(r, c), positive(r, c)
+        if bool(score.sum().isnan()):  # a cheap sum first; inf - inf is NaN too and counts as none
+            nan += int(score.isnan().sum())
+        _add(Ranks(i2t.rank[r], i2t.tied[r]), score, row[r][:, None], mask, 1)
+        _add(Ranks(t2i.rank[c], t2i.tied[c]), score, column[c][None], mask, 0)
+    refuse_nan(nan, n * m)
     query = texts.image >= 0
-    t2i = Ranks(counted.t2i.rank[query], counted.t2i.tied[query])
-    return Both(counted.i2t, t2i)
+    return Both(i2t, Ranks(t2i.rank[query], t2i.tied[query]))
 
 
 @torch.no_grad()
-def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = MEMORY) -> BothTops:
+def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = MEMORY) -> Both[Top]:
     """The k best texts of every image and the k best images of every text (fewer where there are fewer).
 
     images  N rows, texts  M rows; `memory` as in retrieval_ranks.
@@ -105,19 +122,19 @@ def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = 
     return tops(tile_of(method, images, texts), side, (len(images.image), len(texts.image)), k)
 
 
-def tops(tile: Tile, side: int, shape: tuple[int, int], k: int) -> BothTops:
-    """The k best of every row and column of what a function of tiles gives, in shape [N, M]."""
+def tops(tile: Tile, side: int, shape: tuple[int, int], k: int) -> Both[Top]:
+    """The k best of every row and column of a matrix of shape [N, M], which comes in tiles."""
     of_rows: dict[int, Top] = {}
     of_columns: dict[int, Top] = {}
     for r, c in _tiles(*shape, side):
         score = tile(r, c)
         of_rows[r.start] = _merged(of_rows.get(r.start), score, c.start, k)
         of_columns[c.start] = _merged(of_columns.get(c.start), score.T, r.start, k)
-    return BothTops(_stacked(of_rows), _stacked(of_columns))
+    return Both(_stacked(of_rows), _stacked(of_columns))
 
 
 def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> Tensor:
-    """Score of every text with one chosen image: [M].
+    """Score of every text with one image: [M].
 
     of  [M] int64, row of `images` that text i is compared with
     """
@@ -133,8 +150,8 @@ def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> 
     out = texts.vector.new_zeros(len(of), dtype=torch.float32)
     with torch.no_grad():
         for row in of.unique().tolist():
-            mine = (of == row).nonzero()[:, 0]
-            out[mine] = method.score(rows(images, slice(row, row + 1)), rows(texts, mine))[0].float()
+            text = (of == row).nonzero()[:, 0]
+            out[text] = method.score(rows(images, slice(row, row + 1)), rows(texts, text))[0].float()
     return out
 
 
@@ -163,16 +180,16 @@ def check(images: Encoded, texts: Encoded) -> None:
     assert len(images.image.unique()) == len(images.image), "an image stands in the gallery once"
     described = texts.image[texts.image >= 0]
     alone = int((~torch.isin(images.image, described)).sum())
-    lost = int((~torch.isin(described, images.image)).sum())
-    if alone or lost or len(images.image) == 0:
+    unmatched = int((~torch.isin(described, images.image)).sum())
+    if alone or unmatched or len(images.image) == 0:
         raise UserError(
-            f"{len(images.image)} images, {alone} of them without a text, and {lost} texts of images that "
-            "are not among them; retrieval needs at least one image, and every image and text matched"
+            f"{len(images.image)} images, {alone} of them without a text, and {unmatched} texts of images"
+            " that are not among them; retrieval needs at least one image, and every image and text matched"
         )
 
 
 def prepared(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
-    """Both sides as tiles read them: images held, or vectors on a device that has float64."""
+    """Both sides as tiles read them: images precomputed, or vectors on a device that has float64."""
     if method.pairwise:
         return method.precompute(images), texts
     here = images.vector.device.type in ("cpu", "cuda")
@@ -188,16 +205,16 @@ def tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:
 
 
 def _once(tile: Tile, room: int) -> Tile:
-    """The same tiles, kept from the first time to the second as long as they take no more than room bytes."""
-    kept: dict[tuple[int, int], Tensor] = {}
+    """The same tiles, cached from the first time to the second as far as room bytes allow."""
+    cache: dict[tuple[int, int], Tensor] = {}
 
     def once(r: slice, c: slice) -> Tensor:
         place = r.start, c.start
-        if place in kept:
-            return kept.pop(place)
+        if place in cache:
+            return cache.pop(place)
         score = tile(r, c)
-        if sum(x.nbytes for x in kept.values()) + score.nbytes <= room:
-            kept[place] = score
+        if sum(x.nbytes for x in cache.values()) + score.nbytes <= room:
+            cache[place] = score
         return score
 
     return once
@@ -223,46 +240,6 @@ def _positive(images: Encoded, texts: Encoded, side: int) -> Callable[[slice, sl
     return positive
 
 
-class _Best(NamedTuple):
-    """Score of the best positive."""
-
-    row: Tensor  # [N]
-    column: Tensor  # [M], -inf for a text that describes no image
-
-
-@torch.no_grad()
-def _best_positive(tile: Tile, side: int, images: Encoded, texts: Encoded) -> _Best:
-    positive = _positive(images, texts, side)
-    n, m = len(images.image), len(texts.image)
-    nothing = torch.full((n + m,), -torch.inf, device=images.image.device)
-    best = _Best(nothing[:n], nothing[n:])
-    for r, c in _tiles(n, m, side):
-        mask = positive(r, c)
-        if mask is not None:
-            score = tile(r, c).masked_fill(~mask, -torch.inf)
-            torch.maximum(best.row[r], score.amax(1), out=best.row[r])
-            torch.maximum(best.column[c], score.amax(0), out=best.column[c])
-    return best
-
-
-@torch.no_grad()
-def _count(tile: Tile, side: int, images: Encoded, texts: Encoded, best: _Best) -> Both:
-    positive = _positive(images, texts, side)
-    n, m = len(images.image), len(texts.image)
-    out = Both(
-        *(Ranks(torch.ones_like(x, dtype=torch.int64), torch.zeros_like(x, dtype=torch.bool)) for x in best)
-    )
-    nan = 0
-    for r, c in _tiles(n, m, side):
-        score, mask = tile(r, c), positive(r, c)
-        if bool(score.sum().isnan()):  # a cheap sum first; inf - inf is NaN too and counts as none
-            nan += int(score.isnan().sum())
-        _add(Ranks(out.i2t.rank[r], out.i2t.tied[r]), score, best.row[r][:, None], mask, 1)
-        _add(Ranks(out.t2i.rank[c], out.t2i.tied[c]), score, best.column[c][None], mask, 0)
-    refuse_nan(nan, n * m)
-    return out
-
-
 def _add(into: Ranks, score: Tensor, best: Tensor, positive: Tensor | None, dim: int) -> None:
     """Add a tile's negatives that reach the best positive, in place on views of the ranks."""
     reach, equal = score >= best, score == best
@@ -274,13 +251,13 @@ def _add(into: Ranks, score: Tensor, best: Tensor, positive: Tensor | None, dim:
 
 
 def _merged(so_far: Top | None, score: Tensor, offset: int, k: int) -> Top:
-    """The k best of what was there and of a new tile."""
+    """The k best so far, those of a new tile included."""
     new = score.topk(min(k, score.shape[1]), dim=1)
     row, value = new.indices + offset, new.values
     if so_far is not None:
         row, value = torch.cat([so_far.row, row], 1), torch.cat([so_far.score, value], 1)
-    kept = value.topk(min(k, value.shape[1]), dim=1)
-    return Top(row.gather(1, kept.indices), kept.values)
+    best = value.topk(min(k, value.shape[1]), dim=1)
+    return Top(row.gather(1, best.indices), best.values)
 
 
 def _stacked(blocks: dict[int, Top]) -> Top:

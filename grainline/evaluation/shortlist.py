@@ -4,8 +4,8 @@ For methods that score pair by pair (`pairwise`), where scoring every pair takes
 the candidates of its own queries, and ranks them by their scores with its own queries. Three rules:
   1. candidates are the images, or texts, whose vectors are closest to that of the query; where vectors tie,
      a false candidate goes before a true one, and then the earlier row;
-  2. a true candidate that is not among them is not found, and its rank is the number of all candidates: its
-     place by vector was never compared with the scores of the others;
+  2. a true candidate that is not among them has the number of all candidates as its rank: its place by
+     vector was never compared with the scores of the others;
   3. where the shortlist holds all candidates, the ranks are those of `retrieval_ranks`, to the last bit.
 """
 
@@ -19,6 +19,7 @@ from grainline.errors import UserError
 from grainline.evaluation.ranks import Ranks, ranks
 from grainline.evaluation.score import (
     MEMORY,
+    Both,
     Cosine,
     Scorer,
     check,
@@ -30,34 +31,17 @@ from grainline.evaluation.score import (
 )
 from grainline.types import Encoded, rows, same_image
 
-LISTED = "listed"
-"""Among the outcomes of queries: whether a true candidate stands in the shortlist."""
-
-EXACT = "exact"
-"""Among the outcomes of queries: ranks by the scores of all pairs, beside those of two stages."""
-
-KEYED = 3
-"""Times the memory that a key takes for each pair, of that of a product."""
-
-PLACES = 2**30
-"""Images and texts together, at most."""
-
-Score = Callable[[int, Tensor], Tensor]
-"""A query and some candidates [k] to their scores [k]."""
+LISTED = "listed"  # in the outcomes of queries: whether a true candidate stands in the shortlist
+EXACT = "exact"  # there too: ranks by the scores of all pairs
+KEYED = 3  # times the memory that a key takes for each pair, of that of a product
+PLACES = 2**30  # images and texts together, at most
 
 
-class Found(NamedTuple):
+class ListedRanks(NamedTuple):
     """Ranks of one direction."""
 
     ranks: Ranks  # [Q]
     listed: Tensor  # [Q] bool, a true candidate stands in the shortlist
-
-
-class BothFound(NamedTuple):
-    """Ranks in both directions."""
-
-    i2t: Found
-    t2i: Found
 
 
 def refuse_plain(method: Scorer, name: str) -> None:
@@ -72,7 +56,7 @@ def refuse_plain(method: Scorer, name: str) -> None:
 @torch.no_grad()
 def shortlist_ranks(
     method: Scorer, images: Encoded, texts: Encoded, shortlist: int, memory: int = MEMORY
-) -> BothFound:
+) -> Both[ListedRanks]:
     """Rank of the best positive of every image and every text among the candidates of its shortlist.
 
     images  N rows, texts  M rows, as in `retrieval_ranks`; shortlist  candidates of a query
@@ -90,21 +74,31 @@ def shortlist_ranks(
     refuse_plain(method, "this method")
     check(images, texts)
     images, _ = prepared(method, images, texts)
-    query = (texts.image >= 0).nonzero()[:, 0]
+    row = max(x.tokens.element_size() * x.tokens[0].numel() + 8 * x.vector.shape[1] for x in (images, texts))
+    block = max(1, min(tile_side(method, images, texts, memory) ** 2, memory // row))  # scored together
     whole = [shortlist >= len(side.image) for side in (texts, images)]
     dense = retrieval_ranks(method, images, texts, memory) if any(whole) else None
     near = None if all(whole) else candidates(images, texts, shortlist, memory)
+    text = (texts.image >= 0).nonzero()[:, 0]
+
+    def of_image(i: int, near: Tensor) -> Tensor:
+        return method.score(rows(images, slice(i, i + 1)), rows(texts, near))[0].float()
+
+    def of_text(i: int, near: Tensor) -> Tensor:
+        return method.score(rows(images, near), rows(texts, slice(i, i + 1)))[:, 0].float()
+
+    image = torch.arange(len(images.image), device=text.device)
     out = []
-    for way, score in enumerate((_of_images(method, images, texts), _of_texts(method, images, texts))):
+    for way, (score, queries, side, others) in enumerate(
+        ((of_image, image, images, texts), (of_text, text, texts, images))
+    ):
         if whole[way]:
             assert dense is not None
-            out.append(Found(dense[way], torch.ones_like(dense[way].tied)))
+            out.append(ListedRanks(dense[way], torch.ones_like(dense[way].tied)))
             continue
         assert near is not None
-        asked, others = (images, texts) if way == 0 else (texts, images)
-        chosen = torch.arange(len(images.image), device=query.device) if way == 0 else query
-        out.append(_ranked(score, near[way], chosen, asked, others, _block(method, images, texts, memory)))
-    return BothFound(*out)
+        out.append(_ranked(score, near[way], queries, side, others, block))
+    return Both(*out)
 
 
 def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
@@ -129,30 +123,23 @@ def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMOR
     return near.i2t.row, near.t2i.row
 
 
-def _of_images(method: Scorer, images: Encoded, texts: Encoded) -> Score:
-    return lambda i, near: method.score(rows(images, slice(i, i + 1)), rows(texts, near))[0].float()
-
-
-def _of_texts(method: Scorer, images: Encoded, texts: Encoded) -> Score:
-    return lambda i, near: method.score(rows(images, near), rows(texts, slice(i, i + 1)))[:, 0].float()
-
-
-def _block(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> int:
-    """Candidates that are taken together and scored, within memory."""
-    row = max(x.tokens.element_size() * x.tokens[0].numel() + 8 * x.vector.shape[1] for x in (images, texts))
-    return max(1, min(tile_side(method, images, texts, memory) ** 2, memory // row))
-
-
-def _ranked(score: Score, near: Tensor, chosen: Tensor, asked: Encoded, others: Encoded, block: int) -> Found:
-    """Ranks of the chosen queries among their candidates near [Q, k]."""
-    all_of_them = len(others.image)
-    rank = torch.full_like(chosen, all_of_them)
-    tied, listed = torch.zeros_like(chosen).bool(), torch.zeros_like(chosen).bool()
-    for place, query in enumerate(chosen.tolist()):
+def _ranked(
+    score: Callable[[int, Tensor], Tensor],
+    near: Tensor,
+    queries: Tensor,
+    side: Encoded,
+    others: Encoded,
+    block: int,
+) -> ListedRanks:
+    """Ranks of some queries of a side among their candidates near [Q, k], rows of the others."""
+    total = len(others.image)
+    rank = torch.full_like(queries, total)
+    tied, listed = torch.zeros_like(queries).bool(), torch.zeros_like(queries).bool()
+    for place, query in enumerate(queries.tolist()):
         row = near[query].to(others.image.device)
-        true = others.image[row] == asked.image[query]
+        true = others.image[row] == side.image[query]
         if bool(true.any()):
             value = torch.cat([score(query, part) for part in row.split(block)])
             one = ranks(value[None], true[None])
             rank[place], tied[place], listed[place] = one.rank[0], one.tied[0], True
-    return Found(Ranks(rank, tied), listed)
+    return ListedRanks(Ranks(rank, tied), listed)

@@ -1,8 +1,8 @@
-"""The frame of all suites: what a suite is, the table of them, and how its outcomes become a result.
+"""The frame of all suites: the class of a suite, the table of them, and the way from outcomes to a result.
 
 A suite asks one question of a model. `Suite.encode` walks over a source once with the suite's collector,
-`Suite.measure` turns what was collected into a `Result`. A suite of one's own is a subclass in any module
-that can be imported; it is named `module:Class`.
+`Suite.measure` makes a `Result` of the collected data. A suite of one's own is a subclass in any module that
+can be imported; it is named `module:Class`.
 """
 
 import os
@@ -18,16 +18,18 @@ from pydantic import BeforeValidator
 
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
+from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
-from grainline.errors import UserError, amount
+from grainline.errors import UserError
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
-from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
-from grainline.report.page import Section
+from grainline.report.case import CaseList, cases_html
+from grainline.report.page import Section, facts, hint
 from grainline.report.png import require_matplotlib
 
 SUITES: dict[str, str] = {
@@ -49,7 +51,7 @@ SUITES: dict[str, str] = {
 }
 """Name -> `module:Class`, imported when the suite is used. A new suite is one line here."""
 
-HEAT = "heat maps"  # what the figure of most suites shows
+HEAT = "heat maps"  # the figure of many suites
 _OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
 
 O = TypeVar("O", bound=Config)  # noqa: E741 - the options of a suite
@@ -60,7 +62,7 @@ Strings = Annotated[
 
 
 class Settings(NamedTuple):
-    """What all suites share."""
+    """The settings that all suites share."""
 
     captions: Captions | None = None  # which text of a record; None: the default of the suite
     batch_size: int = 64  # images and texts encoded at a time
@@ -76,6 +78,16 @@ class Settings(NamedTuple):
         return {"resamples": self.resamples, "seed": self.seed}
 
 
+class Inputs(NamedTuple):
+    """The arguments of `Suite.encode`, after its checks: `settings.captions` is set."""
+
+    model: Model
+    source: Source
+    settings: Settings
+    descriptions: Descriptions | None
+    progress: Progress | None
+
+
 class MetricSamples(NamedTuple):
     """One metric of one set of queries, with its value in every resample."""
 
@@ -89,10 +101,10 @@ class MetricSamples(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What a suite measured, before it is summed up."""
+    """The single outcomes of a suite, from which metrics are computed."""
 
-    queries: dict[str, Any]  # lists of outcomes, as JSON holds them; `Suite.metrics` reads nothing else
-    notes: tuple[str, ...] = ()  # what a reader of the numbers has to know
+    queries: dict[str, Any]  # lists of outcomes, as JSON has them; `Suite.metrics` reads nothing else
+    notes: tuple[str, ...] = ()  # for readers of the numbers
     settings: Mapping[str, Any] = {}  # added to `Result.settings`
     data: Mapping[str, Any] = {}  # added to `Result.data`
     protocol: str = "plain"
@@ -110,19 +122,20 @@ class Suite(ABC, Generic[O]):
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
-    encodes_captions: ClassVar[bool] = True  # False: captions are kept as strings only
+    source_variant: ClassVar[str] = ""  # the method of sources for the records that it reads; "": none
+    encodes_images: ClassVar[bool] = True  # False: no image is opened
+    encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
     replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
     model_fields: ClassVar[frozenset[str]] = frozenset({"rank", "tied", "right", "scores", "cut"})
     """Fields of `Outcomes.queries` that the model decides; all others must be equal to be compared."""
-    must_match: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings and data that must be equal to be compared or pooled
-    pooled_must_match: ClassVar[tuple[str, ...]] = ()  # those that must also be equal to be pooled
+    must_match: ClassVar[tuple[str, ...]] = ()  # settings and data that compared or pooled results share
+    pooled_must_match: ClassVar[tuple[str, ...]] = ()  # those that pooled results share too
     noted_if_other: ClassVar[tuple[str, ...]] = ()  # those that a comparison notes where they differ
     title: ClassVar[str] = ""  # of the page; "": the name with a capital
     headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
     texts_label: ClassVar[str] = "Texts"  # what the texts are called there
+    card: ClassVar[tuple[str, str]] = ("Protocol", "What was compared, and how")  # title and caption
     figure: ClassVar[str] = ""  # what `--png` draws; "": nothing
     page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page and the figure
 
@@ -131,25 +144,22 @@ class Suite(ABC, Generic[O]):
         self.options: O = cast(O, self.Options()) if options is None else options
 
     def open_run(self, path: str) -> None:
-        """Read what stands beside the weights at the path of the model, before it is loaded."""
+        """Read files of the run at the path of the model, before it is loaded."""
 
     def check(self, model: Model, source: Source) -> None:
-        """Raise UserError where the model or the source lack what the suite needs.
-
-        The default refuses captions without images.
-        """
+        """Raise UserError where model or source lack a need. The default refuses captions without images."""
         without = without_images(source)
-        if without:
+        if without and self.encodes_images:
             raise UserError(
                 f"{without} has captions without images, and --suite {self.name} looks at images; name others"
             )
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        """The model and the source as the suite reads them; the default changes nothing."""
-        return model, source
+        """The model and the source as the suite reads them; the default takes the `source_variant`."""
+        return model, variant(source, self.source_variant) if self.source_variant else source
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector | None:
-        """What collects data beside the vectors of images and captions; None: these are enough."""
+        """Collects more than the vectors of images and captions; None: these are enough."""
         return None
 
     def encode(
@@ -160,27 +170,34 @@ class Suite(ABC, Generic[O]):
         descriptions: Descriptions | None = None,
         progress: Progress | None = None,
     ) -> Encodings:
-        """Walk over the source once. A suite that needs another walk overrides this.
-
-        Raises UserError as `check` and `encode_source` do.
-        """
+        """The source as the suite reads it. Raises UserError as `check` and `encode_source` do."""
         self.check(model, source)
         captions = self.choose_captions(settings.captions)
-        self._refuse_circular(captions, descriptions)
-        model, source = self.prepare(model, source)
-        collector = self.collector(model, source, settings._replace(captions=captions))
+        if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
+            raise UserError(
+                "--captions whole reads the long captions, which describe their own images here: "
+                "give --captions first, or each, or other descriptions"
+            )
+        return self.walk(Inputs(model, source, settings._replace(captions=captions), descriptions, progress))
+
+    def walk(self, inputs: Inputs) -> Encodings:
+        """Walk over the source once. A suite that needs another walk, or more of them, overrides this."""
+        model, source = self.prepare(inputs.model, inputs.source)
+        settings = inputs.settings
+        collector = self.collector(model, source, settings)
         return encode_source(
             model,
             source,
-            captions=captions,
+            captions=self.choose_captions(settings.captions),
             need_text=self.needs_text,
+            encode_images=self.encodes_images,
             encode_texts=self.encodes_captions,
             keep_tokens=self.keeps_tokens,
             collectors={} if collector is None else {self.name: collector},
-            descriptions=descriptions,
+            descriptions=inputs.descriptions if self.encodes_images else None,
             batch=settings.batch_size,
             max_corrupt=settings.max_corrupt,
-            progress=progress,
+            progress=inputs.progress,
         )
 
     @abstractmethod
@@ -192,25 +209,21 @@ class Suite(ABC, Generic[O]):
         """Name -> metric, from `Outcomes.queries` of one run, or of several over the same queries."""
 
     def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
-        """The result: metrics with intervals, settings, data, notes, and all outcomes.
-
-        Raises UserError if the data were encoded without what the suite collects, and as `outcomes` does.
-        """
+        """The result of the data. Raises UserError as `outcomes` and `collected` do."""
         outcomes = self.outcomes(scorer, data, settings)
         metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
-        notes = (*notes_of(data), *outcomes.notes)
+        notes = (*data.notes(), *outcomes.notes)
         if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
             notes += (
                 "an interval of width zero means that all outcomes were alike, not that the value is certain",
             )
-        about: dict[str, Any] = {
+        about = {
             **settings._asdict(),
             "captions": data.captions,
             "options": self.options.model_dump(mode="json"),
             **outcomes.settings,
+            **({"descriptions": data.descriptions} if data.descriptions else {}),
         }
-        if data.descriptions:
-            about["descriptions"] = data.descriptions
         counts = {
             "path": data.path,
             "fingerprint": data.fingerprint,
@@ -232,13 +245,22 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        """The parts of the page about single outcomes."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
+    def sections(self, on: Evaluation) -> list[Section]:
+        """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
+        card = on.result.settings.get("card")
+        out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
+        for i, part in enumerate(self.cases(on)):
+            out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
+        return out
+
     def draw(self, path: str | Path, on: Evaluation) -> None:
-        """Write the figure. Only called where `figure` says what it shows."""
-        raise AssertionError(f"{self.name} draws no figure")
+        """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
+        worst, best = self.cases(on, EXAMPLES // 2)
+        on.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
         """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""
@@ -256,7 +278,7 @@ class Suite(ABC, Generic[O]):
         return self.name if SUITES.get(self.name) == spec else spec
 
     def collected(self, data: Encodings) -> Any:
-        """What the suite's collector returned. Raises UserError if the data were encoded without it."""
+        """The result of the suite's collector. Raises UserError if the data were encoded without it."""
         if self.name not in data.collected:
             raise UserError(f"{data.path} was encoded for other suites; encode it with the {self.name} suite")
         return data.collected[self.name]
@@ -265,20 +287,22 @@ class Suite(ABC, Generic[O]):
         """Which text of a record is read. Raises UserError for one that the suite does not allow."""
         if given is None:
             return self.captions[0]
-        for known in self.captions:
-            if known == given:
-                return known
-        raise UserError(
-            f"--captions is {given!r}; {self.name} reads {self.reads}; allowed: {', '.join(self.captions)}"
-        )
-
-    def _refuse_circular(self, captions: Captions, descriptions: Descriptions | None) -> None:
-        """Raise UserError where the captions that are compared are the descriptions of their own images."""
-        if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
+        if given not in self.captions:
             raise UserError(
-                "--captions whole reads the long captions, which describe their own images here: "
-                "give --captions first, or each, or other descriptions"
+                f"--captions is {given!r}; {self.name} reads {self.reads}; "
+                f"allowed: {', '.join(self.captions)}"
             )
+        return given
+
+
+def variant(source: Source, method: str) -> Source:
+    """The source after a method of its own, such as with_foils; the source itself where it has none."""
+    if isinstance(source, Joined):
+        return Joined([variant(one, method) for one in source.sources])
+    if isinstance(source, WithoutCaptions):
+        return WithoutCaptions(variant(source.source, method), source.skip)
+    changed: Source = getattr(source, method)() if hasattr(source, method) else source
+    return changed
 
 
 def suite_class(name: str) -> type[Suite[Any]]:
@@ -340,19 +364,16 @@ def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tupl
     )  # fmt: skip
 
 
-def notes_of(data: Encodings) -> tuple[str, ...]:
-    """What a reader of any number on these data has to know."""
-    notes = list(data.remarks)
-    if data.damaged:
-        causes = ", ".join(f"{number} {cause}" for cause, number in sorted(data.damaged.items()))
-        skipped = sum(data.damaged.values())
-        first = "; ".join(data.damaged_first)
-        notes.append(f"{skipped} of {data.samples} samples were skipped: {causes}; the first: {first}")
-    if data.blank:
-        notes.append(f"{data.blank} blank captions were skipped")
-    if data.cut:
-        notes.append(f"{amount(data.cut, 'text')} longer than the model reads and cut")
-    return tuple(notes)
+def mean_of(metrics: Sequence[MetricSamples]) -> MetricSamples:
+    """The mean of a metric over folds, or over runs, that were resampled each by itself."""
+    chances = [one.chance for one in metrics if one.chance is not None]
+    return metrics[0]._replace(
+        value=float(np.mean([one.value for one in metrics])),
+        samples=np.mean([one.samples for one in metrics], axis=0),
+        queries=sum(one.queries for one in metrics),
+        chance=float(np.mean(chances)) if chances else None,
+        ties=sum(one.ties for one in metrics),
+    )
 
 
 def accuracy(
@@ -367,8 +388,22 @@ def accuracy(
     right  [run, Q] of 0 and 1;  image [Q] of each query: the bootstrap draws them; None: each its own
     """
     mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
-    samples, ends = replicates(mean, image, **settings.bootstrap), wilson_ends(mean, len(right), settings)
-    return MetricSamples(float(mean.mean()), samples, mean.size * len(right), chance, ties, "share", ends)
+    metric = mean_metric(mean, image, mean.size * len(right), chance, ties, "share", settings)
+    return metric._replace(wilson=wilson_ends(mean, len(right), settings))
+
+
+def mean_metric(
+    values: np.ndarray,
+    image: np.ndarray | None,
+    queries: int,
+    chance: float | None,
+    ties: int,
+    unit: Unit,
+    settings: Settings,
+) -> MetricSamples:
+    """The mean of values [Q]. image [Q] as in `accuracy`; queries  so many outcomes, over all runs"""
+    samples = replicates(values, image, **settings.bootstrap)
+    return MetricSamples(float(values.mean()), samples, queries, chance, ties, unit)
 
 
 def wilson_ends(right: np.ndarray, runs: int, settings: Settings) -> tuple[float, float] | None:

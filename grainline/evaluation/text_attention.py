@@ -1,4 +1,4 @@
-"""Attention of the parts of a text over image tokens and over an empty slot beside them.
+"""Attention of the parts of a text over image tokens and an empty slot.
 
 The weights of a part sum to 1. A part that has nothing to do with an image should attend to the empty slot.
 """
@@ -17,8 +17,7 @@ from grainline.methods.patch_selection.types import SelectsPatches
 from grainline.model import ImageLike, Model, on_pixels
 from grainline.types import Encoded, rows
 
-TIMES = 8
-"""The end of the scale of maps, as a multiple of the weight of each token if all had the same."""
+TIMES = 8  # end of the scale of maps, as a multiple of the weight of each token if all had the same
 
 
 class Part(NamedTuple):
@@ -33,10 +32,7 @@ class Part(NamedTuple):
 
 
 def require_attention(method: object, name: str, what: str) -> HasAttention:
-    """The method, once it is known to attend to image tokens. Raises UserError where it does not.
-
-    name, what  of the method, and of what needs it, for the error
-    """
+    """The method, if its texts attend to image tokens; else UserError with its name and what needs it."""
     if not isinstance(method, HasAttention):
         raise UserError(
             f"texts of {name} look at no image tokens, with an empty slot beside them; {what} is for methods "

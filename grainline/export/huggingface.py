@@ -12,17 +12,19 @@ from grainline.data.tokenizers.library_tokenizer import write_settings
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import is_vector, space_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import (
+    PretrainedImageConfig,
+    PretrainedTextConfig,
+    is_vector,
+    space_of,
+)
 from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
 from grainline.errors import UserError
 from grainline.files import discard
 from grainline.model import Model, find_run, load
 
-MOST = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
+LIMIT = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-BESIDE = ("tokenizer.json", "tokenizer_meta.json")
 FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip", "flair": "clip"}
 """Methods that score like a CLIP or SigLIP after training -> that architecture."""
 
@@ -33,27 +35,37 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     source   a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
     scoring  how the method of a run scores pairs, where it has several ways: only "vectors" can be written
 
-    The tokenizer is written too, into the folder or beside the file. Returns how far vectors moved. Raises
-    UserError where the model has no such form, where something is in the way, and where vectors moved by more
-    than MOST; nothing is left then.
+    The tokenizer is written too, into the folder of the file. Returns how far vectors moved. Raises UserError
+    where the model has no such form, where a file exists, and where vectors moved by more than LIMIT; then
+    nothing is left.
     """
     place = Path(out)
-    _check_place(place)
+    if place.suffix in PICKLED:
+        raise UserError(
+            f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
+        )
+    if place.exists() and (place.is_file() or any(place.iterdir())):
+        raise UserError(f"{place} is there already; give a new name")
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
-        _check_beside(place.parent, tokenizer)
+        names = ("tokenizer.json", "tokenizer_meta.json")
+        existing = next((place.parent / name for name in names if (place.parent / name).is_file()), None)
+        if tokenizer is not None and existing is not None:
+            raise UserError(
+                f"{existing} is there already, and the tokenizer goes into the same folder; give a new folder"
+            )
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)
     else:
         to_hugging_face(towers, place, () if tokenizer is None else (_writer(towers, tokenizer),))
     moved = parity(towers, place)
-    if not max(moved) <= MOST:
+    if not max(moved) <= LIMIT:
         shutil.rmtree(place) if place.is_dir() else discard(place)
         raise UserError(
             f"{place} gave other vectors than {source} when it was read again (images by "
-            f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {MOST:.0e}) and was removed"
+            f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
         )
     return moved
 
@@ -73,8 +85,7 @@ def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], No
 
 def towers_of(model: Model, source: str) -> Pretrained:
     """The towers of a method as those of one checkpoint; UserError with the reason where they are none."""
-    why = _obstacle(model)
-    if why:
+    if why := _obstacle(model):
         raise UserError(f"{source} cannot be written for other programs: {why}")
     config = model.description.config
     method: Any = model.method  # a CLIP or a SigLIP: see `FORMS`
@@ -84,8 +95,6 @@ def towers_of(model: Model, source: str) -> Pretrained:
     image, text = config.image.architecture, config.text.architecture
     assert image is not None
     assert text is not None
-    assert isinstance(towers.image, ImageEncoder)
-    assert isinstance(towers.text, TextEncoder)
     settings = image["config"] | {"text_config": text["config"]["text_config"]}
     bare = is_vector(image)
     if not bare:
@@ -138,41 +147,23 @@ def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer |
                 f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"
             )
         pretrained = load_pretrained(source)
-        name = pretrained.tokenizer
-        return pretrained, None if name is None else load_tokenizer(
-            name, vocab=pretrained.text.vocab if pretrained.text else None
-        )
+        if pretrained.tokenizer is None:
+            return pretrained, None
+        vocab = pretrained.text.vocab if pretrained.text else None
+        return pretrained, load_tokenizer(pretrained.tokenizer, vocab=vocab)
     model = load(source, device="cpu", scoring=scoring)
     return towers_of(model, source), model.tokenizer
 
 
-def _check_place(place: Path) -> None:
-    if place.suffix in PICKLED:
-        raise UserError(
-            f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
-        )
-    if place.exists() and (place.is_file() or any(place.iterdir())):
-        raise UserError(f"{place} is there already; give a new name")
-
-
 def _check_activation(towers: Pretrained, place: Path) -> None:
     """A state dict does not contain its GELU: readers go by the file name."""
-    kind, config = towers.architecture["kind"], towers.architecture["config"]
-    if kind != "clip":
+    if towers.architecture["kind"] != "clip":
         return
-    quick = config["text_config"]["hidden_act"] == "quick_gelu"
+    quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
     if quick != ("quickgelu" in place.name.lower()):
         stem = place.stem if quick else "clip"
         better = f"{stem}-quickgelu.safetensors" if quick else "one without that word"
         raise UserError(
             f"this CLIP {'has' if quick else 'does not have'} the quick GELU, which a state dict tells by "
             f"'quickgelu' in its name; name it {better}"
-        )
-
-
-def _check_beside(folder: Path, tokenizer: TextTokenizer | None) -> None:
-    there = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
-    if tokenizer is not None and there is not None:
-        raise UserError(
-            f"{there} is there already, and the tokenizer belongs beside the file; give a new folder"
         )

@@ -32,38 +32,42 @@ from grainline.model import Model
 from grainline.nn.runtime import static
 from grainline.types import Encoded, Images, Texts, rows
 
-# The towers of a method as functions of tensors, with the input and output names of the graphs.
+FORMAT = 2
+LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays two digits below
+BATCHES = (1, 2, 5)  # rows at a time when parity is measured
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
-OUTPUTS = ("vector", "tokens", "token_mask")
+# The towers of a method as functions of tensors, with the input and output names of the graphs.
 
 
 class Outputs(NamedTuple):
-    """Outputs of both towers, by the names in OUTPUTS."""
+    """Outputs of both towers, under their names in the graphs."""
 
     vector: Tensor  # [N, D] float32, unit length
     tokens: Tensor  # [N, L, D] float32
     token_mask: Tensor  # [N, L] bool, True = real token
 
 
-class ImageTower(nn.Module):
-    """Pixels to vectors and tokens."""
+OUTPUTS = Outputs._fields
 
+
+class _Tower(nn.Module):
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
+
+class ImageTower(_Tower):
+    """Pixels to vectors and tokens."""
+
     def forward(self, pixels: Tensor) -> Outputs:
-        """pixels [N, 3, size, size] uint8 in 0..255; mean and spread are inside"""
+        """pixels [N, 3, size, size] uint8 in 0..255; the graph applies mean and standard deviation"""
         number = torch.zeros(pixels.shape[0], dtype=torch.int64, device=pixels.device)
         return _outputs(self.method.encode_images(Images(pixels, number)))
 
 
-class TextTower(nn.Module):
+class TextTower(_Tower):
     """Ids to vectors and tokens."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
 
     def forward(self, ids: Tensor, mask: Tensor) -> Outputs:
         """ids int64, mask bool: [M, L], or [M, S, L] for a method that reads parts; L <= context"""
@@ -84,8 +88,6 @@ def _outputs(encoded: Encoded) -> Outputs:
 
 # From a module to an ONNX file, and its parity with torch.
 
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
-
 Axes = Mapping[str, Mapping[int, str]]
 """Input -> axis -> name, of the axes that may have any length."""
 
@@ -100,13 +102,6 @@ class Parity(NamedTuple):
     def worst(self) -> float:
         """The larger of both; NaN if one is."""
         return float(np.max(self))
-
-
-def require_onnx() -> None:
-    """Raise UserError if one of the libraries is not installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"export needs {', '.join(missing)}: pip install 'grainline[onnx]'")
 
 
 @torch.no_grad()
@@ -199,12 +194,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-FORMAT = 2
-LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays two digits below
-BATCHES = (1, 2, 5)  # rows at a time when parity is measured
-IMAGE, TEXT = "image", "text"
-
-
 class Exported(NamedTuple):
     """The written files and their parity."""
 
@@ -225,17 +214,18 @@ class _Side(NamedTuple):
 def export(model: Model, out: str | Path) -> Exported:
     """Write both towers of a model on the CPU into a new folder, whole or not at all.
 
-    Parity is measured in batches of 1, 2 and 5 on drawn scenes and their captions, and on texts as short and
-    as long as the model reads them. Raises UserError where it is above LIMIT, where the folder is taken,
-    without the extra `onnx`, for a method that scores by what both sides make of each other, and for
-    superpixels that are not the same on another runtime.
+    Parity is measured in batches of 1, 2 and 5 on drawn scenes and their captions, and on texts of all
+    lengths. Raises UserError where it is above LIMIT, where the folder is not empty, without the extra
+    `onnx`, for a method that conditions images on texts, and for superpixels that another runtime changes.
     """
-    require_onnx()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"export needs {', '.join(missing)}: pip install 'grainline[onnx]'")
     _refuse(model)
     home = Path(out)
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
-    sides = {IMAGE: _image_side(model), TEXT: _text_side(model)}
+    sides = {"image": _image_side(model), "text": _text_side(model)}
     longest = {"tokens": model.method.context, "parts": model.method.parts}
     with replacing(home) as place:
         place.mkdir()
@@ -243,8 +233,13 @@ def export(model: Model, out: str | Path) -> Exported:
         for name, side in sides.items():
             file = place / f"{name}.onnx"
             opset = write_graph(side.module, side.example, side.axes, file, longest)
-            parity[name] = differences(session(file), side.module, side.inputs)
-            _accept(name, parity[name])
+            result = parity[name] = differences(session(file), side.module, side.inputs)
+            if not result.worst <= LIMIT:
+                raise UserError(
+                    f"the {name} graph differs from the model by {result.vector:.1e} in vectors and "
+                    f"{result.tokens:.1e} in tokens on onnxruntime; allowed is {LIMIT:.0e}; nothing was"
+                    " written"
+                )
         model.tokenizer.save(place)
         described = _description(model, sides, parity, opset)
         write_text(place / "export.json", json.dumps(described, indent=1, allow_nan=False) + "\n")
@@ -264,7 +259,7 @@ def _refuse(model: Model) -> None:
         )
     if model.method.reads_descriptions:
         raise UserError(
-            f"{model.description.method} reads a description beside each image, and the graph of images "
+            f"{model.description.method} reads a description with each image, and the graph of images "
             "takes pixels alone, so it cannot be exported"
         )
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
@@ -274,14 +269,6 @@ def _refuse(model: Model) -> None:
             f"superpixels by {config.image.superpixels.kind} are not the same on another runtime, where the "
             "last bit of a number decides between two of them; a model trained with "
             "model.image.superpixels.kind=grid can be exported"
-        )
-
-
-def _accept(name: str, parity: Parity) -> None:
-    if not parity.worst <= LIMIT:
-        raise UserError(
-            f"the {name} graph differs from the model by {parity.vector:.1e} in vectors and "
-            f"{parity.tokens:.1e} in tokens on onnxruntime; allowed is {LIMIT:.0e}; nothing was written"
         )
 
 
@@ -314,8 +301,17 @@ def _description(
     model: Model, sides: dict[str, _Side], parity: dict[str, Parity], opset: int
 ) -> dict[str, Any]:
     method = model.method
-    scale: Any = _of_vectors(dict(method.named_modules()), "scale")
-    bias: Any = _of_vectors(dict(method.named_parameters()), "bias")
+    # The scale and bias of the score by vectors; CAFT has others for parts, and some methods have none.
+    modules: dict[str, Any] = dict(method.named_modules())
+    scale = modules.get("scale", modules.get("whole_scale"))
+    parameters = dict(method.named_parameters())
+    bias = parameters.get("bias", parameters.get("whole_bias"))
+    inputs: dict[str, Any] = {}
+    for name, side in sides.items():
+        inputs[name] = {}
+        for (key, axes), tensor in zip(side.axes.items(), side.example, strict=True):
+            shape = [axes.get(axis, size) for axis, size in enumerate(tensor.shape)]
+            inputs[name][key] = {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
     return {
         "format": FORMAT,
         "method": model.description.method,
@@ -337,28 +333,14 @@ def _description(
         "scale": None if scale is None else float(scale().detach()),
         "bias": None if bias is None else float(bias.detach()),
         "opset": opset,
-        "inputs": {name: _inputs(side) for name, side in sides.items()},
+        "inputs": inputs,  # axes of any length by their names
         "outputs": {
             "vector": "[rows, width]",
             "tokens": "[rows, tokens, width]",
             "token_mask": "[rows, tokens]",
         },
-        "parity": {name: measured._asdict() for name, measured in parity.items()},
+        "parity": {name: side._asdict() for name, side in parity.items()},
         "batches": BATCHES,
         "versions": {"grainline": grainline.__version__, "torch": torch.__version__}
         | {name: version(name) for name in NEEDED},
     }
-
-
-def _of_vectors(parts: Mapping[str, Any], name: str) -> Any:
-    """The scale or bias of the score by vectors; CAFT has another one for parts. None where there is none."""
-    return parts.get(name, parts.get(f"whole_{name}"))
-
-
-def _inputs(side: _Side) -> dict[str, Any]:
-    """Type and shape of every input; axes of any length by their names."""
-    inputs = {}
-    for (name, named), tensor in zip(side.axes.items(), side.example, strict=True):
-        shape = [named.get(axis, size) for axis, size in enumerate(tensor.shape)]
-        inputs[name] = {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
-    return inputs

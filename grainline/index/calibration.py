@@ -1,29 +1,15 @@
 """Calibration: p of a hit and p of a sentence in a hit, from the scores of null texts in this index.
 
 p of a hit: scores of a query are standardised by their mean and std over a background of at most 256 images.
-The null distribution is the standardised best score of each null text, a query without a match, with about as
-many sentences as the query. p is the share of null texts that reach the score: (1 + reached) / (1 + texts).
-For image queries it is the similarity of indexed images with their nearest neighbours, not standardised.
+p is the share of null texts, queries without a match, whose standardised best score is at least as high. For
+image queries it is the share of indexed images that have a neighbour as near, not standardised.
 
 p of a sentence in a hit must correct for selection: the hit is among the best because its sentences score
-high, so a high score of a sentence says less among hits than among all images.
-  1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
-     background: about the score of an image that shows it;
-  2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
-  3. the best hit of a query without a match has the standardised score c, the median over null texts. With a
-     sentence score below need = score - sentences * (score of the hit - c) the hit would not be selected;
-  4. help = tail(score) / tail(need): among null sentences that would select the image, the share that scores
-     as high. This is a test given the selection (selective inference, Fithian, Sun & Taylor,
-     arXiv 1410.2597; exact for a score that is the mean over sentences, else an approximation);
-  5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In best
-     hits the false positive rate is the level whatever step 4 approximates; in later hits it is lower.
-
-Null texts with images also give true sentences: their sentences in their images, if these are among the first
-RANKS hits. The power is the share of these with p <= level. Their scores also say below which score an image
-does not show a sentence.
+high. See `Calibration`; selective inference: Fithian, Sun & Taylor, arXiv 1410.2597.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -52,32 +38,36 @@ class Standard(NamedTuple):
         return standard
 
 
-class NullSample(NamedTuple):
-    """Best hits of null texts, with the scores of one tested sentence of each."""
-
-    counts: np.ndarray  # [M] sentences
-    best: np.ndarray  # [M] standardised scores of their best hits
-    standard: Standard  # [M] of their scores
-    tested: np.ndarray  # [M] scores of the tested sentences in these hits, minus their levels
-    pool: np.ndarray  # sorted: scores of null sentences over the background, minus their levels
-
-
-class TrueSample(NamedTuple):
-    """Scores of null texts with the images they describe, as if these were in the index."""
-
-    which: np.ndarray  # [O] numbers of the texts
-    rank: np.ndarray  # [O] from 0, among the images of the index
-    score: np.ndarray  # [O]
-    tested: np.ndarray  # [O] scores of the tested sentences, minus their levels
-
-
+@dataclass(eq=False)
 class Calibration:
-    """Computes p of the sentences of queries in their hits."""
+    """Computes p of the sentences of queries in their hits.
 
-    def __init__(self, null_sample: NullSample, true_sample: TrueSample) -> None:
-        self.null_sample, self.true_sample = null_sample, true_sample
-        self._null: dict[int, np.ndarray] = {}
-        self._best: dict[int, np.ndarray] = {}
+      1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
+         background: about the score of an image that shows it;
+      2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
+      3. the best hit of a query without a match has the standardised score c, the median over null texts.
+         With a sentence score below need = score - sentences * (score of the hit - c) the hit would not be
+         selected;
+      4. help = tail(score) / tail(need): among null sentences that would select the image, the share that
+         scores as high. It is exact for a score that is the mean over sentences, else an approximation;
+      5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In
+         best hits the false positive rate is the level whatever step 4 approximates; in later ones lower.
+
+    Null texts with images also give true sentences: their sentences in their images, if these are among the
+    first RANKS hits. The power is the share of these with p <= level.
+    """
+
+    counts: np.ndarray  # [M] sentences of the null texts and spans
+    best_score: np.ndarray  # [M] standardised scores of their best hits
+    standard: Standard  # [M] of their scores
+    tested: np.ndarray  # [M] scores of one sentence of each in these hits, minus their levels
+    pool: np.ndarray  # sorted: scores of null sentences over the background, minus their levels
+    true_text: np.ndarray  # [O] numbers of the null texts with images
+    true_rank: np.ndarray  # [O] of these images, from 0, as if they were in the index
+    true_score: np.ndarray  # [O]
+    true_tested: np.ndarray  # [O] scores of one sentence of each in its image, minus their levels
+    _null: dict[int, np.ndarray] = field(default_factory=dict)
+    _best: dict[int, np.ndarray] = field(default_factory=dict)
 
     def p(self, count: int, score: np.ndarray, of: Standard, tested: np.ndarray) -> np.ndarray:
         """p of the sentences of one query in its hits: [K, S]
@@ -92,8 +82,7 @@ class Calibration:
 
     def help(self, tested: np.ndarray, margin: np.ndarray, count: int | np.ndarray) -> np.ndarray:
         """tail(score) / tail(need), at most 1. margin: how far a hit is above the usual best one"""
-        pool = self.null_sample.pool
-        ratio: np.ndarray = p_value(pool, tested) / p_value(pool, tested - count * margin)
+        ratio: np.ndarray = p_value(self.pool, tested) / p_value(self.pool, tested - count * margin)
         return np.minimum(1.0, ratio)
 
     def nearest_counts(self, count: int) -> np.ndarray:
@@ -101,17 +90,16 @@ class Calibration:
 
         MIN_TEXTS of them, and all others that are as near as the last of these.
         """
-        counts = self.null_sample.counts
-        ratio = np.maximum(counts / count, count / counts)
-        ratio[counts < 2] = np.inf
-        order = np.argsort(ratio, kind="stable")[: int((counts > 1).sum())]
+        ratio = np.maximum(self.counts / count, count / self.counts)
+        ratio[self.counts < 2] = np.inf
+        order = np.argsort(ratio, kind="stable")[: int((self.counts > 1).sum())]
         last = np.searchsorted(ratio[order], ratio[order][:MIN_TEXTS][-1:], side="right")
         return order[: int(last[0])] if len(order) else order
 
     def best(self, count: int) -> np.ndarray:
         """The standardised scores of the best hits of the nearest null texts, sorted."""
         if count not in self._best:
-            self._best[count] = np.sort(self.null_sample.best[self.nearest_counts(count)])
+            self._best[count] = np.sort(self.best_score[self.nearest_counts(count)])
         return self._best[count]
 
     def usual_best(self, count: int) -> float:
@@ -121,23 +109,24 @@ class Calibration:
     def null(self, count: int) -> np.ndarray:
         """The help of the tested sentences of the nearest null texts, sorted."""
         if count not in self._null:
-            nearest, sample = self.nearest_counts(count), self.null_sample
-            counts = sample.counts[nearest]
+            nearest = self.nearest_counts(count)
+            counts = self.counts[nearest]
             numbers, which = np.unique(counts, return_inverse=True)
             usual = np.array([self.usual_best(number) for number in numbers.tolist()])[which]
-            margin = (sample.best[nearest] - usual) * sample.standard.std[nearest]
-            self._null[count] = np.sort(self.help(sample.tested[nearest], margin, counts))
+            margin = (self.best_score[nearest] - usual) * self.standard.std[nearest]
+            self._null[count] = np.sort(self.help(self.tested[nearest], margin, counts))
         return self._null[count]
 
     @cached_property
     def _true_p(self) -> np.ndarray:
         """p of the tested sentences in the images they describe, for images among the first RANKS: [O']"""
         p = []
-        for which, rank, score, tested in zip(*self.true_sample, strict=True):
-            count = int(self.null_sample.counts[which])
-            if rank < RANKS and count > 1:
-                of = Standard(*(values[which : which + 1] for values in self.null_sample.standard))
-                p.append(self.p(count, np.array([score]), of, np.array([[tested]]))[0, 0])
+        for i in np.flatnonzero(self.true_rank < RANKS):
+            text = self.true_text[i]
+            if self.counts[text] > 1:
+                of = Standard(*(values[text : text + 1] for values in self.standard))
+                score, tested = self.true_score[i : i + 1], self.true_tested[i : i + 1, None]
+                p.append(self.p(int(self.counts[text]), score, of, tested)[0, 0])
         return np.array(p)
 
     def power(self, level: float) -> float | None:
@@ -145,14 +134,14 @@ class Calibration:
 
         None for fewer than MIN_TRUE texts with images; 0 where right images are hardly ever among them.
         """
-        if len(self.true_sample.which) < MIN_TRUE:
+        if len(self.true_text) < MIN_TRUE:
             return None
         p = self._true_p
         return float((p <= level).mean()) if len(p) >= MIN_TRUE else 0.0
 
     def p_if_true(self, tested: np.ndarray) -> np.ndarray:
         """Share of true sentences in their own images that score so low."""
-        return share_below(np.sort(self.true_sample.tested), tested)
+        return share_below(np.sort(self.true_tested), tested)
 
 
 def background(hashes: Sequence[str]) -> np.ndarray:

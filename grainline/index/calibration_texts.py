@@ -1,6 +1,6 @@
 """Calibration texts (null texts): texts that describe images outside the index.
 
-The best score of a query says little by itself: some texts score high with all images. An index therefore
+The best score of a query means little by itself: some texts score high with all images. An index therefore
 stores the scores of null texts with all its images (`calibration.py` uses them): of whole captions, or lines
 of a file, of one sentence of each, and of spans of a few sentences that include it, since queries are often
 shorter than captions. A null text does not count for its own image, which the hash of its bytes identifies.
@@ -27,18 +27,7 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
-from grainline.index.store import (
-    NPY,
-    NULL_SENTENCES,
-    NULL_SPANS,
-    NULL_TEXTS,
-    Column,
-    Part,
-    check_part,
-    new_part,
-    save_array,
-    seal_of,
-)
+from grainline.index import store
 from grainline.model import Model
 from grainline.types import Encoded, rows, vectors_only
 
@@ -100,8 +89,9 @@ def gather_texts(path: str | None) -> CalibrationTexts:
 
 def encode_calibration(model: Model, texts: CalibrationTexts) -> dict[str, Encoded]:
     """Texts, sentences and spans as the method compares them, in float32."""
-    by_name = {NULL_TEXTS: texts.texts, NULL_SENTENCES: texts.sentences, NULL_SPANS: texts.spans}
-    encoded = {name: model.encode(texts=texts) for name, texts in by_name.items()}
+    names = store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS
+    by_name = zip(names, (texts.texts, texts.sentences, texts.spans), strict=True)
+    encoded = {name: model.encode(texts=of) for name, of in by_name}
     return encoded if model.method.pairwise else {name: vectors_only(one) for name, one in encoded.items()}
 
 
@@ -132,29 +122,29 @@ def with_image_scores(
             encoded_images, which = model.encode(images=images), torch.tensor(numbers)
             pairs = [
                 model.method.score(encoded_images, rows(encoded[name], which)).diagonal()
-                for name in (NULL_TEXTS, NULL_SENTENCES)
+                for name in (store.NULL_TEXTS, store.NULL_SENTENCES)
             ]
             for number, pair in zip(numbers, torch.stack(pairs, 1).double().tolist(), strict=True):
                 scores[number] = tuple(pair)
     return texts._replace(image_scores=tuple(scores))
 
 
-def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[str, Encoded]) -> Part:
+def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[str, Encoded]) -> store.Part:
     """Write the texts, also encoded, as a sealed folder. OSError leaves nothing."""
-    with new_part(target, {"texts": len(texts.texts)}) as folder:
+    with store.new_part(target, {"texts": len(texts.texts)}) as folder:
         write_text(folder / FILE, json.dumps(texts._asdict(), indent=1) + "\n")
         for name, one in encoded.items():
             for field in FIELDS:
-                save_array(folder / f"{name}-{field}.npy", getattr(one, field).cpu().numpy())
-    return Part(target.name, seal_of(target), len(texts.texts))
+                store.save_array(folder / f"{name}-{field}{store.NPY}", getattr(one, field).cpu().numpy())
+    return store.Part(target.name, store.seal_of(target), len(texts.texts))
 
 
-def read_encoded(target: Path, part: Part) -> dict[str, Encoded]:
+def read_encoded(target: Path, part: store.Part) -> dict[str, Encoded]:
     """The encoded texts that `write_calibration` wrote. Raises Corrupt."""
-    sealed = check_part(target, part)
+    sealed = store.check_part(target, part)
     out = {}
-    for name in (NULL_TEXTS, NULL_SENTENCES, NULL_SPANS):
-        arrays = [Column(target / f"{name}-{field}{NPY}", sealed).whole() for field in FIELDS]
+    for name in (store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS):
+        arrays = [store.Column(target / f"{name}-{field}{store.NPY}", sealed).whole() for field in FIELDS]
         out[name] = Encoded(*(torch.from_numpy(array.copy()) for array in arrays))
     return out
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grainline.index.store import take
 from grainline.nn.runtime import has_bf16
 
 APPROXIMATE = "candidates are approximate: an image may be missed"
@@ -157,19 +158,12 @@ class Exact:
     def _exact(self, queries: np.ndarray, query: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Scores in float64: [P]"""
         out = np.empty(len(query))
-        for start in range(0, len(query), PAIRS):
-            block = slice(start, start + PAIRS)
-            vectors = self._take(row[block])
-            out[block] = (queries[query[block]].astype(np.float64) * vectors).sum(1)
-        return out
-
-    def _take(self, row: np.ndarray) -> np.ndarray:
-        """Vectors of some rows of the whole: [P, D]"""
-        out = np.empty((len(row), self.blocks[0].shape[1]), np.float32)
         block = np.searchsorted(self.starts, row, side="right") - 1
-        for number in np.unique(block):
-            in_block = block == number
-            out[in_block] = self.blocks[number][row[in_block] - self.starts[number]]
+        where = np.stack([block, row - self.starts[block]], 1)
+        for start in range(0, len(query), PAIRS):
+            some = slice(start, start + PAIRS)
+            vectors = take(self.blocks, where[some])
+            out[some] = (queries[query[some]].astype(np.float64) * vectors).sum(1)
         return out
 
 

@@ -72,7 +72,7 @@ def relative(root: Path, path: str | Path) -> str:
     if _real(here) == root:
         return "."
     there = Path(os.path.normpath(root / path))
-    for whole in (_real(here.parent) / here.name, there):  # a link at the end is judged when it is read
+    for whole in (_real(here.parent) / here.name, there):  # a link at the end is checked when it is read
         if whole.is_relative_to(root):
             return whole.relative_to(root).as_posix()
     raise UserError(f"{path} is not below {root}, the folder of images of this index")
@@ -88,7 +88,7 @@ def stat_image(root: Path, path: str) -> ImageFile:
 def read_image(root: Path, file: ImageFile) -> tuple[Row, bytes]:
     """The row and the bytes of an image. Raises CorruptSample.
 
-    Size and time are those from before it was read: if it is changed meanwhile, the next refresh sees it.
+    Size and time are those from before it was read, so the next refresh detects a change during reading.
     """
     with _read_errors(file.path):
         data = read_plain(root / file.path)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from PIL import Image
 from rich.markup import escape
 from rich.table import Table
@@ -15,9 +16,19 @@ from grainline.files import WRITE_ERRORS, reason, write_text
 from grainline.index.results import Hit, Options, QueryHits, Verdict, as_json
 from grainline.index.search import Index
 from grainline.nn.upsample import FLOOR, FULL
-from grainline.report.case import Answered, Found, Look, SentenceScore, answered
+from grainline.report.case import Case, Look, SentenceScore, cases_html
 from grainline.report.heatmap import overlay
-from grainline.report.page import MissingImage, hint, render_page, short, summary, write_page
+from grainline.report.page import (
+    MissingImage,
+    Section,
+    hint,
+    macro,
+    render,
+    render_page,
+    short,
+    summary,
+    write_page,
+)
 
 FORMAT = 3
 
@@ -88,6 +99,7 @@ def write_heat(folder: Path, results: Sequence[QueryHits], index: Index) -> int:
     return number
 
 
+TITLE = 90  # characters of a query in its heading; a longer one stands below it as well
 MOST = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
 
 
@@ -102,16 +114,7 @@ def write_html(
     """
     page_results = results[:MOST]
     sections = [
-        answered(
-            Answered(
-                result.query,
-                _query(index, result.query) if images else None,
-                result.sure,
-                result.notes,
-                [_hit_card(index, hit) for hit in result.hits],
-            ),
-            number,
-        )
+        _section(number, result, _query(index, result.query) if images else None, index)
         for number, result in enumerate(page_results, 1)
     ]
     manifest = index.reader.manifest
@@ -148,7 +151,7 @@ def _reading(options: Options, images: bool) -> list[str]:
     if not images:
         out.append(
             f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
-            "speak of other images do as well in the best hits of their texts. It does not where at most "
+            "describe other images do as well in the best hits of their texts. It does not where at most "
             f"{100 * options.absent:g} % of true sentences score as low. Otherwise the model cannot tell."
         )
         out.append(
@@ -158,19 +161,52 @@ def _reading(options: Options, images: bool) -> list[str]:
     return out
 
 
-def _hit_card(index: Index, hit: Hit) -> Found:
+def _section(
+    number: int, result: QueryHits, image: Image.Image | MissingImage | None, index: Index
+) -> Section:
+    """A query, how sure its answer is, and its hits. number: of the query, from 1"""
+    why = "Nothing was found."
+    if result.hits:
+        share = f"{100 * result.hits[0].p:.1f} %"
+        why = f"Of queries without a match, {share} score as high."
+        if image is not None:
+            why = f"Of the images of the index, {share} have another one as near."
+        why += "" if result.sure else " The images below are the nearest, not matches."
+    title, match = short(result.query, TITLE), "sure match" if result.sure else "no sure match"
+    cases = [_hit_case(index, place, hit) for place, hit in enumerate(result.hits, 1)]
+    body = render(
+        "query.html",
+        query=result.query,
+        title=title,
+        image=image,
+        sure=result.sure,
+        match=match,
+        why=why,
+        lines=result.notes,
+        tiles=not any(hit.sentences for hit in result.hits),
+        cases=cases_html(cases, f"q{number}h"),
+    )
+    return Section(f"{number}. {title}", body, match)
+
+
+def _hit_case(index: Index, place: int, hit: Hit) -> Case:
     sentences = [SentenceScore(one.text, one.score, one.p, one.verdict) for one in hit.sentences]
     try:
         data = index.read(hit.path)
     except CorruptSample as error:
         why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
-        return Found(hit.path, hit.score, hit.p, hit.sure, Look(MissingImage(why), "", sentences))
-    heat = None
-    if sentences and index.model.method.has_layout:
-        row = index.reader.numbers[hit.path]
-        heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
-    look = Look(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
-    return Found(hit.path, hit.score, hit.p, hit.sure, look)
+        look = Look(MissingImage(why), "", sentences)
+    else:
+        heat = None
+        if sentences and index.model.method.has_layout:
+            row = index.reader.numbers[hit.path]
+            heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
+        look = Look(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
+    verdict = macro("parts.html", "verdict", hit.sure, "sure" if hit.sure else "not sure")
+    note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + verdict
+    if sentences:
+        note += f", shows {sum(one.verdict == 'shows' for one in sentences)} of {len(sentences)} sentences"
+    return Case(f"{place}. {hit.path}", note=note, look=look)
 
 
 def _query(index: Index, path: str) -> Image.Image | MissingImage:

@@ -1,7 +1,7 @@
 """An index opened for reading: its live rows, numbered from 0, their arrays, and the scores of null texts.
 
-A reader takes no lock. Segments never change, and one that a writer clears away stays readable where it is
-mapped. Only between reading the manifest and mapping the files can one vanish; then both are read again.
+A reader takes no lock. Segments never change, and a mapped one stays readable when a writer removes it. Only
+between reading the manifest and mapping the files can one vanish; then both are read again.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,11 @@ import torch
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.fingerprint import fingerprint
+from grainline.index import store
 from grainline.index.calibration import (
     DUPLICATE,
     Calibration,
-    NullSample,
     Standard,
-    TrueSample,
     background,
     best_hits,
     described_images,
@@ -29,25 +28,6 @@ from grainline.index.calibration import (
 )
 from grainline.index.calibration_texts import CalibrationTexts, read_calibration
 from grainline.index.candidates import Exact
-from grainline.index.store import (
-    CALIBRATION,
-    MASK,
-    NULL_SENTENCES,
-    NULL_SPANS,
-    NULL_TEXTS,
-    PRECOMPUTED,
-    SEGMENTS,
-    TOKENS,
-    VECTORS,
-    CorruptIndex,
-    Manifest,
-    Row,
-    Segment,
-    check_part,
-    open_segment,
-    read_manifest,
-    take,
-)
 from grainline.model import Model, load
 from grainline.types import Encoded, to_dtype
 
@@ -66,7 +46,7 @@ class IndexReader:
         self.locations = np.array(
             [(i, row) for i, live in enumerate(self.live) for row in np.flatnonzero(live)], dtype=np.int64
         ).reshape(-1, 2)  # [N, 2]
-        self.rows: list[Row] = [self.segments[i].rows[row] for i, row in self.locations.tolist()]
+        self.rows: list[store.Row] = [self.segments[i].rows[row] for i, row in self.locations.tolist()]
         self.hashes = [row.sha256 for row in self.rows]
         self.numbers = {row.path: i for i, row in enumerate(self.rows)}
         self._best: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -77,23 +57,23 @@ class IndexReader:
     @property
     def vectors(self) -> list[np.ndarray]:
         """[R, D] of each segment, removed rows included"""
-        return [segment.arrays[VECTORS].whole() for segment in self.segments]
+        return [segment.arrays[store.VECTORS].whole() for segment in self.segments]
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """An array of some live rows: [K, ...]"""
-        return take(self.segments, name, self.locations[rows])
+        return store.take([segment.arrays[name] for segment in self.segments], self.locations[rows])
 
     def encoded(self, rows: np.ndarray, precomputed_class: Any = None) -> Encoded:
         """Some live rows as the method scores them. precomputed_class: that of the method"""
-        vector = torch.from_numpy(self.take(VECTORS, rows))
+        vector = torch.from_numpy(self.take(store.VECTORS, rows))
         number = torch.from_numpy(np.ascontiguousarray(rows))
         tokens, mask = vector.new_zeros(len(rows), 0, vector.shape[1]), torch.zeros(len(rows), 0).bool()
         arrays, precomputed = self.segments[0].arrays, None
-        if TOKENS in arrays:
-            tokens = torch.from_numpy(self.take(TOKENS, rows)).float()
-            mask = torch.from_numpy(self.take(MASK, rows))
-        elif any(name.startswith(PRECOMPUTED) for name in arrays):
-            names = [f"{PRECOMPUTED}{field}" for field in precomputed_class._fields]
+        if store.TOKENS in arrays:
+            tokens = torch.from_numpy(self.take(store.TOKENS, rows)).float()
+            mask = torch.from_numpy(self.take(store.MASK, rows))
+        elif any(name.startswith(store.PRECOMPUTED) for name in arrays):
+            names = [f"{store.PRECOMPUTED}{field}" for field in precomputed_class._fields]
             stored = precomputed_class(*(torch.from_numpy(self.take(name, rows)) for name in names))
             precomputed = to_dtype(stored, torch.float32)
         return Encoded(vector, tokens, mask, number, number, precomputed=precomputed)
@@ -106,12 +86,12 @@ class IndexReader:
     @cached_property
     def null_text_scores(self) -> np.ndarray:
         """Standardised best scores of the null texts, sorted: [Q]"""
-        return np.sort(self._standard_best(NULL_TEXTS))
+        return np.sort(self._standard_best(store.NULL_TEXTS))
 
     @cached_property
     def null_sentence_scores(self) -> np.ndarray:
         """The same of single sentences, for queries of one sentence: [Q]"""
-        return np.sort(self._standard_best(NULL_SENTENCES))
+        return np.sort(self._standard_best(store.NULL_SENTENCES))
 
     def null_scores(self, count: int) -> np.ndarray:
         """Sorted best scores of queries of so many sentences without a match."""
@@ -126,7 +106,7 @@ class IndexReader:
 
         Copies do not count: rows of the same bytes, and of vectors that are equal up to rounding.
         """
-        queries = self.take(VECTORS, self.background)
+        queries = self.take(store.VECTORS, self.background)
         exact, hashes = Exact(self.vectors, self.live), np.array(self.hashes)
         for k in (NEIGHBOURS, len(self.background) + 1):  # few are enough, unless an image has many copies
             near = exact.top(queries, k)
@@ -139,25 +119,28 @@ class IndexReader:
     @cached_property
     def calibration(self) -> Calibration:
         """Computes p of the sentences of a query in its hits."""
-        score = self.take(NULL_SENTENCES, self.background).astype(np.float64)
+        score = self.take(store.NULL_SENTENCES, self.background).astype(np.float64)
         level = sentence_level(score, ~self._described_background)
-        names, place = (NULL_TEXTS, NULL_SPANS), np.arange(len(level))
-        hits = [self.take(NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
-        null_sample = NullSample(
-            np.array([*self.calibration_texts.counts, *self.calibration_texts.span_counts]),
-            np.concatenate([self._standard_best(name) for name in names]),
-            Standard(*map(np.concatenate, zip(*map(self._standard, names), strict=True))),
-            np.concatenate([tested - level for tested in hits]),
-            np.sort((score - level)[~self._described_background]),
-        )
+        names, place = (store.NULL_TEXTS, store.NULL_SPANS), np.arange(len(level))
+        hits = [self.take(store.NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
         # The null texts with images of their own, as if these images were in the index.
         image_scores = self.calibration_texts.image_scores
         which = np.array([i for i, pair in enumerate(image_scores) if pair is not None], np.int64)
         text, tested = np.array([image_scores[i] for i in which], np.float64).reshape(-1, 2).T
         rank = np.zeros(len(which), np.int64)
-        for block, described in self._blocks(NULL_TEXTS):
+        for block, described in self._blocks(store.NULL_TEXTS):
             rank += ((block[:, which] > text) & ~described[:, which]).sum(0)
-        return Calibration(null_sample, TrueSample(which, rank, text, tested - level[which]))
+        return Calibration(
+            counts=np.array([*self.calibration_texts.counts, *self.calibration_texts.span_counts]),
+            best_score=np.concatenate([self._standard_best(name) for name in names]),
+            standard=Standard(*map(np.concatenate, zip(*map(self._standard, names), strict=True))),
+            tested=np.concatenate([one - level for one in hits]),
+            pool=np.sort((score - level)[~self._described_background]),
+            true_text=which,
+            true_rank=rank,
+            true_score=text,
+            true_tested=tested - level[which],
+        )
 
     @cached_property
     def _described_background(self) -> np.ndarray:
@@ -186,30 +169,30 @@ class IndexReader:
 
 
 def read_parts(
-    folder: Path, manifest: Manifest, *, thorough: bool = False
-) -> tuple[CalibrationTexts, list[Segment]]:
+    folder: Path, manifest: store.Manifest, *, thorough: bool = False
+) -> tuple[CalibrationTexts, list[store.Segment]]:
     """The null texts and the segments that a manifest names; raises Corrupt."""
-    target = folder / CALIBRATION / manifest.calibration.name
-    check_part(target, manifest.calibration, thorough=thorough)
-    segments = (open_segment(folder / SEGMENTS / x.name, x, thorough=thorough) for x in manifest.segments)
-    return read_calibration(target), list(segments)
+    target = folder / store.CALIBRATION / manifest.calibration.name
+    store.check_part(target, manifest.calibration, thorough=thorough)
+    place, texts = folder / store.SEGMENTS, read_calibration(target)
+    return texts, [store.open_segment(place / x.name, x, thorough=thorough) for x in manifest.segments]
 
 
-def _read(folder: Path, thorough: bool) -> tuple[Manifest, list[Segment], CalibrationTexts]:
-    manifest = read_manifest(folder)
+def _read(folder: Path, thorough: bool) -> tuple[store.Manifest, list[store.Segment], CalibrationTexts]:
+    manifest = store.read_manifest(folder)
     for attempt in range(TRIES):
         try:
             texts, segments = read_parts(folder, manifest, thorough=thorough)
             return manifest, segments, texts
         except Corrupt as error:
-            before, manifest = manifest, read_manifest(folder)
+            before, manifest = manifest, store.read_manifest(folder)
             if attempt == TRIES - 1 or manifest == before:
-                raise CorruptIndex(folder, error) from None
+                raise store.CorruptIndex(folder, error) from None
     raise AssertionError("unreachable")
 
 
 def model_of(
-    folder: Path, manifest: Manifest, model_or_path: Model | str | None, device: str | None = None
+    folder: Path, manifest: store.Manifest, model_or_path: Model | str | None, device: str | None = None
 ) -> Model:
     """The model of an index, given or loaded from the path it stores. UserError for other weights."""
     if isinstance(model_or_path, Model):

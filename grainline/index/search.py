@@ -76,7 +76,7 @@ class Index:
             raise UserError("a search needs texts; give at least one, and none that is empty")
         encoded = self.model.encode(texts=texts)
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
-        background = self._score(self.reader.background, encoded)  # [B, M]
+        background = self.score(self.reader.background, encoded)  # [B, M]
         standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
         hits_of = []
         for parts, of, (numbers, score) in zip(
@@ -90,7 +90,8 @@ class Index:
         if options.sentences:
             notes += self._sentence_notes(options)
         out = []
-        for text, hits, truncated in zip(texts, hits_of, self.model.read(texts).truncated, strict=True):
+        assert encoded.truncated is not None, "`Model.encode` says it of texts"
+        for text, hits, truncated in zip(texts, hits_of, encoded.truncated.tolist(), strict=True):
             own = ["the text was longer than the model reads, and truncated"] if truncated else []
             own += [] if hits else ["no candidates were found"]
             out.append(QueryHits(text, tuple(hits), (*notes, *own)))
@@ -120,11 +121,6 @@ class Index:
         """The bytes of an indexed image. Raises CorruptSample if the file is gone or has changed."""
         return read_indexed(self.root, self.reader.rows[self.reader.numbers[path]])
 
-    @torch.no_grad()
-    def scores(self, numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        """Scores of images, by number [K], with texts: [K, M]"""
-        return self._score(numbers, self.model.encode(texts=texts))
-
     def _candidates(
         self, queries: Encoded, k: int, options: Options
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -134,14 +130,15 @@ class Index:
             count = len(self) if options.shortlist is None else max(k, options.shortlist)
             if count >= len(self):  # the same rows for all: their tokens are read once
                 numbers = np.arange(len(self))
-                yield from ((numbers, score) for score in self._score(numbers, queries).T)
+                yield from ((numbers, score) for score in self.score(numbers, queries).T)
                 return
         near = self.finder.top(queries.vector.float().cpu().numpy(), min(count, len(self)))
         for i, row in enumerate(near.row):
             numbers = row[row >= 0]
-            yield numbers, self._score(numbers, rows(queries, slice(i, i + 1)))[:, 0]
+            yield numbers, self.score(numbers, rows(queries, slice(i, i + 1)))[:, 0]
 
-    def _score(self, numbers: np.ndarray, query: Encoded) -> np.ndarray:
+    @torch.no_grad()
+    def score(self, numbers: np.ndarray, query: Encoded) -> np.ndarray:
         """Scores of images, by number [K], with all queries: [K, M]"""
         if not self.model.method.pairwise:
             vector = query.vector.double().cpu().numpy()
@@ -181,7 +178,8 @@ class Index:
         distinct = list(dict.fromkeys(text for texts in split for text in texts))
         place = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
-        levels = sentence_level(self._score(self.reader.background, encoded))  # [T]
+        levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
+        power = self._power(options)
         out = []
         for hits, texts, of in zip(hits_of, split, standards, strict=True):
             if not hits:
@@ -189,36 +187,30 @@ class Index:
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
             places = [place[text] for text in texts]
-            score = self._score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
-            verdicts = self._judge(hits, score, score - levels[places], of, options)
+            score = self.score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
+            tested = score - levels[places]
+            p = self._sentence_p(hits, tested, of)
+            p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
-            judged = [
-                map(Sentence, texts, score[j].tolist(), *verdicts[j], heat[j]) for j in range(len(hits))
-            ]
-            out.append([hit._replace(sentences=tuple(x)) for hit, x in zip(hits, judged, strict=True)])
+            with_sentences = []
+            for j, hit in enumerate(hits):
+                verdicts: list[Verdict] = ["cannot tell"] * len(texts)
+                if power is None or power >= MIN_POWER:
+                    verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
+                parts = map(Sentence, texts, score[j].tolist(), p[j].tolist(), verdicts, heat[j])
+                with_sentences.append(hit._replace(sentences=tuple(parts)))
+            out.append(with_sentences)
         return out
 
-    def _judge(
-        self, hits: list[Hit], score: np.ndarray, tested: np.ndarray, of: Standard, options: Options
-    ) -> list[tuple[list[float], list[Verdict]]]:
-        """p and verdict of each sentence in each hit of a query. tested [K, S]: scores minus levels"""
-        count = score.shape[1]
+    def _sentence_p(self, hits: list[Hit], tested: np.ndarray, of: Standard) -> np.ndarray:
+        """p of each sentence in each hit of a query: [K, S]. tested [K, S]: scores minus levels"""
         if len(self) < MIN_IMAGES:
-            p = np.ones(score.shape)
-        elif count == 1:  # the sentence is the query
-            p = np.array([[hit.p] for hit in hits])
-        else:
-            p = self.reader.calibration.p(count, np.array([hit.score for hit in hits]), of, tested)
-        power = self._power(options)
-        if power is not None and power < MIN_POWER:
-            return [(row.tolist(), ["cannot tell"] * count) for row in p]
-        p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
-        return [
-            (row.tolist(), [verdict_of(x, low, options) for x, low in zip(row, lows, strict=True)])
-            for row, lows in zip(p, p_true, strict=True)
-        ]
+            return np.ones(tested.shape)
+        if tested.shape[1] == 1:  # the sentence is the query
+            return np.array([[hit.p] for hit in hits])
+        return self.reader.calibration.p(tested.shape[1], np.array([hit.score for hit in hits]), of, tested)
 
     def _power(self, options: Options) -> float | None:
         """Share of true sentences with the verdict "shows"; None if no images with captions measure it."""

@@ -159,7 +159,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
     """A folder to fill; when the block ends it is sealed and on the disk at target. OSError leaves nothing.
 
-    body  what `seal` writes beside the digests
+    body  what `seal` writes in addition to the digests
     """
     folder = temporary_path(target)
     discard(folder)
@@ -362,11 +362,11 @@ def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str,
     return sealed
 
 
-def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarray:
-    """Rows of one array: [K, ...]. where: [K, 2] number of the segment, and of the row in it"""
-    first = segments[int(where[0, 0])].arrays[name]
+def take(arrays: Sequence[Any], where: np.ndarray) -> np.ndarray:
+    """Rows of some arrays of one kind: [K, ...]. where: [K, 2] number of the array, and of the row in it"""
+    first = arrays[int(where[0, 0])]
     out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
     for number in np.unique(where[:, 0]):
-        in_segment = where[:, 0] == number
-        out[in_segment] = segments[number].arrays[name][where[in_segment, 1]]
+        inside = where[:, 0] == number
+        out[inside] = arrays[number][where[inside, 1]]
     return out

@@ -17,6 +17,7 @@ from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.files import LOCK, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
+from grainline.index import store
 from grainline.index.calibration_texts import (
     encode_calibration,
     gather_texts,
@@ -32,18 +33,6 @@ from grainline.index.image_files import (
     relative,
     root_of,
     stat_image,
-)
-from grainline.index.store import (
-    ANN,
-    CALIBRATION,
-    MANIFEST,
-    SEGMENTS,
-    CorruptImage,
-    Manifest,
-    ModelId,
-    disk_errors,
-    read_manifest,
-    write_manifest,
 )
 from grainline.index.writer import CHUNK, NewImage, Writer, square
 from grainline.model import Model, load
@@ -88,16 +77,16 @@ def build(
     model = load(model) if isinstance(model, str) else model
     _prepare_folder(folder)
     with one_writer(folder, f"index {folder}"):
-        if not (folder / MANIFEST).is_file():
+        if not (folder / store.MANIFEST).is_file():
             path = str(Path(path).resolve()) if path and Path(path).exists() else path  # or a name of the hub
-            model_id = ModelId(path, model.description.method, fingerprint(model))
+            model_id = store.ModelId(path, model.description.method, fingerprint(model))
             texts = gather_texts(calibration_texts)
             encoded = encode_calibration(model, texts)
             texts = with_image_scores(model, texts, encoded)
-            with disk_errors(folder):
-                part = write_calibration(folder / CALIBRATION / f"{0:08d}", texts, encoded)
-                write_manifest(folder, Manifest(model_id, str(root), part))
-        manifest = read_manifest(folder)
+            with store.disk_errors(folder):
+                part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
+                store.write_manifest(folder, store.Manifest(model_id, str(root), part))
+        manifest = store.read_manifest(folder)
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
         return Update(Writer(folder, manifest, model, chunk), descriptions, progress).all_images(full=False)
@@ -221,7 +210,7 @@ class Update:
         known = self.writer.row(path) or self.writer.corrupt.get(path)
         if full or known is None or file != ImageFile(path, known.size, known.mtime_ns):
             return file
-        if isinstance(known, CorruptImage):
+        if isinstance(known, store.CorruptImage):
             self.failed.append((known.cause, path))
         elif known.description != self._description(path):
             return file
@@ -232,7 +221,7 @@ class Update:
     def _commit(self, files: Sequence[ImageFile]) -> None:
         """Read files and commit their new rows and corrupt images."""
         new: list[NewImage] = []
-        corrupt: list[CorruptImage] = []
+        corrupt: list[store.CorruptImage] = []
         for file in files:
             try:
                 row, data = read_image(self.root, file)
@@ -248,7 +237,8 @@ class Update:
                 cropped = None if known else square(self.writer.model, data, file.path)
             except CorruptSample as error:
                 self.failed.append((error.cause, file.path))
-                corrupt.append(CorruptImage(file.path, error.cause, row.sha256, file.size, file.mtime_ns))
+                one = store.CorruptImage(file.path, error.cause, row.sha256, file.size, file.mtime_ns)
+                corrupt.append(one)
                 continue
             if self.descriptions is not None:
                 self.descriptions.require(file.path)  # a corrupt image needs none
@@ -265,16 +255,17 @@ class Update:
 @contextmanager
 def _open_writer(index: str | Path, model: Model | str | None = None, chunk: int = CHUNK) -> Iterator[Writer]:
     folder = Path(index)
-    read_manifest(folder)  # UserError where there is no index, before a lock file is written there
+    store.read_manifest(folder)  # UserError where there is no index, before a lock file is written there
     with one_writer(folder, f"index {folder}"):
-        yield Writer(folder, read_manifest(folder), model, chunk)
+        yield Writer(folder, store.read_manifest(folder), model, chunk)
 
 
 def _prepare_folder(folder: Path) -> None:
     """Make the folder. UserError where it holds files of the user."""
-    own = MANIFEST, SEGMENTS, CALIBRATION, ANN, LOCK, temporary_path(folder / MANIFEST).name
-    with disk_errors(folder):
+    own = {store.MANIFEST, store.SEGMENTS, store.CALIBRATION, store.ANN, LOCK}
+    own.add(temporary_path(folder / store.MANIFEST).name)
+    with store.disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         unknown = sorted(path.name for path in folder.iterdir() if path.name not in own)
-    if unknown and not (folder / MANIFEST).is_file():
+    if unknown and not (folder / store.MANIFEST).is_file():
         raise UserError(f"{folder} is not an empty folder (it holds {unknown[0]}); choose another --out")

@@ -13,28 +13,10 @@ import torch
 from PIL import Image
 
 from grainline.files import Corrupt
+from grainline.index import store
 from grainline.index.calibration_texts import read_encoded
 from grainline.index.inverted import update_inverted
 from grainline.index.reader import model_of, read_parts
-from grainline.index.store import (
-    CALIBRATION,
-    MASK,
-    PRECOMPUTED,
-    SEGMENTS,
-    TOKENS,
-    VECTORS,
-    CorruptImage,
-    CorruptIndex,
-    Manifest,
-    Part,
-    Row,
-    clear,
-    disk_errors,
-    open_segment,
-    take,
-    write_manifest,
-    write_segment,
-)
 from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, to, to_dtype
 
@@ -48,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 class NewImage(NamedTuple):
     """An image to be put into the index."""
 
-    row: Row
+    row: store.Row
     square: Image.Image | None  # the input crop of the model; None if these bytes are encoded already
 
 
@@ -56,15 +38,15 @@ class Writer:
     """An index that is being changed, under its lock."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, model: Model | str | None = None, chunk: int = CHUNK
+        self, folder: Path, manifest: store.Manifest, model: Model | str | None = None, chunk: int = CHUNK
     ) -> None:
         """model  as for `reader.model_of`; it is loaded when something has to be encoded"""
         self.folder, self.manifest, self.chunk, self._model = folder, manifest, chunk, model
-        clear(folder, manifest)
+        store.clear(folder, manifest)
         try:
             _, self.segments = read_parts(folder, manifest)
         except Corrupt as error:
-            raise CorruptIndex(folder, error) from None
+            raise store.CorruptIndex(folder, error) from None
         self._number()
 
     @cached_property
@@ -76,11 +58,11 @@ class Writer:
         """The null texts, sentences and spans, encoded."""
         part = self.manifest.calibration
         try:
-            return to(read_encoded(self.folder / CALIBRATION / part.name, part), self.model.device)
+            return to(read_encoded(self.folder / store.CALIBRATION / part.name, part), self.model.device)
         except Corrupt as error:
-            raise CorruptIndex(self.folder, error) from None
+            raise store.CorruptIndex(self.folder, error) from None
 
-    def row(self, path: str) -> Row | None:
+    def row(self, path: str) -> store.Row | None:
         """The row of an image that is in the index."""
         where = self.rows.get(path)
         return None if where is None else self.segments[where[0]].rows[where[1]]
@@ -89,7 +71,7 @@ class Writer:
         self,
         new: Sequence[NewImage] = (),
         removed: Sequence[str] = (),
-        corrupt: Sequence[CorruptImage] = (),
+        corrupt: Sequence[store.CorruptImage] = (),
         excluded: Sequence[str] = (),
     ) -> None:
         """Write the new images as a segment and replace the manifest. UserError if the disk refuses.
@@ -112,16 +94,16 @@ class Writer:
             )
         )
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, manifest: store.Manifest) -> None:
         """Write a manifest and open what it names."""
-        with disk_errors(self.folder):
-            write_manifest(self.folder, manifest)
+        with store.disk_errors(self.folder):
+            store.write_manifest(self.folder, manifest)
         opened = {segment.part.name: segment for segment in self.segments}
         self.manifest = manifest
         self.segments = [
             opened[part.name]._replace(part=part)
             if part.name in opened
-            else open_segment(self.folder / SEGMENTS / part.name, part)
+            else store.open_segment(self.folder / store.SEGMENTS / part.name, part)
             for part in manifest.segments
         ]
         self._number()
@@ -129,7 +111,7 @@ class Writer:
     def finish(self) -> None:
         """After the last commit: compact, and update the inverted file."""
         self.compact()
-        with disk_errors(self.folder):
+        with store.disk_errors(self.folder):
             update_inverted(self.folder, self.segments)
 
     def compact(self) -> None:
@@ -149,15 +131,15 @@ class Writer:
         parts = [part for i, part in enumerate(manifest.segments) if i not in victims]
         for start in range(0, len(where), self.chunk):
             block = where[start : start + self.chunk]
-            arrays = {name: take(self.segments, name, block) for name in self.segments[0].arrays}
+            arrays = {name: self._take(name, block) for name in self.segments[0].arrays}
             rows = [self.segments[i].rows[row] for i, row in block.tolist()]
             parts.append(self._write(rows, arrays, manifest.next))
             manifest = manifest._replace(next=manifest.next + 1)
         self.put(manifest._replace(segments=tuple(parts)))
-        with disk_errors(self.folder):
-            clear(self.folder, self.manifest)
+        with store.disk_errors(self.folder):
+            store.clear(self.folder, self.manifest)
 
-    def _without(self, paths: Collection[str]) -> Manifest:
+    def _without(self, paths: Collection[str]) -> store.Manifest:
         """The manifest with the rows of these paths marked as dead."""
         dead: dict[int, set[int]] = {}
         for number, row in (self.rows[path] for path in paths if path in self.rows):
@@ -179,9 +161,12 @@ class Writer:
                 if live[number]:
                     self.rows[row.path] = (i, number)
 
-    def _write(self, rows: Sequence[Row], arrays: Arrays, number: int) -> Part:
-        with disk_errors(self.folder):
-            return write_segment(self.folder / SEGMENTS / f"{number:08d}", rows, arrays)
+    def _take(self, name: str, where: np.ndarray) -> np.ndarray:
+        return store.take([segment.arrays[name] for segment in self.segments], where)
+
+    def _write(self, rows: Sequence[store.Row], arrays: Arrays, number: int) -> store.Part:
+        with store.disk_errors(self.folder):
+            return store.write_segment(self.folder / store.SEGMENTS / f"{number:08d}", rows, arrays)
 
     def _arrays(self, new: Sequence[NewImage]) -> Arrays:
         """Arrays of all rows: known contents are copied, others are encoded once."""
@@ -193,7 +178,7 @@ class Writer:
         order = [place[x.row.content] for x in new]
         out: Arrays = {}
         for name in encoded or self.segments[0].arrays:
-            parts = [take(self.segments, name, np.array(list(known.values())))] if known else []
+            parts = [self._take(name, np.array(list(known.values())))] if known else []
             parts += [encoded[name]] if encoded else []
             out[name] = np.concatenate(parts)[order]
         return out
@@ -211,15 +196,15 @@ def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded])
     parts = []
     for start in range(0, len(images), model.batch):  # batch by batch: tokens are large
         encoded = model.encode(images=images[start : start + model.batch])
-        out: dict[str, Any] = {VECTORS: encoded.vector.float()}
+        out: dict[str, Any] = {store.VECTORS: encoded.vector.float()}
         if model.method.pairwise:
             encoded = model.method.precompute(encoded)
             if encoded.precomputed is not None:
                 halves = to_dtype(encoded.precomputed, torch.half)
-                out |= {f"{PRECOMPUTED}{name}": x for name, x in halves._asdict().items()}
+                out |= {f"{store.PRECOMPUTED}{name}": x for name, x in halves._asdict().items()}
                 encoded = encoded._replace(precomputed=to_dtype(halves, torch.float32))  # as a search does
             else:
-                out |= {TOKENS: encoded.tokens.half(), MASK: encoded.mask}
+                out |= {store.TOKENS: encoded.tokens.half(), store.MASK: encoded.mask}
                 encoded = encoded._replace(tokens=encoded.tokens.half().to(encoded.tokens.dtype))
         out |= {name: model.method.score(encoded, rows).half() for name, rows in texts.items()}
         parts.append({name: tensor.cpu().numpy() for name, tensor in out.items()})

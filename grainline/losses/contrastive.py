@@ -1,4 +1,4 @@
-"""Losses over a matrix of scores between my rows and everyone's. Each docstring holds the slow program."""
+"""Losses over a matrix of scores between local rows and gathered rows, with the slow program of each."""
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ def soft_info_nce(logits: Tensor, weight: Tensor, smoothing: float = 0.0) -> Mea
 
 
 def sigmoid(logits: Tensor, positive: Tensor, real: Tensor) -> Mean:
-    """Each pair is a question of its own: does the text describe the image? SigLIP, arXiv 2303.15343, eq. 1.
+    """Binary classification of each pair. SigLIP, arXiv 2303.15343, eq. 1.
 
     logits    [n, M]  scaled and shifted scores
     positive  [n, M] bool

@@ -1,10 +1,9 @@
-"""What sets the rows of a batch apart: their principal part, with an exact gradient that is always finite.
+"""HiDe of HiMo-CLIP (arXiv 2511.06653, eq. 1): the principal part of the rows of a batch.
 
-HiDe of HiMo-CLIP (arXiv 2511.06653, eq. 1): rows are projected onto the principal components of their own
-batch. The basis depends on every row, and its gradient is not cut. Differentiating an SVD for it gives NaN as
-soon as two singular values agree, which is the rule where texts repeat. But the result depends only on the
-projector onto the kept components, whose derivative couples kept directions with dropped ones alone. That is
-what is computed here, from the eigenvectors of the smaller of the two Gram matrices.
+Rows are projected onto the principal components of their own batch, with the exact gradient. Differentiating
+an SVD gives NaN as soon as two singular values agree, as they do where texts repeat. But the result depends
+only on the projector onto the leading components, whose derivative couples these with the dropped ones alone.
+It is computed here from the eigenvectors of the smaller of the two Gram matrices.
 """
 
 from typing import Any, NamedTuple
@@ -15,20 +14,16 @@ from torch import Tensor
 
 from grainline.types import full
 
-TINY = 1e-8
-"""Total variance, summed over rows and dimensions, below which rows count as equal."""
-
-
-BLOCK = 64
-"""Rows of a Gram matrix that are computed at a time."""
+TINY = 1e-8  # total variance, summed over rows and dimensions, below which rows count as equal
+BLOCK = 64  # rows of a Gram matrix that are computed at a time
 
 
 class Principal(NamedTuple):
     """Rows along the principal components of their groups. G groups."""
 
     rows: Tensor  # [N, D] not of unit length, even where the inputs are
-    kept: Tensor  # [G] int64 components that a group kept; 0 where it has no row
-    share: Tensor  # [G] share of the variance of a group that they hold; 0 where there is none
+    components: Tensor  # [G] int64 principal components of a group; 0 where it has no row
+    share: Tensor  # [G] their share of the variance of the group; 0 where there is none
     size: Tensor  # [G] int64 rows of a group
 
 
@@ -41,15 +36,15 @@ def principal_part(
     detach_basis: bool = False,
     gap_floor: float = 1e-6,
 ) -> Principal:
-    """Every row kept along the fewest directions that hold `threshold` of the variance of its group.
+    """Every row along the fewest directions that hold `threshold` of the variance of its group.
 
     x             [N, D]
     real          [N] bool; other rows belong to no group and come back as they are
     threshold     in (0, 1]
     group         rows of a group: the first `group` real rows, the next ones, ...; None: one group of all
     detach_basis  treat components as constants in the backward pass (the mean is never constant)
-    gap_floor     least difference of a kept and a dropped eigenvalue, as a share of the largest one, that the
-                  backward pass divides by
+    gap_floor     least difference of a leading and a dropped eigenvalue, as a share of the largest one, that
+                  the backward pass divides by
 
     for each group of rows u:
         mean = u.mean(0)
@@ -58,16 +53,18 @@ def principal_part(
         out = (u - mean) @ v[:m].T @ v[:m] + mean
 
     A group of one row, or of rows whose variance is below TINY, comes back as it is. Eigenvalues are computed
-    in float64, all else in the type of x, at least float32. Shapes depend on N, D and `group` alone, and the
-    device is never waited for. What is not finite stays so: a loss over it shows it.
+    in float64, all else in the type of x, at least float32. Shapes depend on N, D and `group` alone, so
+    nothing waits for the device. NaN and infinity stay.
 
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
-    >>> found = principal_part(x, torch.ones(4).bool(), threshold=0.9)
-    >>> found.rows.abs().tolist(), found.kept.tolist()
+    >>> principal = principal_part(x, torch.ones(4).bool(), threshold=0.9)
+    >>> principal.rows.abs().tolist(), principal.components.tolist()
     ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
-    rows, kept, share, size = _PrincipalPart.apply(full(x), real, threshold, group, detach_basis, gap_floor)
-    return Principal(rows, kept, share, size)
+    rows, components, share, size = _PrincipalPart.apply(
+        full(x), real, threshold, group, detach_basis, gap_floor
+    )
+    return Principal(rows, components, share, size)
 
 
 class _PrincipalPart(torch.autograd.Function):
@@ -78,8 +75,8 @@ class _PrincipalPart(torch.autograd.Function):
 
         P H + K M D' Y + D M' K' Y,  M = K' (H Y' + Y H') D / (l[i] - l[j])
 
-    for the kept eigenvectors K and the dropped ones D, with eigenvalues l[i] of the kept and l[j] of the
-    dropped. Products are ordered so that each has the number of kept ones as one of its sides.
+    for the leading eigenvectors K and the dropped ones D, with eigenvalues l[i] of K and l[j] of D. Products
+    are ordered so that each has the number of leading ones as one of its sides.
     """
 
     @staticmethod
@@ -118,11 +115,11 @@ class _PrincipalPart(torch.autograd.Function):
             coupling = (across / gap).to(x.dtype)
         ctx.order, ctx.detach_basis = order, detach_basis
         ctx.save_for_backward(centred, e, leading, inner, coupling, number, passing)
-        kept = torch.where(alike, size.clamp(max=y.shape[1]), keep.sum(1, keepdim=True))
-        held = torch.where(alike, 1.0, (values * keep).sum(1, keepdim=True) / total.clamp(min=TINY))
-        told = kept[:, 0], (held * (size > 0))[:, 0].to(x.dtype), size[:, 0]
-        ctx.mark_non_differentiable(*told)
-        return order.back(part), *told
+        components = torch.where(alike, size.clamp(max=y.shape[1]), keep.sum(1, keepdim=True))
+        explained = torch.where(alike, 1.0, (values * keep).sum(1, keepdim=True) / total.clamp(min=TINY))
+        facts = components[:, 0], (explained * (size > 0))[:, 0].to(x.dtype), size[:, 0]
+        ctx.mark_non_differentiable(*facts)
+        return order.back(part), *facts
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -174,10 +171,9 @@ class _Order:
 
 
 def _most(keep: Tensor) -> int:
-    """How many components are multiplied with: on a CPU no more than a group keeps.
+    """The number of components in products: on a CPU no more than a group keeps.
 
-    To learn that number is to wait for the device, so elsewhere it is all of them; those that are not kept
-    count as zeros in either case.
+    Elsewhere it is all of them, since reading it would wait for the device; the others count as zeros.
     """
     return int(keep.sum(1).max()) if keep.device.type == "cpu" else keep.shape[1]
 
@@ -186,8 +182,8 @@ def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues of y y', the largest first, and eigenvectors as columns, both in float64.
 
     In float32 the squares of small singular values would drown in the rounding of the largest. LAPACK refuses
-    what is not finite: it gets zeros there, and y carries the NaN on. It reads the lower triangle alone, so
-    most of the upper one is not computed.
+    NaN and infinity: it gets zeros there, and y carries them on. It reads the lower triangle alone, so most
+    of the upper one is not computed.
     """
     wide = y.double()
     size = y.shape[1]

@@ -1,8 +1,5 @@
-"""Losses of SEPS and its neighbours: triplets with a margin, and the share of patches that stays.
-
-Triplets with hardest negatives are those of VSE++ (Faghri et al., arXiv 1707.05612); the share of patches is
-equation 7 of SEPS (Mao et al., arXiv 2511.01390).
-"""
+"""Triplets with the hardest negatives of VSE++ (Faghri et al., arXiv 1707.05612), and the share of patches of
+SEPS (Mao et al., arXiv 2511.01390, equation 7)."""
 
 from typing import Literal
 
@@ -14,7 +11,7 @@ Shares = Literal["joint", "apart"]
 
 
 def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool) -> Tensor:
-    """How far negatives come within the margin of positives, added up over the positives of all rows: []
+    """By how much negatives violate the margin of positives, added up over the positives of all rows: []
 
     score     [n, M]
     positive  [n, M] bool, against [n, M] bool: the negatives of each row; the rest is neither
@@ -56,7 +53,7 @@ def touched(
 def keep_ratio(
     keep: float, means: tuple[Tensor, ...], weights: tuple[float, ...], shares: Shares = "joint"
 ) -> Tensor:
-    """How far the patches that stay are from the share that should, squared: the shape of the means
+    """The squared distance of the share of patches that stay from `keep`: the shape of the means
 
     means  of the decisions over all patches, of one branch or two, that broadcast; weights of each of them
 
@@ -64,5 +61,5 @@ def keep_ratio(
     """
     if shares == "apart":
         return torch.stack(torch.broadcast_tensors(*((keep - mean) ** 2 for mean in means))).sum(0)
-    kept = [weight * mean for weight, mean in zip(weights, means, strict=True)]
-    return (keep - torch.stack(torch.broadcast_tensors(*kept)).sum(0)) ** 2
+    weighted = [weight * mean for weight, mean in zip(weights, means, strict=True)]
+    return (keep - torch.stack(torch.broadcast_tensors(*weighted)).sum(0)) ** 2

@@ -1,29 +1,21 @@
 """The methods: one file per paper, and the table of their names.
 
-base              The interface of a method: six verbs, six optional ones, and what each of them promises.
-beta_clip         beta-CLIP: every caption, sentence and phrase is aligned with the image as that text
-                  sees it.
-caft              CAFT: parts of an image meet parts of its caption, and the whole image meets the
-                  whole caption.
-clip              CLIP: an image and its caption are one vector each, and each finds the other among the
-                  batch.
-flair             FLAIR: every caption of an image is compared with the image as that caption sees it.
-himo              HiMo-CLIP: an image finds its caption, and the part of the caption that sets it apart
-                  in the batch.
-laps              LAPS: the patches of an image that a caption calls for, as fewer tokens, against its
-                  words.
-maxsim            MaxSim: every sentence of a caption looks for its own place in the image.
-seps              SEPS: the patches of an image that a caption and a description call for, against the
-                  words of the caption.
-shared            Steps that several methods share, as functions.
-siglip            SigLIP: every image and caption of the batch is a yes-or-no question of its own.
-text_parts        Sub-captions: read each by itself, laid out over all processes, and asked of segments.
-tgt               TGT (Text Group Transformer): the tokens of a caption fall into groups that an image
-                  can be found by.
-vse               VSE++: an image and its caption are one vector each; the hardest other one of the batch
-                  is pushed away.
-patch_selection/  Methods in which a text chooses the patches of an image that it is compared with (SEPS,
-                  LAPS).
+base              The interface of a method, and its optional verbs.
+beta_clip         beta-CLIP: every caption, sentence and phrase with the image as that text sees it.
+caft              CAFT: parts of an image with parts of its caption, and both wholes.
+clip              CLIP: cross-entropy of images and captions, one vector each.
+flair             FLAIR: every caption of an image with the image as that caption sees it.
+himo              HiMo-CLIP: an image with its caption, and with the principal part of the caption.
+laps              LAPS: the patches that a caption selects, as fewer tokens, against its words.
+maxsim            MaxSim: every sentence of a caption finds its own place in the image.
+seps              SEPS: the patches that a caption and a description select, against the words of the caption.
+siglip            SigLIP: binary classification of all pairs of images and captions.
+tgt               TGT (Text Group Transformer): the tokens of a caption fall into groups.
+vse               VSE++: triplets with the hardest negatives of the batch.
+shared            Losses that several methods share.
+pair_ids          Which texts belong to which images of a batch.
+text_parts        Sub-captions and text-conditioned pooling, for CAFT and FLAIR.
+patch_selection/  Methods in which a text selects patches of the image (SEPS, LAPS).
 """
 
 from grainline.config import load_class

@@ -1,9 +1,9 @@
-"""The interface of a method: six verbs, six optional ones, and what each of them promises.
+"""The interface of a method: six verbs and six optional ones.
 
-`Method` as it stands is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss`
-has no default; a subclass overrides what it does differently. Two optional verbs, `before_gather` and
-`precompute`, have defaults too. The other four belong to protocols, which a caller asks for by `isinstance`:
-`TextConditioned`, `HasAttention`, `HasTokenGroups`, and `SelectsPatches` in `patch_selection/types.py`.
+`Method` is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss` has no
+default. Of the optional verbs, `before_gather` and `precompute` have defaults too; the others belong to
+protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`, and
+`SelectsPatches` in `patch_selection/types.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -18,10 +18,10 @@ from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
 class Method(ABC, nn.Module):
-    """Abstract. Subclasses are not subclassed again, and take their config as the only argument."""
+    """Abstract. The class of a method takes its config as the only argument."""
 
     config_class: ClassVar[type[TowersConfig]]
-    """The config of the subclass: what a recipe says under `model`."""
+    """The config of the subclass: the options of a recipe under `model`."""
 
     pairwise: bool = False
     """False promises score(a, b) == a.vector @ b.vector.T"""
@@ -123,17 +123,17 @@ class Method(ABC, nn.Module):
         return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
     def before_gather(self, local: Pair) -> Pair:
-        """Computed in training from the images and texts of one process, before rows are gathered.
+        """Computed in training from local images and texts, before rows are gathered.
 
-        For what needs the tokens of an image and its own texts only, so that tokens need not be sent.
+        For losses that need the tokens of an image and its own texts only: tokens need not be sent then.
         """
         return local
 
     def precompute(self, images: Encoded) -> Encoded:
         """Images with all that does not depend on the text computed beforehand, for scoring many texts.
 
-        `Encoded.precomputed` is a NamedTuple of tensors then, and tokens and extra are gone. It may be stored
-        in half precision; `score` accepts that too. Images that have it already stay as they are.
+        `Encoded.precomputed` is then a NamedTuple of tensors, and tokens and extra are empty. It may be
+        stored in half precision. Images that have it already stay as they are.
         """
         return images
 

@@ -1,17 +1,17 @@
 """beta-CLIP: every caption, sentence and phrase is aligned with the image pooled by that text.
 
 Zohra, Zhao et al., arXiv 2512.12678. In four steps:
-  1. encode the image into a summary and patches, and every text, whatever its grain, into one vector;
+  1. encode the image into a summary and patches, and every text, of any grain, into one vector;
   2. let each text pool the patches of its own image by cross-attention (equation 1);
-  3. beta-CAL: tell pooled images apart by texts and texts by pooled images; texts of one image are
-     positives of weight beta for each other: by cross-entropy (equations 2, 3), or pair by pair (4, 5);
+  3. beta-CAL: match pooled images and texts; texts of one image are positives of weight beta for each other:
+     by cross-entropy (equations 2, 3), or pair by pair (4, 5);
   4. InfoNCE between the summaries of images and their captions, added up.
 
 Differs from the authors' code: a group of images is as large as `group` says, whatever the number of
-processes, and the matrix of its pairs is never stored; padding is in no softmax; vectors learn as queries and
-as candidates, unless `detach_keys` says otherwise. Scores of pairs never use an image's own text: they are
-cosines of summaries, or with scoring "conditioned" every image is pooled by the text it is compared with.
-Foils join the loss of the summaries only: they have no image that they could see.
+processes; padding is in no softmax; vectors learn as queries and as candidates, unless `detach_keys` says
+otherwise. Scores never use an image's own text: they are cosines of summaries, or with scoring "conditioned"
+every image is pooled by the text it is compared with. Foils join the loss of the summaries only: they have no
+image to pool.
 """
 
 from typing import Literal, NamedTuple
@@ -34,15 +34,11 @@ from grainline.nn.pooling import CrossPool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, rows
 
-PAIRS = 4096
-"""Pairs that are pooled at a time when scores are conditioned; some 100 MB at width 512 and 196 patches."""
+PAIRS = 4096  # that are pooled at a time when scores are conditioned: 100 MB at width 512 and 196 patches
 
 
 class CrossImageConfig(Config):
-    """Images as texts of other images of their group see them, as further negatives (table 8).
-
-    An image is pooled by the caption of each other one, and by the first so many of its other texts.
-    """
+    """Images pooled by captions, and by so many other texts, of other images, as negatives (table 8)."""
 
     sentences: int = Field(0, ge=0)
     phrases: int = Field(0, ge=0)
@@ -64,9 +60,7 @@ class BetaCLIPConfig(TowersConfig):
     form: Literal["ce", "bce"] = "ce"
     beta: float = Field(0.5, ge=0, le=1)  # weight of texts of one image for each other
     slot_decay: float = Field(0.0, ge=0)  # it falls by exp(-decay) with each slot between them (table 13)
-    divisor: beta_cal.Divisor = (
-        "pairs"  # of "bce": rows, as in the paper, or their square; slots: with padding
-    )
+    divisor: beta_cal.Divisor = "pairs"  # of "bce": rows (paper), their square, or that with padding
     group: int | None = Field(None, gt=1)  # images that beta-CAL compares; None: the global batch
     # empty slots, up to those of the longest image of a group: in the code they are candidates in the softmax
     # of "ce", and texts of others in either form
@@ -89,7 +83,7 @@ class BetaCLIPConfig(TowersConfig):
 
 
 class BetaCLIPExtra(NamedTuple):
-    """What the loss reads of texts besides their vectors."""
+    """The fields of texts that only the loss reads."""
 
     level: Tensor  # [M] as in Texts
     pooled: Tensor  # [M, D] its image pooled by the text, unit length; 0 without one; D = 0 when encoded
@@ -103,8 +97,8 @@ class BetaCLIP(Method):
 
     def __init__(self, cfg: BetaCLIPConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.heat_is_distribution = cfg.scoring == "conditioned", False
-        # Texts see the images of others only where those are: then patches travel too.
+        self.pairwise = cfg.scoring == "conditioned"
+        # Texts pool the images of others, so the patches travel too.
         patches = ("tokens", "mask") if cfg.others and cfg.form == "ce" else ()
         self.gathers = ("vector", "item", "image", "extra", *patches)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
@@ -126,10 +120,7 @@ class BetaCLIP(Method):
         return read._replace(tokens=read.tokens[:, :0], mask=read.mask[:, :0], extra=extra)
 
     def before_gather(self, local: Pair) -> Pair:
-        """Equation 1: each text of an image pools its patches.
-
-        How many texts an image has at most is read on the host.
-        """
+        """Equation 1: each text of an image pools its patches. The host reads the most texts of an image."""
         images, texts = local
         place = pair_ids.owner_of(texts.image, images.image)
         if self.keeps_padding:
@@ -160,7 +151,7 @@ class BetaCLIP(Method):
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         cfg = self.cfg
-        # Of weight 0 too: what a step leaves out altogether is an error where processes average gradients.
+        # Of weight 0 too: processes that average gradients need one of every parameter.
         terms = self._summaries(local, gathered)
         all_ids = pair_ids.text_ids(gathered, cfg.group, self.keeps_padding and cfg.form == "ce")
         ids = local_rows(all_ids, len(local.texts.item))
@@ -192,16 +183,17 @@ class BetaCLIP(Method):
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
-            chosen = self._chosen(gathered, cfg.others)
+            others = self._other_texts(gathered, cfg.others)
             images = pair_ids.image_ids(gathered.images, cfg.group)
-            size, owner = images.group.bincount(), chosen.ids.image
+            size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, beta_cal.NOBODY) if cfg.others.own else owner
-            further, group = self._further(gathered, chosen, images, ids)
+            further, group = self._further(gathered, others, images, ids)
+            negatives = beta_cal.and_negatives(all_ids, group)
             both = (
                 beta_cal.repeated_ce(
-                    pooled, all_texts, ids, all_ids, weights, chosen=chosen.row, owner=owner, size=size
+                    pooled, all_texts, ids, all_ids, weights, again=others.row, owner=owner, size=size
                 ),
-                beta_cal.further_ce(texts, all_pooled, ids, all_ids, weights, further, group),
+                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), ids, negatives, weights),
             )
         elif gathered.texts is local.texts:  # one process: both directions out of one matrix
             both = beta_cal.beta_ce_both(pooled, all_texts, all_ids, weights)
@@ -214,62 +206,56 @@ class BetaCLIP(Method):
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}
 
     def _binary(self, local: Pair, gathered: Pair, ids: RowIds, all_ids: RowIds) -> dict[str, Term]:
-        """Equations 4 and 5: each pair of a pooled image and a text is a question of its own."""
+        """Equations 4 and 5: binary cross-entropy of each pair of a pooled image and a text."""
         cfg, scale, weights = self.cfg, self.pool_scale(), beta_cal.Beta(self.cfg.beta, self.cfg.slot_decay)
-        seen = scale * local.texts.extra.pooled
-        found = beta_cal.beta_bce(seen, gathered.texts.vector, ids, all_ids, weights, cfg.divisor)
-        terms = {"pooled": Term(cfg.pooled, found)}
+        pooled = scale * local.texts.extra.pooled
+        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, ids, all_ids, weights, cfg.divisor)
+        terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
-        chosen = self._chosen(gathered, cfg.others)
+        others = self._other_texts(gathered, cfg.others)
         images = local_rows(pair_ids.image_ids(gathered.images, cfg.group), len(local.images.item))
         parameters = dict(self.pool.named_parameters())
 
-        def see(texts: Tensor, patches: Tensor, shared: tuple[Tensor, ...]) -> Tensor:
+        def pool(texts: Tensor, patches: Tensor, shared: tuple[Tensor, ...]) -> Tensor:
             *weights, scale = shared
             own = dict(zip(parameters, weights, strict=True))
             pooled = functional_call(self.pool, own, (texts, patches))
             return scale * torch.einsum("nkd,okd->nk", unit(pooled), texts)
 
-        others = beta_cal.cross_image_bce(
-            see,
-            (*parameters.values(), scale),
-            unit(local.images.tokens),
-            images,
-            gathered.texts.vector[chosen.row],
-            chosen.ids,
-        )
-        return terms | {"others": Term(cfg.pooled * cfg.others.weight, others)}
+        patches, shared = unit(local.images.tokens), (*parameters.values(), scale)
+        texts = gathered.texts.vector[others.row]
+        mean = beta_cal.cross_image_bce(pool, shared, patches, images, texts, others.ids)
+        return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
 
-    def _chosen(self, gathered: Pair, others: CrossImageConfig) -> pair_ids.Chosen:
+    def _other_texts(self, gathered: Pair, cfg: CrossImageConfig) -> pair_ids.PoolingTexts:
         """The texts that pool images other than their own: the first ones of each image and level."""
-        return pair_ids.first_texts(
-            gathered, self.cfg.group, self.keeps_padding, others.sentences, others.phrases
-        )
+        return pair_ids.first_texts(gathered, self.cfg.group, self.keeps_padding, cfg.sentences, cfg.phrases)
 
     def _further(
-        self, gathered: Pair, chosen: pair_ids.Chosen, images: RowIds, ids: RowIds
+        self, gathered: Pair, others: pair_ids.PoolingTexts, images: RowIds, ids: RowIds
     ) -> tuple[Tensor, Tensor]:
-        """Images of my groups as chosen texts of others there see them: [F, D], groups [F]"""
-        patches, said = unit(gathered.images.tokens), gathered.texts.vector
-        found, groups = [], []
+        """Images of local groups as `others` of the group pool them: [F, D], groups [F]"""
+        patches, vectors = unit(gathered.images.tokens), gathered.texts.vector
+        further, groups = [], []
         for group in ids.group[ids.group >= 0].unique().tolist():
-            here, texts = (images.group == group).nonzero()[:, 0], rows(chosen, chosen.ids.group == group)
+            here, texts = (images.group == group).nonzero()[:, 0], rows(others, others.ids.group == group)
             for few in here.split(max(1, PAIRS // max(1, len(texts.row)))):
                 other = images.image[few][:, None] != texts.ids.image
-                pooled = checkpoint(self.pool, said[texts.row][None], patches[few], use_reentrant=False)
-                found.append(unit(pooled)[other])
-                groups.append(here.new_full((len(found[-1]),), group))
-        return torch.cat(found), torch.cat(groups)
+                pooled = checkpoint(self.pool, vectors[texts.row][None], patches[few], use_reentrant=False)
+                further.append(unit(pooled)[other])
+                groups.append(here.new_full((len(further[-1]),), group))
+        return torch.cat(further), torch.cat(groups)
 
 
 def _similarity(local: Pair) -> Mean:
     """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
-    place, seen = pair_ids.owner_of(local.texts.image, local.images.image), local.texts.extra.pooled.detach()
+    images, pooled = local.images.image, local.texts.extra.pooled.detach()
+    place = pair_ids.owner_of(local.texts.image, images)
     of = place.clamp(min=0)
-    real = (place >= 0).to(seen.dtype)
-    total = seen.new_zeros(len(local.images.image), seen.shape[1]).index_add(0, of, real[:, None] * seen)
-    number = seen.new_zeros(len(total)).index_add(0, of, real)
+    real = (place >= 0).to(pooled.dtype)
+    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, of, real[:, None] * pooled)
+    number = pooled.new_zeros(len(total)).index_add(0, of, real)
     pairs = number * (number - 1)
     cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
     return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())

@@ -5,16 +5,16 @@ Woo et al., arXiv 2602.02977. In five steps:
   2. a long caption becomes sub-captions, each read by itself; a second transformer makes a whole of them;
   3. every sub-caption pools the segments of the second stage, or an empty slot beside them;
   4. sigmoid loss of what is pooled with the sub-caption (equation 8), where each other image is a negative
-     with one of its sub-captions, drawn anew in every step, or with all of them;
+     with one of its sub-captions, sampled anew in every step, or with all of them;
   5. sigmoid loss of the last class token with the whole caption (equation 9), added to it.
 
 The score is the cosine of the wholes, which an index can hold; scoring "conditioned" is CAFT++ (equation 10),
-where pooled parts are added. Both score with the same weights.
+where pooled parts are added, with the same weights.
 
 Differs from the paper, where it is silent or cannot be meant: equations 8 and 9 have the labels that they
-lack; "0.07" is a temperature, so that the scale begins at 1 / 0.07; drawn negatives are a function of seed,
-step and images, whatever the number of processes; an empty place of a short text is seen by nobody, and the
-sum over parts is scaled up to all places. Foils join the loss of the wholes only: a part of one may be true.
+lack; "0.07" is a temperature, so that the scale begins at 1 / 0.07; sampled negatives are a function of seed,
+step and images; an empty place of a short text pools nothing, and the sum over parts is scaled up to all
+places. Foils join the loss of the wholes only: a part of one may be true.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -27,10 +27,16 @@ from grainline.data.texts import Chunking
 from grainline.encoders.caft_text import Composer, ComposerConfig
 from grainline.encoders.towers import image_kind
 from grainline.errors import UserError
-from grainline.methods.base import Method
 from grainline.methods.pair_ids import whole_captions
 from grainline.methods.shared import logged, sigmoid_loss
-from grainline.methods.text_parts import CHUNKING, ConditionedConfig, PartPool, Parts, read_parts
+from grainline.methods.text_parts import (
+    CHUNKING,
+    ConditionedConfig,
+    ConditionedMethod,
+    PartPool,
+    Parts,
+    read_parts,
+)
 from grainline.nn.pooling import unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
@@ -70,25 +76,22 @@ class CAFTConfig(ConditionedConfig):
 
 
 class CAFTExtra(NamedTuple):
-    """What the loss reads of texts besides their vectors."""
+    """The fields of texts that only the loss reads."""
 
     level: Tensor  # [M] as in Texts
     parts: Parts | None  # sub-captions as rows; None before `before_gather`
 
 
-class CAFT(Method):
+class CAFT(ConditionedMethod):
     """Dual encoder with a hierarchy on both sides."""
 
     config_class = CAFTConfig
     cfg: CAFTConfig
-    gathers = ("vector", "item", "image", "extra")  # sub-captions travel as they are, segments do not
-    precomputed_class = PartPool.precomputed_class
-    blockwise = True
+    tokens_in_text_space = False  # segments meet sub-captions through the pooling, and wholes never
 
     def __init__(self, cfg: CAFTConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.heat_is_distribution = cfg.scoring == "conditioned", True
-        self.tokens_in_text_space = False  # segments meet sub-captions through the pooling, and wholes never
+        self.pairwise = cfg.scoring == "conditioned"
         self.parts, self.chunking = cfg.chunks, cfg.chunking
         space = self.towers.space
         self.to_part = nn.Linear(self.towers.image.width, space, bias=False)
@@ -114,14 +117,10 @@ class CAFT(Method):
         return Encoded(whole, parts, mask, texts.item, texts.image, CAFTExtra(texts.level, None))
 
     def before_gather(self, local: Pair) -> Pair:
-        """Lay sub-captions of images out as rows of their own, so that no empty place travels."""
+        """Lay out the sub-captions of images as rows, so that no empty place travels."""
         texts = local.texts
         parts = Parts.of(texts, (texts.item >= 0) & (texts.image >= 0))
         return Pair(local.images, texts._replace(extra=texts.extra._replace(parts=parts)))
-
-    def precompute(self, images: Encoded) -> Encoded:
-        """precomputed: keys and values of the pooling, a `KeyValue`"""
-        return self.pool.precompute(images) if self.pairwise else images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosines of wholes; in CAFT++ with those of pooled parts, summed over the places of a caption."""
@@ -133,7 +132,7 @@ class CAFT(Method):
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         cfg, parts = self.cfg, gathered.texts.extra.parts
-        # Of weight 0 too: what a step leaves out altogether is an error where processes average gradients.
+        # Of weight 0 too: processes that average gradients need one of every parameter.
         scale, bias = self.part_scale(), self.part_bias
         part = self.pool.loss(local.images, parts, cfg.negatives, clock, scale, bias)
         texts = whole_captions(gathered.texts)
@@ -146,11 +145,3 @@ class CAFT(Method):
         return {"part": Term(cfg.part, part), "whole": Term(cfg.whole, whole)} | logged(
             part_scale=self.part_scale(), whole_scale=self.whole_scale()
         )
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of the sub-captions of text i to the segments of image i, their mean: [N, L]"""
-        return self.pool.heat(images, texts)
-
-    def attention(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of each sub-caption of text i over the segments of image i: [N, S, L + 1]"""
-        return self.pool.attention(images, texts)

@@ -4,18 +4,18 @@ Xiao et al., arXiv 2412.03561. In four steps:
   1. encode the image into a summary and patches, and each of several short captions into one vector;
   2. each caption pools the patches by attention, or an empty slot beside them;
   3. sigmoid loss of what is pooled with the caption: an image has all its captions as positives, and each
-     other image as a negative with one of its captions, drawn anew in every step;
+     other image as a negative with one of its captions, sampled anew in every step;
   4. sigmoid loss of the summary with every caption of the batch; half of each.
 
 Both losses are divided as in the authors' code: the first by the texts that an image meets in it, the second
-by all captions. So the first weighs much more: 78 against 10 at the start, with 256 images of 8 captions.
+by all captions, so that the first weighs much more: 78 against 10 at the start, with 256 images of 8
+captions.
 
 It is the baseline of CAFT (arXiv 2602.02977). A long text is cut to the context, as there; with `chunks` it
 is read in sub-captions whose vectors are averaged, which is the control for how much text is read.
 
-Differs from the authors' code: drawn negatives are a function of seed, step and images, whatever the number
-of processes; losses are divided by counts over all processes; texts travel as they are, and not once for each
-image.
+Differs from the authors' code: sampled negatives are a function of seed, step and images; losses are divided
+by counts over all processes; texts travel once, not once for each image.
 """
 
 from typing import Literal
@@ -29,9 +29,17 @@ from grainline.encoders.towers import flat_parts
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix
 from grainline.losses.tiled.scores import Dot
-from grainline.methods.base import Method, dot
+from grainline.methods.base import dot
 from grainline.methods.shared import logged
-from grainline.methods.text_parts import CHUNKING, ConditionedConfig, PartPool, Parts, read_parts, row_ids
+from grainline.methods.text_parts import (
+    CHUNKING,
+    ConditionedConfig,
+    ConditionedMethod,
+    PartPool,
+    Parts,
+    read_parts,
+    row_ids,
+)
 from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
@@ -51,18 +59,15 @@ class FLAIRConfig(ConditionedConfig):
         return self
 
 
-class FLAIR(Method):
+class FLAIR(ConditionedMethod):
     """Dual encoder with text-conditioned pooling."""
 
     config_class = FLAIRConfig
     cfg: FLAIRConfig
-    gathers = ("vector", "item", "image", "extra")  # texts travel as they are, patches do not
-    precomputed_class = PartPool.precomputed_class
-    blockwise = True
 
     def __init__(self, cfg: FLAIRConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.heat_is_distribution = cfg.scoring == "conditioned", True
+        self.pairwise = cfg.scoring == "conditioned"
         self.parts = cfg.chunks
         self.chunking = None if cfg.chunks == 1 else cfg.chunking or CHUNKING
         self.pool = PartPool(self.towers.space, cfg.heads)
@@ -83,13 +88,9 @@ class FLAIR(Method):
         return Encoded(unit(pooled), pooled[:, None], real, texts.item, texts.image)
 
     def before_gather(self, local: Pair) -> Pair:
-        """Texts as the loss compares them: not of unit length, and nothing else of them travels."""
+        """Texts as the loss compares them: not of unit length, without anything else."""
         texts = local.texts
         return Pair(local.images, texts._replace(extra=Parts.of(texts, texts.item >= 0)))
-
-    def precompute(self, images: Encoded) -> Encoded:
-        """precomputed: keys and values of the pooling, a `KeyValue`"""
-        return self.pool.precompute(images) if self.pairwise else images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of each text with what it pools of each image; or cosines of summaries."""
@@ -108,22 +109,14 @@ class FLAIR(Method):
         }
         return {name: Term(0.5, mean) for name, mean in terms.items()} | logged(scale=scale)
 
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of text i to the patches of image i: [N, L]"""
-        return self.pool.heat(images, texts)
-
-    def attention(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of text i over the patches of image i: [N, 1, L + 1], the empty slot last."""
-        return self.pool.attention(images, texts)
-
 
 def summary_loss(images: Tensor, texts: Tensor, pairs: PairMatrix, scale: Tensor, bias: Tensor) -> Mean:
-    """The sigmoid loss of summaries with the texts of everyone; its mean over images.
+    """The sigmoid loss of summaries with the texts of all processes; its mean over images.
 
-    images  [n, D] of unit length, texts [P, D] of everyone, of any length; scale and bias of one element
+    images  [n, D] of unit length, texts [P, D] of any length; scale and bias of one element
 
-    for i of my images:
-        for j of the captions of all:
+    for each local image i:
+        for each caption j:
             logit = scale * images[i] . texts[j] / |texts[j]| + bias
             j describes i:  total += log(1 + exp(-logit))
             else:           total += log(1 + exp(logit))

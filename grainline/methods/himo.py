@@ -9,10 +9,10 @@ Wu, Chen et al., arXiv 2511.06653. In four steps:
   4. afterwards nothing of this is left: the model is a CLIP and scores by cosine.
 
 Differs from the authors' code: a group of captions is as large as `group` says, whatever the number of
-processes; every vector learns as a query and as a candidate, unless `detach_keys` says otherwise; the
-gradient through the basis is that of the projector, which is finite where captions repeat. Several captions
-of one image are positives of equal weight; foils join the first loss only: their principal part is nearly
-that of the caption that they were made from.
+processes; vectors learn as queries and as candidates, unless `detach_keys` says otherwise; the gradient
+through the basis is finite where captions repeat. Several captions of one image are positives of equal
+weight; foils join the first loss only: their principal part is nearly that of the caption that they were made
+from.
 """
 
 from typing import Literal
@@ -107,7 +107,7 @@ def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[st
     return {
         name: Term(None, Mean((value * weight).sum(), weight.sum()))
         for name, value, weight in (
-            ("components", principal.kept, groups),
+            ("components", principal.components, groups),
             ("variance kept", principal.share, groups),
             ("principal norm", norm, real),
             ("principal cosine", cosine, real),

@@ -45,10 +45,10 @@ class MaxSim(Method):
 
     config_class = MaxSimConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
+    pairwise = True
 
     def __init__(self, cfg: MaxSimConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.heat_is_distribution = True, False
         self.parts = cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)

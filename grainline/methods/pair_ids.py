@@ -12,7 +12,7 @@ from grainline.losses.tiled.pair_mask import RowIds
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE, Encoded, Pair, rows
 
 
-class Chosen(NamedTuple):
+class PoolingTexts(NamedTuple):
     """Texts of a batch that pool images other than their own."""
 
     row: Tensor  # [C] among all texts
@@ -57,7 +57,7 @@ def owner_of(image: Tensor, images: Tensor) -> Tensor:
     """The row of the image of each text [M] among images [N], by their ids: [M], -1 where there is none.
 
     A batch across two epochs may hold an image twice, cropped differently. A text belongs to the one whose
-    slots it stands in, on any number of processes.
+    slots it has, on any number of processes.
 
     >>> owner_of(torch.tensor([7, -1, 7, 7, 3, 5]), torch.tensor([7, 7, 3])).tolist()
     [0, -1, 1, 1, 2, -1]
@@ -70,7 +70,7 @@ def owner_of(image: Tensor, images: Tensor) -> Tensor:
 
 
 def row_by_position(texts: Tensor, images: Tensor) -> Tensor:
-    """The row of the image in whose slots each text stands. All images have equally many slots."""
+    """The row of the image in whose slots each text is. All images have equally many slots."""
     row = torch.arange(len(texts), device=texts.device)
     return (row // _slots(texts, images)).clamp(max=len(images) - 1)
 
@@ -99,7 +99,9 @@ def rank_of(key: Tensor) -> Tensor:
     return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)
 
 
-def first_texts(gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int) -> Chosen:
+def first_texts(
+    gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int
+) -> PoolingTexts:
     """The caption of each image, and the first so many of its sentences and phrases.
 
     group, padding  as in `text_ids`
@@ -118,7 +120,7 @@ def first_texts(gathered: Pair, group: int | None, padding: bool, sentences: int
     counts = ids.real() & (place >= 0)
     order = rank_of(torch.where(counts, place * levels + level, -1))
     row = (counts & (order < limit[level])).nonzero()[:, 0]
-    return Chosen(row, rows(ids, row)._replace(image=images.image[place[row]]))
+    return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))
 
 
 def whole_captions(texts: Encoded) -> Encoded:

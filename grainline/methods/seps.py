@@ -4,14 +4,14 @@ Mao et al., arXiv 2511.01390. In five steps:
   1. encode the image into patches, the caption into words, and a generated description of the image into
      one direction, without gradient (docs/methods/seps.md says why it is a description of the image);
   2. score each patch by a small network and by its cosines with the caption, or the description, and the mean
-     of all patches; a share of them stays, by lot in training and the best elsewhere;
+     of all patches; a share of them stays, at random in training and the best elsewhere;
   3. aggregate what stays into fewer tokens, which the branches of caption and description add up;
   4. the score of the pair: the mean of what every token finds on the other side, and a network of the best;
   5. triplet loss both ways, with all negatives first and the hardest later, and a loss that holds the share.
 
 Differs from the paper: each branch has a score of its own, whose weights sum to 1; one token of all dropped
-patches and the class token stand beside the aggregated ones, as in LAPS; the summaries of both sides learn by
-a lighter triplet loss, so that an index can find candidates by vector.
+patches and the class token join the aggregated ones, as in LAPS; the summaries learn by a lighter triplet
+loss, so that an index can find candidates by vector.
 """
 
 from typing import Literal
@@ -22,22 +22,18 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
-from grainline.methods.base import Method
 from grainline.methods.patch_selection import scoring
-from grainline.methods.patch_selection.selector import Selector
 from grainline.methods.patch_selection.training import (
     PatchesConfig,
+    PatchMethod,
     encoded_patches,
-    encoded_words,
     summary,
     triplets,
 )
 from grainline.methods.patch_selection.types import (
     Branches,
     Decide,
-    Selection,
     SelectionConfig,
-    SelectionPrecomputed,
     gumbel_decisions,
     selection_texts,
 )
@@ -45,15 +41,13 @@ from grainline.methods.shared import TripletSchedule
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.runtime import is_static
 from grainline.nn.selection import Matching
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+from grainline.types import Clock, Encoded, Images, Mean, Pair, Term
 
 
 class SEPSConfig(PatchesConfig):
     """And aggregation, branches, matching and the loss of the share."""
 
-    aggregation_ratio: float | None = Field(
-        0.4, gt=0, lt=1
-    )  # share of those that is left; None: no aggregation
+    aggregation_ratio: float | None = Field(0.4, gt=0, lt=1)  # share of those that is left; None: all
     branches: Branches = "both"  # all but "sparse" need a description of every image
     decision: Literal["gumbel_st", "hard_topk"] = "gumbel_st"  # in training: by lot, or the best
     beta: float = Field(0.4, ge=0, le=0.5)  # weight of each attention score; 1 - 2 beta: of the predictor
@@ -76,21 +70,15 @@ class SEPSConfig(PatchesConfig):
         return self
 
 
-class SEPS(Method):
-    """Dual encoder whose pairs are scored by the patches that a text and a description choose."""
+class SEPS(PatchMethod):
+    """Dual encoder whose pairs are scored by the patches that a text and a description select."""
 
     config_class = SEPSConfig
     cfg: SEPSConfig
-    gathers = ("vector", "tokens", "mask", "item", "image", "extra")
-    precomputed_class = SelectionPrecomputed
-    blockwise = True
 
     def __init__(self, cfg: SEPSConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.heat_is_distribution = True, False
         self.reads_descriptions = cfg.branches != "sparse"
-        if self.grid is None:
-            raise ValueError("seps needs an image encoder whose patches lie on a grid")
         choice = SelectionConfig(
             cfg.keep_ratio,
             cfg.aggregation_ratio,
@@ -101,7 +89,7 @@ class SEPS(Method):
             cfg.leaky_cosine,
             cfg.use_rest,
         )
-        self.selector = Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
+        self.selector = self.new_selector(choice)
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches; extra: the class token and the direction of the description.
@@ -130,17 +118,6 @@ class SEPS(Method):
             raise UserError(f"the description of image {lacking} is empty; seps needs one of every image")
         return summary(words, mask)
 
-    def encode_texts(self, texts: Texts) -> Encoded:
-        """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
-        return encoded_words(self.towers, texts)
-
-    def precompute(self, images: Encoded) -> Encoded:
-        """precomputed: a `SelectionPrecomputed`"""
-        return self.selector.precompute(images)
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return scoring.score(self.selector, images, texts)
-
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         cfg, rule = self.cfg, TripletSchedule.at(clock, self.cfg)
         decide = gumbel_decisions(clock) if cfg.decision == "gumbel_st" else self.selector.top
@@ -165,11 +142,3 @@ class SEPS(Method):
         off = keep_ratio(self.cfg.keep_ratio, tuple(means.values()), weights, self.cfg.ratio_form)
         facts = {name: Term(None, Mean((x.detach() * real).sum(), number)) for name, x in means.items()}
         return {"ratio": Term(rule.weight * self.cfg.ratio, Mean((off * real).sum(), number))} | facts
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its row, to first order, with decisions as constants."""
-        return scoring.heat(self.selector, images, texts)
-
-    def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
-        """The patches that text i and the description of image i keep, and the best token of each word."""
-        return scoring.select(self.selector, images, texts)

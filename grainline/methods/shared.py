@@ -56,22 +56,18 @@ def sigmoid_loss(local: Pair, gathered: Pair, scale: Tensor, bias: Tensor) -> Me
 
 
 def logged(**values: Tensor) -> dict[str, Term]:
-    """Numbers for the log, such as learnt scales: terms without a weight. `_` in a name becomes a space."""
+    """Terms without a weight, for the log, such as learnt scales. `_` in a name becomes a space."""
     return {
         name.replace("_", " "): Term(None, Mean(x.detach().sum(), x.new_ones(())))
         for name, x in values.items()
     }
 
 
-# Triplet losses of a batch, both ways: which pairs are positives and negatives, over all processes.
-
-
 ScoreFn = Callable[[Encoded, Encoded, Callable[[Tensor], Tensor]], Tensor]
-"""Scores [N, M] of images and texts; the function says, from scores, which of them need gradients."""
+"""Scores [N, M] of images and texts; the callable returns which of some scores need gradients."""
 
 NEAR = 1e-4
-"""Scores this close may change their order when they are computed again in float32; times the greatest of
-them, if that is above 1."""
+"""Scores this close (times the greatest, if that is above 1) may change their order when computed again."""
 
 
 class TripletsConfig(TowersConfig):

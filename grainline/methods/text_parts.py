@@ -1,4 +1,4 @@
-"""What CAFT and FLAIR share: parts of texts, encoded one by one, and pooling of image tokens by them."""
+"""Parts of texts, encoded one by one, and pooling of image tokens by them, for CAFT and FLAIR."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,9 @@ from torch import Tensor
 from grainline.data.texts import Chunking
 from grainline.distributed import all_reduce_max
 from grainline.encoders.towers import Towers, TowersConfig
-from grainline.losses.text_conditioned import Negatives, kept_for, part_loss, part_pairs, pooled_scores
+from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled.pair_mask import RowIds
+from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
 from grainline.nn.late import distinct_rows
 from grainline.nn.pooling import ConditionedPool, KeyValue
@@ -19,8 +20,7 @@ from grainline.types import Clock, Encoded, Mean, Texts, full, vectors_only
 CHUNKING = Chunking(splitter="period_space")
 """How evaluation splits a text in CAFT: it reproduces table 6 of the paper."""
 
-
-SLOTS = 2**16  # most parts of a text
+SLOTS = 2**16  # more than the parts of any text
 
 
 class ConditionedConfig(TowersConfig):
@@ -79,9 +79,7 @@ def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
 
 
 class PartPool(ConditionedPool):
-    """A `ConditionedPool` with the loss, scores and attention of images that texts in parts pool."""
-
-    precomputed_class = KeyValue
+    """A `ConditionedPool` with the loss and scores of images that texts in parts pool."""
 
     def loss(
         self, images: Encoded, parts: Parts, negatives: Negatives, clock: Clock, scale: Tensor, bias: Tensor
@@ -96,24 +94,35 @@ class PartPool(ConditionedPool):
         """The same images with a `KeyValue` in place of tokens, with gradients if the tokens have them."""
         if images.precomputed is not None:
             return images
-        with kept_for(images.tokens):
+        with grad_mode_for(images.tokens):
             key_values = self.keys(images.tokens, images.mask)
         return vectors_only(images)._replace(precomputed=key_values)
 
     def cosines(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean cosine of the parts of a text with what they pool of an image: [N, M]; 0 without parts
-
-        images  with tokens, or precomputed
-        """
+        """The mean cosine of the parts of a text with what they pool of an image: [N, M]; 0 without parts"""
         key_values: KeyValue = self.precompute(images).precomputed
         return pooled_scores(self, key_values, texts.tokens, texts.mask) / texts.mask.shape[1]
+
+
+class ConditionedMethod(Method):
+    """A method whose texts pool the tokens of images by `self.pool`."""
+
+    gathers = ("vector", "item", "image", "extra")  # texts travel as rows of parts, image tokens do not
+    precomputed_class = KeyValue
+    blockwise = True
+    heat_is_distribution = True
+    pool: PartPool
+
+    def precompute(self, images: Encoded) -> Encoded:
+        """precomputed: keys and values of the pooling, a `KeyValue`"""
+        return self.pool.precompute(images) if self.pairwise else images
 
     def attention(self, images: Encoded, texts: Encoded) -> Tensor:
         """Attention of each part of text i over the tokens of image i: [N, S, L + 1], the empty slot last.
 
-        The mean over the heads, in full precision. The weights of a part sum to 1, those of padding are 0.
+        The mean over the heads, in full precision; the weights of padding are 0.
         """
-        weight = full(self(texts.tokens, images.tokens, images.mask).weight)
+        weight = full(self.pool(texts.tokens, images.tokens, images.mask).weight)
         return weight.masked_fill(~texts.mask[..., None], 0.0)
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:

@@ -8,13 +8,13 @@ openreview.net/forum?id=kndKGnEOtb. In five steps:
   3. the image vector is the projected mean of the image tokens of an encoder that does not learn (GroupViT in
      the paper), at length 1;
   4. InfoNCE both ways at a fixed temperature;
-  5. a small decoder says the caption again from the groups alone; its word vectors are those of the encoder.
+  5. a small decoder reconstructs the caption from the groups alone, with the word vectors of the encoder.
 
 The baseline is the same with a plain transformer as text encoder: leave `text.groups` out.
 
 Differs from the paper, where it is silent or cannot be meant: reconstruction is a mean over all target tokens
-of a batch, where equation 10 has a sum, which would outweigh the other loss by thousands; pooling has the
-eps = 1 of GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
+of a batch (the sum of equation 10 would outweigh the other loss by thousands); pooling has the eps = 1 of
+GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import TextEncoderConfig
 from grainline.encoders.pretrained.adapters import AVERAGED
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
 from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, Grouper
 from grainline.encoders.towers import TowersConfig, flat_parts
@@ -38,13 +38,13 @@ from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"
-"""What learns nothing where no image is compared with a text."""
+"""Parameters that learn nothing where no image is compared with a text."""
 
 
 class TGTConfig(TowersConfig):
     """Encoders, decoder and both losses. A text side with `groups` is a Grouper, without it the baseline."""
 
-    contrastive: float = Field(1.0, ge=0)  # weight of the loss that compares; 0: images are not looked at
+    contrastive: float = Field(1.0, ge=0)  # weight of the loss of images and texts; 0: images are not read
     reconstruction: float = Field(1.0, ge=0)  # weight of the other; 0: there is no decoder
     mean: Literal["tokens", "captions"] = "tokens"  # of reconstruction: over tokens, or of sums over captions
     decoder: DecoderConfig = DecoderConfig()
@@ -54,7 +54,7 @@ class TGTConfig(TowersConfig):
 
     @property
     def reads_tokens(self) -> bool:
-        """Not where the summary of the image encoder is the mean of its tokens, which is all that is read."""
+        """False where the summary of the image encoder is the mean of its tokens already."""
         if isinstance(self.image, PretrainedImageConfig):
             return (self.image.architecture or {}).get("kind") not in AVERAGED
         return not (isinstance(self.image, ViTConfig) and self.image.pool == "mean")
@@ -78,17 +78,17 @@ class TGTConfig(TowersConfig):
 
 
 class TGTExtra(NamedTuple):
-    """What only this method reads of texts."""
+    """Fields of texts of this method alone."""
 
     vectors: Tensor  # [M, K, W] what the decoder reads: groups, or the one vector of the baseline
     used: Tensor  # [M, K] bool, which of them are real
     unsure: Tensor  # [M] entropy of the soft assignment, added up over tokens
     tokens: Tensor  # [M] how many there are
-    taken: Tensor  # [M, K] how many of them each group takes, without noise; K = 0 for the baseline
+    counts: Tensor  # [M, K] how many of them each group takes, without noise; K = 0 for the baseline
 
 
 class TGT(Method):
-    """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
+    """Dual encoder whose texts are groups of tokens, with a decoder."""
 
     config_class = TGTConfig
     cfg: TGTConfig
@@ -105,9 +105,9 @@ class TGT(Method):
     @property
     def words(self) -> nn.Embedding:
         """The word vectors of the text encoder, which the decoder reads and writes with."""
-        found = self.towers.text.words
-        assert isinstance(found, nn.Embedding)
-        return found
+        words = self.towers.text.words
+        assert isinstance(words, nn.Embedding)
+        return words
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: image tokens in the shared space; their mean is the vector before it has length 1"""
@@ -169,10 +169,10 @@ class TGT(Method):
         target = ids[:, 1:].masked_fill(~(mask[:, 1:] & true[:, None]), -1)
         extra: TGTExtra = encoded.extra
         known = self.decoder(self.words(ids[:, :-1]), extra.vectors, extra.used)
-        found = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
+        mean = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
         if self.cfg.mean == "captions":
-            found = found._replace(number=true.sum())
-        return {"reconstruction": Term(self.cfg.reconstruction, found)} | terms
+            mean = mean._replace(number=true.sum())
+        return {"reconstruction": Term(self.cfg.reconstruction, mean)} | terms
 
 
 def _extra(read: Any, mask: Tensor) -> TGTExtra:
@@ -193,11 +193,11 @@ def _extra(read: Any, mask: Tensor) -> TGTExtra:
 
 def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:
     """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means."""
-    if not extra.taken.shape[1]:
+    if not extra.counts.shape[1]:
         return {}
-    unsure, tokens, taken = (x.detach()[real] for x in (extra.unsure, extra.tokens, extra.taken))
-    taken = taken[extra.used[real]]
-    empty = taken == 0
+    unsure, tokens, counts = (x.detach()[real] for x in (extra.unsure, extra.tokens, extra.counts))
+    counts = counts[extra.used[real]]
+    empty = counts == 0
     facts = {
         "entropy": Mean(unsure.sum(), tokens.sum()),
         "tokens of a group": Mean(tokens.sum(), (~empty).sum()),

@@ -24,22 +24,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """x [N, L, W], mask [N, L] bool or None (everything is real) -> [N, L, W]
 
-        With `causal`, padding must stand on the right: real tokens then never see it and no mask is needed.
+        With `causal`, padding stands on the right, where no real token reads it, and needs no mask.
         """
-        q, k, v = (
-            self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )  # [N, heads, L, W/heads]
-        attn_mask = None
-        if mask is not None and not causal:
-            attn_mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # no NaN in padding rows
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attn_mask = None if causal else _key_mask(mask)
         return self.to_out(attend(q, k, v, attn_mask, causal).transpose(1, 2).flatten(2))
 
 
 class ValueAttention(Attention):
-    """Attention for the first token alone; each of the others keeps to its own value.
+    """The first token attends; every other token keeps its own value: in the last layer it stays local.
 
-    In the last layer that changes nothing about the class token, and a patch stays its own: the value-only
-    features of Zhou et al. (arXiv 2112.01071), for the vision transformers of CLIP.
+    Value-only features of CLIP's vision transformers (Zhou et al., arXiv 2112.01071).
     """
 
     def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -61,20 +56,21 @@ class CrossAttention(nn.Module):
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x [N, K, W] reads tokens [N, L, W] where mask [N, L] is True (None: everywhere) -> [N, K, W]
-
-        Where nothing is real, everything is read: no NaN.
-        """
+        """x [N, K, W] reads tokens [N, L, W] where mask [N, L] is True (None: everywhere) -> [N, K, W]"""
         q, k, v = (
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for y in (self.to_query(x), self.to_key(tokens), self.to_value(tokens))
         )  # [N, heads, K or L, W/heads]
-        attn_mask = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
-        return self.to_out(attend(q, k, v, attn_mask, causal=False).transpose(1, 2).flatten(2))
+        return self.to_out(attend(q, k, v, _key_mask(mask), causal=False).transpose(1, 2).flatten(2))
+
+
+def _key_mask(mask: Tensor | None) -> Tensor | None:
+    """[N, L] over keys: [N, 1, 1, L]. Where nothing is real, everything is read: no NaN."""
+    return None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
 
 
 def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What `ValueAttention` projects: q [N, heads, 1, C], k, v [N, heads, L, C] -> [N, L, heads * C]"""
+    """The values of `ValueAttention`: q [N, heads, 1, C], k, v [N, heads, L, C] -> [N, L, heads * C]"""
     first = attend(q, k, v, None, causal=False)
     return torch.cat([first, v[:, :, 1:]], 2).transpose(1, 2).flatten(2)
 
@@ -82,8 +78,8 @@ def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bool) -> Tensor:
     """Softmax attention: q, k, v [N, heads, L, C], attn_mask [N, 1, 1, L] bool or None -> [N, heads, L, C]
 
-    This is SDPA, except for bfloat16 on a CPU. There SDPA's kernel takes 1.8 to 9 times as long, forward and
-    backward, as these three lines, at the lengths of captions and patches (docs/performance.md).
+    SDPA, except for bfloat16 on a CPU, where its kernel takes 1.8 to 9 times as long as these lines
+    (docs/performance.md).
     """
     if q.device.type != "cpu" or q.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=causal)
@@ -93,6 +89,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bo
     if attn_mask is not None:
         fit = fit.masked_fill(~attn_mask, -torch.inf)
     return fit.softmax(-1) @ v
+
+
+def mlp(width: int, hidden: int) -> nn.Sequential:
+    """Two layers with GELU between them."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 class Block(nn.Module):
@@ -111,9 +112,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
-        )
+        self.mlp = mlp(width, int(width * mlp_ratio))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """x [N, L, W], mask [N, L] -> [N, L, W]"""
@@ -134,7 +133,6 @@ class Stack(nn.Module):
         last: type[Attention] = Attention,  # of the last block
     ) -> None:
         super().__init__()
-        # From 0 at the first block to drop_path at the last, which for a single block is the same one.
         rates = [drop_path * i / (depth - 1) for i in range(depth)] if depth > 1 else [drop_path]
         kinds = [Attention] * (depth - 1) + [last]
         self.blocks = nn.ModuleList(
@@ -149,43 +147,40 @@ class Stack(nn.Module):
         return x
 
     def _initialise(self, width: int, depth: int) -> None:
-        """CLIP's spreads: what writes into the residual stream is smaller the more blocks write."""
+        """CLIP's deviations: the more blocks write into the residual stream, the smaller their weights."""
         into, out = width**-0.5, width**-0.5 * (2 * depth) ** -0.5
         for block in self.blocks:
             assert isinstance(block, Block)
             hidden, _, back = block.mlp
-            for layer, spread in (
+            for layer, std in (
                 (block.attention.to_qkv, into),
                 (block.attention.to_out, out),
                 (hidden, (2 * width) ** -0.5),
                 (back, out),
             ):
                 assert isinstance(layer, nn.Linear)
-                nn.init.normal_(layer.weight, std=spread)
-                nn.init.zeros_(layer.bias)
+                init_linear(layer, std)
 
 
-# Which parts of a model are its layers: the blocks that stand one after the other inside an encoder.
-#
-# Our own encoders and those of other libraries keep them in an `nn.ModuleList`; what such a list holds is one
-# layer each for freezing, for rates that fall with depth, for recomputation, compilation and sharding.
+def init_linear(layer: nn.Linear, std: float) -> None:
+    nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
 
 
 def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
-    """The lists of layers by their full name, in the order of the model.
+    """The lists of layers by their full name: each module of such a list is one layer for freezing, learning
+    rates by depth, recomputation, compilation and sharding.
 
-    A list inside a list is a part of a layer, and not named. Nor is one without parameters, such as that of a
-    network whose weights are buffers: nothing in it can learn.
+    A list inside a list is a part of a layer; a list without parameters cannot learn. Neither is returned.
 
     >>> layer = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2)])})
     >>> model = nn.ModuleDict({"image": nn.ModuleList([layer] * 3)})
-    >>> [(name, len(found)) for name, found in layer_lists(model).items()]
+    >>> [(name, len(lists)) for name, lists in layer_lists(model).items()]
     [('image', 3)]
     """
-    found: dict[str, nn.ModuleList] = {}
+    lists: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
-        outer = any(name.startswith(f"{other}.") for other in found)
         learns = isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
-        if learns and not outer:
-            found[name] = module
-    return found
+        if learns and not any(name.startswith(f"{other}.") for other in lists):
+            lists[name] = module
+    return lists

@@ -1,8 +1,7 @@
-"""Many tokens to few: graph pooling of CAST with farthest point sampling, groups of GroupViT.
+"""Many tokens to few: graph pooling of CAST (arXiv 2210.00314) with farthest point sampling (1706.02413), and
+the groups of GroupViT (2202.11094), as the Text Group Transformer has them for captions.
 
-Graph pooling: many tokens of an image become few, each the mean of a soft group (CAST, arXiv 2210.00314).
-
-N   images        L   tokens before        M   groups        W   width
+N images or texts   L tokens before   M, K groups   W width
 """
 
 from typing import NamedTuple
@@ -10,32 +9,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grainline.nn.attention import Attention, CrossAttention
+from grainline.nn.attention import Attention, CrossAttention, init_linear, mlp
 from grainline.nn.hashing import Dropout, shares
 from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import may_round
 from grainline.types import full
 
-# Farthest point sampling: a few tokens of each set that lie far apart (Qi et al., arXiv 1706.02413).
-#
-# Sampling starts at the mean of the set, which is no token and is not picked. Each pick is the token that
-# lies farthest from the nearest of the mean and all earlier picks, as in the code of CAST, which puts the
-# mean in front of the tokens. Picks are indices and carry no gradient.
-#
-# All distances come out of one product of the tokens with themselves, so a pick costs a look at L numbers.
-# Two things keep them exact. Tokens are centred first: a large common offset would use up the digits in which
-# they differ. And the product is never rounded to 11 bits, as those of float32 are on a GPU that may use
-# TF32: then each token goes in as a sum of two.
-
-
 SAME = 1e-5
-"""Tokens whose squared distance is at most this share of their squared length from the mean count as equal.
-
-Where all distances come out of products in float32, those of equal tokens are not quite 0.
-"""
+"""Tokens are equal if their squared distance is at most this share of their squared distance from the mean.
+Distances come out of products in float32, so those of equal tokens are not quite 0."""
 
 LOW = 0x1FFF
 """The last 13 of the 23 bits that a float32 stores: without them it is a number of TF32."""
+
+SHARPNESS = 5.0
+"""Factor on the cosines of graph pooling: the assignment stays soft, 0.7 at most for one of 64 groups."""
+
+MIXING = 0.5
+"""Hidden width of the MLP that mixes groups, as a share of the width of a group."""
 
 
 class Picks(NamedTuple):
@@ -53,16 +44,18 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
     valid   [N, L] bool, the tokens that may be picked; None: all
     number  M, at most L
 
-    Where fewer than M valid tokens differ (`SAME`), the rest is False in the mask; its tokens mean nothing.
-
     pick[m] = argmax_l min(|x[l] - mean(x)|, min_{k < m} |x[l] - x[pick[k]]|)
+
+    The mean is no token: it is where sampling starts, as in the code of CAST. Where fewer than M valid tokens
+    differ (`SAME`), the mask of the rest is False and its tokens mean nothing. All distances come out of one
+    product of the centred tokens: a large common offset would use up the digits in which they differ.
 
     >>> farthest_points(torch.tensor([[[0.0], [1.0], [2.0], [6.0]]]), None, 3).token
     tensor([[3, 0, 1]])
     """
     with torch.autocast(x.device.type, enabled=False):
         once = centred(full(x.detach()), valid)
-        product = products(centred(once, valid))  # twice: the mean itself is rounded beside a large offset
+        product = products(centred(once, valid))  # twice: the mean itself is rounded at a large offset
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
     start, near = torch.arange(x.shape[0], device=x.device) * x.shape[1], SAME * length
     # Squared distance to the mean or a pick; -inf: not to be picked.
@@ -72,10 +65,10 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
         far, pick = nearest.max(dim=1)
         own = length.flatten().index_select(0, start + pick)
         real.append(far > -torch.inf)
-        apart = torch.add(length, product.flatten(0, 1).index_select(0, start + pick), alpha=-2)
-        apart += own[:, None]
-        # A token equal to a pick goes, the pick itself with it; one equal to the mean may still be picked.
-        nearest = nearest.minimum(apart).masked_fill_(apart <= near, -torch.inf)
+        distance = torch.add(length, product.flatten(0, 1).index_select(0, start + pick), alpha=-2)
+        distance += own[:, None]
+        # A token equal to a pick is excluded like the pick; one equal to the mean may still be picked.
+        nearest = nearest.minimum(distance).masked_fill_(distance <= near, -torch.inf)
         picks.append(pick)
     return Picks(torch.stack(picks, dim=1), torch.stack(real, dim=1))
 
@@ -89,7 +82,10 @@ def centred(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def products(x: Tensor) -> Tensor:
-    """Scalar products of the tokens of a set, in the precision of x: [N, L, C] -> [N, L, L]"""
+    """Scalar products of the tokens of a set, in the precision of x: [N, L, C] -> [N, L, L]
+
+    Where a GPU may round float32 to 11 bits (TF32), each token goes in as a sum of two.
+    """
     if x.dtype != torch.float32 or not may_round(x.device):
         return x @ x.mT
     high, low = halves(x)
@@ -98,16 +94,9 @@ def products(x: Tensor) -> Tensor:
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x float32 as a sum of a number of 11 bits and one of 13, the first of which is one of TF32.
-
-    So products of the first with itself are exact in TF32, and mixed ones lose the last 2 bits of the second.
-    """
+    """x float32 as a sum of a number of TF32 (11 bits) and one of 13 bits."""
     high = (x.view(torch.int32) & ~LOW).view(torch.float32)
     return high, x - high
-
-
-SHARPNESS = 5.0
-"""Factor on the cosines of the assignment: it stays soft, 0.7 at most for one of 64 groups."""
 
 
 class Grouped(NamedTuple):
@@ -121,7 +110,7 @@ class Grouped(NamedTuple):
 
 
 class GraphPool(nn.Module):
-    """L tokens to M, after their blocks; the class token takes the same way without the mean.
+    """L tokens to M; the class token takes the same way without the mean.
 
         y   = x + attention(LN1(x));  y -= mean(y);  y += shift
         i   = M tokens that lie far apart among x
@@ -130,7 +119,7 @@ class GraphPool(nn.Module):
         out = W2 LN3(p-weighted mean of h) + x[i]
         cls = W2 LN3(dropout(GELU(W1 LN2(cls)))) + cls
 
-    Invalid tokens are in no attention, mean, pick or group. What is added is the picked token, not a mean.
+    Invalid tokens are in no attention, mean, pick or group.
     """
 
     def __init__(
@@ -151,14 +140,13 @@ class GraphPool(nn.Module):
         self.shift = nn.Parameter(0.01 * torch.randn(width))
         self.widen, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.act, self.drop, self.drop_cls = nn.GELU(), Dropout(dropout), Dropout(dropout)
-        for layer, spread in (
+        for layer, std in (
             (self.attention.to_qkv, width**-0.5),
             (self.attention.to_out, width**-0.5),
             (self.widen, (2 * width) ** -0.5),
-            (self.narrow, (2 * depth * hidden) ** -0.5),  # its inputs have spread 1
+            (self.narrow, (2 * depth * hidden) ** -0.5),  # its inputs have deviation 1
         ):
-            nn.init.normal_(layer.weight, std=spread)
-            nn.init.zeros_(layer.bias)
+            init_linear(layer, std)
 
     def forward(self, x: Tensor, cls: Tensor, valid: Tensor) -> Grouped:
         """x [N, L, W], cls [N, W], valid [N, L] bool -> M = `number` groups, M <= L"""
@@ -166,7 +154,7 @@ class GraphPool(nn.Module):
         weight = self._assigned(x, valid, picked, mask)
         share = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
         hidden = self.drop(self.act(self.widen(self.norm2(x))))
-        tokens = self.narrow(self.norm3(share.mT.to(hidden.dtype) @ hidden)) + taken(x, picked)
+        tokens = self.narrow(self.norm3(share.mT.to(hidden.dtype) @ hidden)) + gather_tokens(x, picked)
         alone = self.narrow(self.norm3(self.drop_cls(self.act(self.widen(self.norm2(cls))))))
         return Grouped(tokens.masked_fill(~mask[..., None], 0.0), cls + alone, mask, weight, picked)
 
@@ -175,53 +163,27 @@ class GraphPool(nn.Module):
         y = full(x + self.attention(self.norm1(x), valid, causal=False))
         with torch.autocast(x.device.type, enabled=False):
             y = unit(y - mean_pool(y, valid).vector[:, None] + self.shift)
-            fit = SHARPNESS * (y @ taken(y, picked).mT)
+            fit = SHARPNESS * (y @ gather_tokens(y, picked).mT)
             real = mask | ~mask.any(1, keepdim=True)  # without a group, any will do: no NaN
             weight = fit.masked_fill(~real[:, None], -torch.inf).softmax(-1)
         return weight.masked_fill(~valid[..., None], 0.0)
 
 
-def taken(x: Tensor, index: Tensor) -> Tensor:
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Some tokens of each image: x [N, L, W], index [N, M] -> [N, M, W]"""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
-
-
-# Tokens into groups: every token is given to exactly one group, and a group takes up the mean of its tokens.
-#
-# The grouping block of GroupViT (Xu et al., arXiv 2202.11094), as the Text Group Transformer puts it over the
-# tokens of a caption. `Assignment` is the equations alone, `GroupingBlock` has the layers around them that
-# the code of GroupViT has:
-#
-#     A_raw[k, j] = <Q g_k, K t_j> / sqrt(W)
-#     A'[:, j]    = softmax over groups of (A_raw[:, j] + Gumbel noise), noise in training alone
-#     A           = onehot of the largest A'[:, j] in the forward pass, A' in the backward pass; 0 at padding
-#     out_k       = g_k + O(sum_j A[k, j] V t_j / (sum_j A[k, j] + eps))
-#
-# With eps = 1, as GroupViT has it, the mean of n tokens is shrunk by n / (n + 1); without any, an empty group
-# would be 0 / 0. The weights of an empty group have gradients of 1 / eps: at 1e-6 they drown all others and
-# nothing trains. Below eps = 1 an empty group therefore gives no gradient to its assignment. At eps = 1 its
-# gradient is that of GroupViT's code.
-#
-# A text may use fewer groups than there are: what is not used takes no token and is mixed into no other.
-
-
-MIXING = 0.5
-"""Hidden width of the MLP that mixes groups, as a share of the width of a group."""
 
 
 class Assigned(NamedTuple):
     """Groups after they took up their tokens."""
 
     groups: Tensor  # [N, K, W]
-    hard: Tensor  # [N, K, L] 1 where a token is given to a group, with the gradient of A'; 0 at padding
+    hard: Tensor  # [N, K, L] 1 where a token goes to a group, with the gradient of A'; 0 at padding
     soft: Tensor  # [N, K, L] softmax over groups without noise, for analysis; 0 at padding
 
 
 def soft_assignment(raw: Tensor, mask: Tensor) -> Tensor:
-    """How much of each token every group takes: raw [N, K, L], mask [N, L] -> [N, K, L]
-
-    Columns of real tokens sum to 1. Padding is left out by a product behind the softmax: a column of -inf in
-    front of it would be 0 / 0.
+    """The share of each token in every group: raw [N, K, L], mask [N, L] -> [N, K, L], 0 at padding
 
     >>> raw = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]]])
     >>> soft_assignment(raw, torch.tensor([[True, True, False]]))
@@ -232,13 +194,9 @@ def soft_assignment(raw: Tensor, mask: Tensor) -> Tensor:
 
 
 def hard_assignment(raw: Tensor, mask: Tensor, noise: Tensor | None = None) -> Tensor:
-    """1 for the group that takes a token, 0 for all others, with the gradient of the softmax: [N, K, L]
+    """1 for the group of the largest raw value of a token, else 0, with the gradient of the softmax.
 
-    raw    [N, K, L] how well each token fits each group
-    mask   [N, L] bool, True = real; the column of padding is 0
-    noise  [N, K, L] added to raw
-
-    In the forward pass an entry is off 0 or 1 by a rounding error at most.
+    raw [N, K, L], mask [N, L], noise [N, K, L] added to raw -> [N, K, L], exact but for rounding
     """
     soft = (full(raw) if noise is None else full(raw) + noise).softmax(1)
     hard = torch.zeros_like(soft).scatter_(1, soft.argmax(1, keepdim=True), 1.0)
@@ -254,7 +212,7 @@ def gumbel(share: Tensor) -> Tensor:
 def pooled_groups(hard: Tensor, values: Tensor, eps: float) -> Tensor:
     """Mean of the tokens of each group, shrunk by eps: hard [N, K, L], values [N, L, W] -> [N, K, W]
 
-    Below eps = 1 the assignment gets no gradient from groups without tokens.
+    Empty groups have gradients of 1 / eps: below eps = 1, that of GroupViT, their assignment gets none.
 
     >>> hard = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]])
     >>> pooled_groups(hard, torch.tensor([[[1.0, 0.0], [0.0, 2.0], [2.0, 2.0]]]), eps=1.0)
@@ -262,15 +220,19 @@ def pooled_groups(hard: Tensor, values: Tensor, eps: float) -> Tensor:
              [0.6667, 1.3333]]])
     """
     if eps < 1:
-        hard = hard.masked_fill(
-            hard.detach().amax(-1, keepdim=True) < 0.5, 0.0
-        )  # the value is 0 there already
+        hard = hard.masked_fill(hard.detach().amax(-1, keepdim=True) < 0.5, 0.0)  # the value is 0 already
     weight = hard / (hard.sum(-1, keepdim=True) + eps)
     return weight.to(values.dtype) @ values
 
 
 class Assignment(nn.Module):
-    """The equations alone: one head, four projections with bias."""
+    """The equations of a grouping block: one head, four projections with bias.
+
+    A_raw[k, j] = <Q g_k, K t_j> / sqrt(W)
+    A'[:, j]    = softmax over groups of (A_raw[:, j] + Gumbel noise), noise in training alone
+    A           = onehot of the largest A'[:, j] forward, A' backward; 0 at padding
+    out_k       = g_k + O(sum_j A[k, j] V t_j / (sum_j A[k, j] + eps))
+    """
 
     def __init__(self, width: int, eps: float = 1.0) -> None:
         super().__init__()
@@ -279,20 +241,16 @@ class Assignment(nn.Module):
         small(self)
 
     def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor, used: Tensor | None = None) -> Assigned:
-        """groups [N, K, W], tokens [N, L, W], mask [N, L] -> Assigned; noise in training alone
-
-        used  [N, K] bool, the groups that may take tokens, one at least; None: all
-        """
+        """groups [N, K, W], tokens [N, L, W], mask [N, L], used [N, K] bool or None: the groups that may take
+        tokens, at least one; the others are mixed into nothing"""
         query, key = full(self.to_query(groups)), full(self.to_key(tokens))
-        with torch.autocast(query.device.type, enabled=False):  # ties and noise want more than 8 bits
+        with torch.autocast(query.device.type, enabled=False):  # ties and noise need more than 8 bits
             raw = query @ key.mT * query.shape[-1] ** -0.5
         raw = raw if used is None else raw.masked_fill(~used[..., None], -torch.inf)
-        hard = hard_assignment(raw, mask, self._noise(raw) if self.training else None)
-        taken = pooled_groups(hard, self.to_value(tokens), self.eps)
-        return Assigned(groups + self.to_out(taken), hard, soft_assignment(raw.detach(), mask))
-
-    def _noise(self, raw: Tensor) -> Tensor:
-        return gumbel(shares(self, tuple(raw.shape), raw.device))
+        noise = gumbel(shares(self, tuple(raw.shape), raw.device)) if self.training else None
+        hard = hard_assignment(raw, mask, noise)
+        means = pooled_groups(hard, self.to_value(tokens), self.eps)
+        return Assigned(groups + self.to_out(means), hard, soft_assignment(raw.detach(), mask))
 
 
 class GroupingBlock(nn.Module):
@@ -315,7 +273,7 @@ class GroupingBlock(nn.Module):
         self.assign = Assignment(width, eps)
         self.norm_assigned, self.mlp_assigned = nn.LayerNorm(width), mlp(width, 4 * width)
         small(self)
-        # Weights of 0.02 would leave less of what is mixed than the eps of the norm behind it.
+        # Weights of 0.02 would leave less of the mixture than the eps of the norm behind it.
         small(self.mix, gain=1.0)
 
     def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor, used: Tensor | None = None) -> Assigned:
@@ -329,16 +287,8 @@ class GroupingBlock(nn.Module):
         return Assigned(x + self.mlp_assigned(self.norm_assigned(x)), hard, soft)
 
 
-def mlp(width: int, hidden: int) -> nn.Sequential:
-    """Two layers with GELU between them."""
-    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-
 def small(module: nn.Module, gain: float | None = None) -> None:
-    """Weights of layers normal and biases 0: with std 0.02, as in GroupViT, or gain / sqrt(inputs).
-
-    With 0.02 all groups begin nearly alike.
-    """
+    """Weights of layers normal and biases 0: with std 0.02, as in GroupViT, or gain / sqrt(inputs)."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             std = 0.02 if gain is None else gain * layer.in_features**-0.5

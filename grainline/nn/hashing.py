@@ -1,9 +1,13 @@
 """Random numbers from hashes of ids: the same in any order, batch and number of processes.
 
-Numbers as if at random, from a hash of ids: the same in any batch, in any chunk and on any process.
+No generator has a state, and the same ids give the same number again, as recomputation needs. Layers draw
+with `random_bits`, `Dropout` and `DropPath`, and have to know which rows they work on:
 
-No generator has a state to keep, and the same ids give the same number however often it is computed, which is
-what recomputation needs.
+    with rows_of(clock, IMAGES, images.image):     # around the encoding of a batch, or of a chunk of it
+        with some_rows(order): ...                 # an encoder reads them in another order
+        with parts_of_rows(4): ...                 # each row becomes several
+
+Rows of equal ids have equal noise. Outside such a block layers draw from torch's generator.
 """
 
 import hashlib
@@ -32,11 +36,7 @@ BITS = 23  # half a step below 1 is then still a number of float32
 
 
 def _signed(x: int) -> int:
-    """The 64-bit integer with the same last 64 bits.
-
-    >>> _signed(2**64 - 1), _signed(7)
-    (-1, 7)
-    """
+    """The 64-bit integer with the same last 64 bits."""
     return (x + 2**63) % 2**64 - 2**63
 
 
@@ -51,25 +51,11 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 33 & (2**31 - 1))
 
 
-# Random numbers of layers in training, from a hash of seed, step, row and place in the model.
-#
-# A row of a batch has the same noise wherever it stands: among other rows, in a chunk, on any process, and
-# when its activations are computed again. For that a layer has to know which rows it works on:
-#
-#     with rows_of(clock, IMAGES, images.image):     # once around the encoding of a batch, or of a chunk of
-# it ... with some_rows(order): ...                 # where an encoder reads them in another order with
-# parts_of_rows(4): ...                 # where each row becomes several
-#
-# Layers draw with `drawn`, `Dropout` and `DropPath`. Outside such a block they draw from torch's generator,
-# as layers do elsewhere. Rows of equal ids have equal noise.
-
-
-IMAGES, TEXTS = 0, 1
-"""The sides of a batch: an image and a text of the same id have noise of their own."""
+IMAGES, TEXTS = 0, 1  # the sides of a batch: an image and a text of the same id have different noise
 
 
 class Rows(NamedTuple):
-    """Which rows the layers work on just now."""
+    """Which rows the layers work on now."""
 
     start: Tensor  # [1] int64, a hash of seed, step and side
     key: Tensor  # [N] int64, a hash of these and of the id of each row
@@ -82,7 +68,7 @@ class _Now:
 
 
 def present() -> Rows | None:
-    """The rows of the innermost block, for whoever calls a layer again later; None outside all blocks."""
+    """The rows of the innermost block, to use again when a layer is called later; None outside all blocks."""
     return _Now.rows
 
 
@@ -108,8 +94,8 @@ def rows_of(clock: Clock, side: int, ids: Tensor) -> Iterator[None]:
 def some_rows(index: Tensor, of: int | None = None) -> Iterator[None]:
     """Layers called inside work on the rows of this order [n].
 
-    of  the number of rows that `index` counts. Where the present rows are of another number, nobody said
-        which rows these are, and a layer that draws inside ends with an error; others work as ever
+    of  the number of rows that `index` counts. Where the present rows are of another number, a layer that
+        draws raises an error
     """
     now = _Now.rows
     known = now is not None and of in (None, len(now.key))
@@ -127,11 +113,9 @@ def parts_of_rows(number: int) -> Iterator[None]:
 
 @contextmanager
 def equal_texts(ids: Tensor, mask: Tensor) -> Iterator[None]:
-    """Layers called inside work on texts that are read once for all rows that hold them.
+    """Layers called inside work on texts (ids, mask [n, L]) that are read once for all their rows.
 
-    ids, mask  [n, L]
-
-    Their noise depends on their tokens, because which row brought a text depends on the batch.
+    Their noise depends on their tokens, because the row that a text comes from depends on the batch.
     """
     now = _Now.rows
     token = mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device) + GOLDEN))
@@ -141,7 +125,7 @@ def equal_texts(ids: Tensor, mask: Tensor) -> Iterator[None]:
 
 
 def number_places(model: nn.Module) -> None:
-    """Tell every module its place in a model, from its name: no two draw the same numbers then."""
+    """Number every module by its name, so that no two draw the same numbers."""
     for name, module in model.named_modules():
         digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
         module.place = int.from_bytes(digest, "big")
@@ -155,11 +139,11 @@ def drop_by_rows(model: nn.Module) -> None:
                 setattr(module, name, Dropout(child.p).train(child.training))
 
 
-def drawn(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def random_bits(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Random 64-bit integers for a module and the present rows: [N * k, ...] int64, at most three axes more
 
-    A row that was cut into k parts has them one after the other. Numbers depend on their place along each
-    axis and not on how long the axes are, so that padding at their ends changes nothing.
+    The k parts of a row follow each other. Numbers depend on their index along each axis and not on its
+    length, so padding at the ends changes nothing.
     """
     now = _Now.rows
     if now is None:
@@ -177,22 +161,19 @@ def drawn(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Te
 
 
 def shares(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same as numbers strictly between 0 and 1: float32"""
-    return share_of(drawn(module, shape, device))
+    """Numbers strictly between 0 and 1: float32"""
+    return share_of(random_bits(module, shape, device))
 
 
 def stays(module: nn.Module, shape: tuple[int, ...], device: torch.device, p: float) -> Tensor:
-    """True with a chance of 1 - p, for p in steps of 2**-16: bool of a shape
-
-    Every hash serves four neighbours along the last axis.
-    """
+    """True with a chance of 1 - p, p in steps of 2**-16; a hash serves four neighbours of the last axis."""
     *front, last = shape
-    four = drawn(module, (*front, -(-last // 4)), device).view(torch.int16)[..., :last]
+    four = random_bits(module, (*front, -(-last // 4)), device).view(torch.int16)[..., :last]
     return four.int() >= round(p * 2**16) - 2**15
 
 
 def dropped(module: nn.Module, x: Tensor, p: float) -> Tensor:
-    """x [N * k, ...] with a share p of its values 0 and the others larger, so that the mean stays."""
+    """x [N * k, ...] with a share p of its values 0 and the others scaled up, so that the mean stays."""
     share = 1.0 - round(p * 2**16) / 2**16
     if share == 0.0:
         return torch.zeros_like(x)
@@ -200,14 +181,13 @@ def dropped(module: nn.Module, x: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """nn.Dropout whose noise belongs to the rows of a batch, wherever they stand."""
+    """nn.Dropout whose noise belongs to the rows of a batch."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [N * k, ...] -> the same shape"""
         return dropped(self, x, self.p) if self.training and self.p else x
 
     def extra_repr(self) -> str:
@@ -222,12 +202,11 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: Tensor) -> Tensor:
-        """branch [N * k, ...] -> the same, 0 in the rows that skip it and larger in the others"""
         if not self.training or self.rate == 0.0:
             return branch
         keep = 1.0 - self.rate
-        kept = shares(self, (len(branch),), branch.device) < keep
-        return branch * (kept / keep).to(branch.dtype).view(-1, *[1] * (branch.dim() - 1))
+        keeps = shares(self, (len(branch),), branch.device) < keep
+        return branch * (keeps / keep).to(branch.dtype).view(-1, *[1] * (branch.dim() - 1))
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"
@@ -238,17 +217,10 @@ def _inside(key: Tensor, number: int) -> Tensor:
     return mixed(key[:, None] ^ mixed(torch.arange(number, device=key.device) + GOLDEN))
 
 
-# Noise for pairs, from a hash of ids: it knows neither the order of a batch nor the number of processes.
-#
-# The same pair gets the same noise however often it is computed, which is what recomputation needs.
-
-
 def logistic(clock: Clock, image: Tensor, item: Tensor, number: int) -> Tensor:
-    """Numbers as if drawn from the logistic distribution: [n, t, number] float32
+    """Noise of pairs from the logistic distribution: [n, t, number] float32
 
     image  [n] ids of images; item [1, t] or [n, t] ids of texts, or -1 for noise of the image alone
-
-    They depend on seed, step, both ids and the place alone.
     """
     place = torch.arange(number, device=image.device)
     of_image = hash_pairs(clock, image, image.new_zeros(1))  # [n, 1]

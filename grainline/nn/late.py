@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from grainline.nn.runtime import is_static
 
 BLOCK = 2**23
-"""Cosines held at a time; where there are more, blocks of texts are computed again in backward."""
+"""Cosines that are stored at a time; where there are more, blocks of texts are computed again in backward."""
 CACHED = 2**18
 """The same on a CPU without gradients: blocks that stay in its cache take half the time."""
 
@@ -23,8 +23,7 @@ def late_score(
 ) -> Tensor:
     """Every image against every text: [N, M]
 
-    images  [N, L, D], image_mask [N, L] bool: unit tokens of images, and which are real
-    texts   [M, S, D], text_mask [M, S] bool: unit tokens of texts, and which are real
+    images [N, L, D], texts [M, S, D] unit tokens; image_mask [N, L], text_mask [M, S] bool, True = real
 
     for n, m:
         for s with text_mask[m, s]:
@@ -32,7 +31,7 @@ def late_score(
             best[s] = (softmax(sharpness * cosine) * cosine).sum()
         score[n, m] = mean(best)    (0 for a text without tokens)
 
-    Tokens that several texts share, as a caption and its foils do, are compared once.
+    Tokens that several texts share are compared once.
     """
     flat = texts.flatten(0, 1)
     first, back = distinct_rows(flat)
@@ -49,18 +48,14 @@ def late_score(
 def late_heat(
     images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
 ) -> Tensor:
-    """What every image token adds to the score of its own text: [N, L], rows sum to that score.
-
-    Shapes as in `late_score`, with M = N: row i of the texts belongs to row i of the images.
-    """
+    """What every image token adds to the score of its own text: [N, L], rows sum to that score; N = M."""
     cosine = torch.einsum("nld,nsd->nsl", images, texts)
     weight = _weight(cosine, image_mask[:, None], sharpness) * text_mask[..., None]
     return (weight * cosine).sum(1) / text_mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each distinct row of x [R, D] stands first [U], and which of them every row is [R].
-
+    """The first index of each distinct row of x [R, D]: [U]; and the distinct row that each row equals: [R].
     In a static graph every row counts as distinct.
 
     >>> first, back = distinct_rows(torch.tensor([[2.0], [1.0], [2.0]]))
@@ -68,8 +63,8 @@ def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     ([0, 1], [0, 1, 0])
     """
     if is_static():
-        every = torch.arange(x.shape[0], device=x.device)
-        return every, every
+        index = torch.arange(x.shape[0], device=x.device)
+        return index, index
     back, count = _same_sums(x.detach())
     number = torch.arange(len(x), device=x.device)
     first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")
@@ -79,8 +74,8 @@ def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def _same_sums(x: Tensor) -> tuple[Tensor, int]:
     """Rows of equal bits, by number, and how many numbers there are.
 
-    `torch.unique` of rows compares them column by column and would be a sixth of the demo's step. Here rows
-    are told apart by one sum each; should two different rows ever have the same sum, the slow way is taken.
+    One sum for each row is far faster than `torch.unique` of rows, which is used if two different rows ever
+    have the same sum.
     """
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
     bits = x.contiguous().view(whole).long()

@@ -1,7 +1,4 @@
-"""Pooling: mean and attention, by a text, by a text that may look at nothing, over rectangles.
-
-Pooling that says where it looked.
-"""
+"""Pooling: mean and attention, by a text, by a text that may read nothing, over rectangles."""
 
 from typing import NamedTuple
 
@@ -9,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.nn.attention import attend
+from grainline.nn.attention import attend, mlp
 from grainline.types import full
 
 
@@ -31,9 +28,7 @@ class AttentionPool(nn.Module):
         self.to_key_value = nn.Linear(width, 2 * width)
         self.to_out = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
-        )
+        self.mlp = mlp(width, int(width * mlp_ratio))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Pooled:
         """x [N, L, W], mask [N, L] bool or None -> Pooled([N, W], [N, L] mean over heads)"""
@@ -49,10 +44,9 @@ class AttentionPool(nn.Module):
         return Pooled(out, weight.mean(1))
 
     def each(self, x: Tensor) -> Tensor:
-        """What the summary would be if it looked at one token only: [N, L, W] -> [N, L, W]
+        """The summary of each token alone: [N, L, W] -> [N, L, W]
 
-        That puts tokens into the space of the summary, for heat maps (Zhou et al., arXiv 2112.01071, do so
-        for the attention pool of CLIP's ResNets).
+        It puts tokens into the space of the summary, for heat maps (Zhou et al., arXiv 2112.01071).
         """
         return self._out(self.to_key_value(x).chunk(2, -1)[1])
 
@@ -76,31 +70,33 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(full(x), dim=-1)
 
 
-# Pooling by a text that may also look at nothing, as in FLAIR (arXiv 2412.03561) and CAFT (2602.02977).
-#
-# A text reads the segments of an image, or its patches. Beside them stands an empty slot, a key and a value
-# of zeros: a text that finds nothing puts its weight there, and what it pooled shrinks towards a constant.
-
-
 class KeyValue(NamedTuple):
-    """What an image gives to every text that reads it: computed once, and kept where it is read again."""
+    """The keys and values of an image, which do not depend on the text."""
 
     key: Tensor  # [N, heads, L, D / heads]
     value: Tensor  # [N, heads, L, D / heads]
     mask: Tensor | None  # [N, L] bool, True = real segment; None: all are
 
 
-class ConditionedPool(nn.Module):
-    """Every text reads the segments of an image and an empty slot, in several heads.
+def _init_attention(pool: "ConditionedPool | CrossPool", width: int) -> None:
+    """As nn.MultiheadAttention: Xavier-uniform over the three projections stacked, biases 0."""
+    bound = (6 / (width + 3 * width)) ** 0.5
+    for layer in (pool.to_query, pool.to_key, pool.to_value):
+        nn.init.uniform_(layer.weight, -bound, bound)
+    for layer in (pool.to_query, pool.to_key, pool.to_value, pool.to_out):
+        nn.init.zeros_(layer.bias)
 
-    For each head:
+
+class ConditionedPool(nn.Module):
+    """Every text reads the segments of an image and an empty slot (FLAIR, arXiv 2412.03561; CAFT, 2602.02977)
+
+    The empty slot has a key and a value of zeros. For each head:
         q, k, u = W_q LN_q(t) + b_q, W_k LN_k(v) + b_k, W_v LN_v(v) + b_v
         a[l] = exp(q . k[l] / sqrt(d)) / (1 + sum over l' of exp(q . k[l'] / sqrt(d)))
         z = sum over l of a[l] u[l]
     out = W_o (z of all heads side by side) + b_o
 
-    This is nn.MultiheadAttention with add_zero_attn behind three LayerNorms, and begins as that does. Nothing
-    of the text itself is added to what it pools, or the image would hold the text.
+    This is nn.MultiheadAttention with add_zero_attn behind three LayerNorms. The text itself is not added.
     """
 
     def __init__(self, width: int, heads: int = 8) -> None:
@@ -111,11 +107,7 @@ class ConditionedPool(nn.Module):
         self.norm_query, self.norm_key, self.norm_value = (nn.LayerNorm(width) for _ in range(3))
         self.to_query, self.to_key, self.to_value = (nn.Linear(width, width) for _ in range(3))
         self.to_out = nn.Linear(width, width)
-        bound = (6 / (width + 3 * width)) ** 0.5  # Xavier, over the three matrices stacked
-        for layer in (self.to_query, self.to_key, self.to_value):
-            nn.init.uniform_(layer.weight, -bound, bound)
-        for layer in (self.to_query, self.to_key, self.to_value, self.to_out):
-            nn.init.zeros_(layer.bias)
+        _init_attention(self, width)
 
     def queries(self, texts: Tensor) -> Tensor:
         """texts [..., D], not of unit length -> [..., heads, D / heads], divided by sqrt(D / heads)"""
@@ -123,7 +115,7 @@ class ConditionedPool(nn.Module):
         return query * query.shape[-1] ** -0.5
 
     def keys(self, segments: Tensor, mask: Tensor | None = None) -> KeyValue:
-        """segments [N, L, D], mask [N, L] bool -> keys and values, which no text has a part in"""
+        """segments [N, L, D], mask [N, L] bool -> keys and values"""
         key, value = (
             layer(norm(segments)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, norm in ((self.to_key, self.norm_key), (self.to_value, self.norm_value))
@@ -133,35 +125,27 @@ class ConditionedPool(nn.Module):
     def read(self, queries: Tensor, key_values: KeyValue) -> Pooled:
         """queries [N, K, heads, d] of the texts of each image -> Pooled([N, K, D], [N, K, L + 1])
 
-        The weights are means over the heads, the last one is that of the empty slot. Queries [1, K, heads, d]
-        are asked of every image. An image without real segments gives `to_out.bias`; its empty slot is 1.
+        The weights are means over the heads, the empty slot last. Queries [1, K, heads, d] read every image.
+        An image without real segments gives `to_out.bias`.
         """
         fit = full(queries.transpose(1, 2) @ key_values.key.transpose(-1, -2))  # [N, heads, K, L]
         if key_values.mask is not None:
             fit = fit.masked_fill(~key_values.mask[:, None, None], -torch.inf)
         weight = F.pad(fit, (0, 1)).softmax(-1)  # [N, heads, K, L + 1]
-        seen = weight[..., :-1].to(key_values.value.dtype) @ key_values.value  # [N, heads, K, d]
-        return Pooled(self.to_out(seen.transpose(1, 2).flatten(2)), weight.mean(1))
+        pooled = weight[..., :-1].to(key_values.value.dtype) @ key_values.value  # [N, heads, K, d]
+        return Pooled(self.to_out(pooled.transpose(1, 2).flatten(2)), weight.mean(1))
 
     def forward(self, texts: Tensor, segments: Tensor, mask: Tensor | None = None) -> Pooled:
-        """The K texts of each image, or with texts [1, K, D] the same ones of all, with what they pool.
-
-        texts [N, K, D], segments [N, L, D], mask [N, L] bool -> as in `read`, nothing of unit length
-        """
+        """texts [N, K, D] or [1, K, D], segments [N, L, D], mask [N, L] bool -> as `read`"""
         return self.read(self.queries(texts), self.keys(segments, mask))
 
 
-# Pooling by a text: the image as these words see it (the block of beta-CLIP, arXiv 2512.12678).
-
-
 class CrossPool(nn.Module):
-    """Every text reads the patches of its image by attention; an MLP follows.
+    """Every text reads the patches of its image by attention; an MLP follows (beta-CLIP, arXiv 2512.12678).
 
-        q, k, v = W_q t, W_k p, W_v p        (behind a LayerNorm each, with `input_norm`)
-        o = W_o attention(q, k, v)           (without the text itself: it would leak into the image)
-        out = o + W_2 quick_gelu(W_1 LN(o))
-
-    Attention begins as that of nn.MultiheadAttention does: Xavier-uniform over the three projections stacked.
+    q, k, v = W_q t, W_k p, W_v p        (behind a LayerNorm each, with `input_norm`)
+    o = W_o attention(q, k, v)           (without the text itself: it would leak into the image)
+    out = o + W_2 quick_gelu(W_1 LN(o))
     """
 
     def __init__(self, width: int, heads: int = 8, mlp_ratio: float = 4.0, input_norm: bool = False) -> None:
@@ -175,22 +159,14 @@ class CrossPool(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.widen = nn.Linear(width, int(width * mlp_ratio))
         self.narrow = nn.Linear(int(width * mlp_ratio), width)
-        bound = (6 / (width + 3 * width)) ** 0.5
-        for layer in (self.to_query, self.to_key, self.to_value):
-            nn.init.uniform_(layer.weight, -bound, bound)
-        for layer in (self.to_query, self.to_key, self.to_value, self.to_out):
-            nn.init.zeros_(layer.bias)
+        _init_attention(self, width)
 
     def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
-        """texts [N, K, D], the K texts of each image, patches [N, L, D] -> [N, K, D], not of unit length
-
-        texts [1, K, D] are asked of every image. Keys and values are computed once for each patch, whatever
-        K is, and queries once for each text.
-        """
+        """texts [N, K, D], or [1, K, D] for all images, patches [N, L, D] -> [N, K, D], not of unit length"""
         keys = values = patches
         if self.input_norms:
-            ask, look, take = self.input_norms
-            texts, keys, values = ask(texts), look(patches), take(patches)
+            norm_query, norm_key, norm_value = self.input_norms
+            texts, keys, values = norm_query(texts), norm_key(patches), norm_value(patches)
         q, k, v = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for x in (self.to_query(texts), self.to_key(keys), self.to_value(values))
@@ -199,14 +175,6 @@ class CrossPool(nn.Module):
         out = self.to_out(out.transpose(1, 2).flatten(2))
         hidden = self.widen(self.norm(out))
         return out + self.narrow(hidden * torch.sigmoid(1.702 * hidden))
-
-
-# Aligned bilinear pooling over rectangles of a map of features (RoIAlign).
-#
-# He et al., arXiv 1703.06870, with the half-pixel shift that Detectron2 and torchvision call `aligned=True`:
-# the value of a cell stands at its middle. Every bin of a rectangle is the mean over a lattice of points, and
-# the value at a point is the bilinear mean of the four cells around it. A lattice is the product of its rows
-# and columns, so the mean over a bin is a weight for each row of cells times one for each column.
 
 
 CHUNK = 64  # rectangles whose maps are copied at a time
@@ -221,20 +189,20 @@ def roi_align(
     scale: tuple[float, float] = (1.0, 1.0),
     samples: int | None = None,
 ) -> Tensor:
-    """Features of R rectangles: [R, bins[0], bins[1], D]
+    """RoIAlign (He et al., arXiv 1703.06870; `aligned=True` in torchvision): [R, bins[0], bins[1], D]
 
     maps     [N, H, W, D]
     boxes    [R, 4] left, top, right, bottom; times `scale` they are in cells, from 0 to W and from 0 to H
     of       [R] int64, the map of each rectangle
-    bins     rows and columns of bins that a rectangle is cut into
+    bins     rows and columns of bins of a rectangle
     scale    cells for one unit of `boxes`, down and across
-    samples  points of a bin each way; None: one for each cell that it reaches over, rounded up
-
-    A point beyond the rim by up to one cell takes the value at the rim, one further out counts as 0. A
-    rectangle without height or width is 0.
+    samples  points of a bin each way; None: one for each cell that it covers, rounded up
 
     for each rectangle, bin i, j and point y, x of its lattice:
         out[r, i, j] += bilinear(maps[of[r]], y - 0.5, x - 0.5) / number of points
+
+    The value of a cell stands at its middle. A point up to one cell outside takes the value at the rim, one
+    further out counts as 0. A rectangle without height or width is 0.
 
     >>> ramp = torch.arange(14.0).expand(1, 14, 14)[..., None]
     >>> roi_align(ramp, torch.tensor([[2.0, 3.0, 6.0, 9.0]]), torch.tensor([0])).item()
@@ -248,9 +216,9 @@ def roi_align(
 
 
 def _weights(low: Tensor, high: Tensor, bins: int, cells: int, samples: int | None) -> Tensor:
-    """What each cell along one side adds to the mean of each bin: [R, bins, cells]
+    """The weight of each cell along one side in the mean of each bin: [R, bins, cells]; low, high [R]
 
-    low, high  [R] ends of the rectangles in cells
+    A lattice is the product of its rows and columns, so the mean over a bin is one weight for each of both.
     """
     step = ((high - low) / bins)[:, None, None]  # [R, 1, 1] length of a bin
     number = step.ceil() if samples is None else torch.full_like(step, samples)
@@ -258,6 +226,6 @@ def _weights(low: Tensor, high: Tensor, bins: int, cells: int, samples: int | No
     place = torch.arange(bins, device=low.device)[:, None] + (point + 0.5) / number.clamp(min=1)
     at = low[:, None, None] - 0.5 + step * place  # [R, bins, S]
     counts = (point < number) & (at >= -1) & (at <= cells)
-    inside = at.clamp(0, cells - 1)[..., None]  # the rim goes on outside
+    inside = at.clamp(0, cells - 1)[..., None]  # the value at the rim continues outside
     share = (1 - (inside - torch.arange(cells, device=low.device)).abs()).clamp(min=0)  # [R, bins, S, cells]
     return (share * counts[..., None]).sum(2) / number.clamp(min=1)

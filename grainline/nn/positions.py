@@ -7,16 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 KEEP = 20
-"""Positions that Long-CLIP leaves alone: captions on the web are short, so only the first are well learnt."""
+"""Positions that Long-CLIP keeps: captions on the web are short, so only the first are well learnt."""
 
 Stretch = Literal["keep", "linear"]
 
 
 class PartlyFrozen(nn.Module):
-    """A table of positions whose first rows never learn, in the place of an nn.Embedding.
+    """A table of positions whose first rows never learn, in place of an nn.Embedding.
 
-    Those rows are a buffer, no parameter: no rule, decay or adapter can reach them. Long-CLIP keeps two whole
-    tables and takes the first rows from one, all others from the other; here each row stands once.
+    Those rows are a buffer, which no rule, decay or adapter can reach.
     """
 
     frozen: Tensor
@@ -52,7 +51,7 @@ def stretch_keep(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor:
             this, following = table[keep + j], table[keep + j + 1]
             new[keep + ratio * j + r] = ((ratio - r) * this + r * following) / ratio
 
-    The last position has none behind it: the line through the last two goes on.
+    Behind the last position the line through the last two continues.
 
     >>> stretch_keep(torch.tensor([[7.0], [0.0], [1.0]]), ratio=2, keep=1).flatten().tolist()
     [7.0, 0.0, 0.5, 1.0, 1.5]
@@ -83,9 +82,8 @@ def stretch_linear(table: Tensor, length: int) -> Tensor:
 def to_context(table: Tensor, length: int, stretch: Stretch) -> Tensor:
     """A table of text positions for `length` tokens: [P, W] -> [length, W]
 
-    A shorter context is the beginning of the table: short texts then read as before. "keep" takes the
-    smallest whole ratio that is long enough, and of its table the beginning. From 77 positions that is
-    ratio 2 for up to 134, 3 for up to 191 and 4, which is Long-CLIP's, for up to 248.
+    A shorter context is the beginning of the table. "keep" takes the smallest whole ratio that is long enough
+    and the beginning of its table: from 77 positions ratio 2 up to 134, 3 up to 191, 4 (Long-CLIP) up to 248.
     """
     if length <= len(table):
         return table[:length]
@@ -99,10 +97,10 @@ def to_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], lead: int
     """Positions of a grid of patches, bicubic, for another grid: [lead + R * C, W] -> [lead + R' * C', W]
 
     old, new  rows and columns
-    lead      first rows of the table that are no patches (the class token): they stay as they are
+    lead      first rows of the table that are no patches (the class token)
 
-    Bicubic as in Keys (1981) with a = -0.75, corners not aligned, borders repeated. Antialias is off, as in
-    the models that were published with positions made like this.
+    Bicubic as in Keys (1981) with a = -0.75, corners not aligned, borders repeated, no antialias, as in the
+    published models.
     """
     if old == new:
         return table

@@ -1,10 +1,8 @@
-"""What modules ask about how they run: while a graph is exported, and in which precision.
-
-Graphs for export: while one is made, nothing may depend on values, only on shapes.
+"""How a model runs: whether a graph for export is being made, and in which precision a device computes.
 
 Encoders save work by looking at values: texts of similar length are read together, sentences that several
-texts share are read once. A graph that is written down once and run on any input cannot. So these places ask
-`is_static`, and then do the whole work, which gives the same results.
+texts share are read once. An exported graph may depend on shapes alone, so these places check `is_static` and
+do the whole work, with the same results.
 """
 
 from collections.abc import Iterator
@@ -12,33 +10,23 @@ from contextlib import contextmanager
 
 import torch
 
-_asked = 0  # a plain global: torch.compile can read it
+_depth = 0  # a plain global: torch.compile can read it
 
 
 def is_static() -> bool:
     """Whether a graph for export is being made."""
-    return _asked > 0
+    return _depth > 0
 
 
 @contextmanager
 def static() -> Iterator[None]:
-    """Inside, encoders look at no values. Not for several threads at once.
-
-    >>> with static():
-    ...     is_static()
-    True
-    >>> is_static()
-    False
-    """
-    global _asked
-    _asked += 1
+    """Inside, encoders look at no values. Not for several threads at once."""
+    global _depth
+    _depth += 1
     try:
         yield
     finally:
-        _asked -= 1
-
-
-# Which precisions a device computes in.
+        _depth -= 1
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 
 class LogitScale(nn.Module):
-    """exp(log_scale), learnt in log space, kept in 1..maximum by `clamp_` after every optimiser step.
+    """exp(log_scale), kept in 1..maximum by `clamp_` after every optimiser step; a maximum of None: no bound.
 
-    A maximum of None bounds it from below alone.
-
-    Clamping inside forward would leave a scale that reached the bound without a gradient, stuck there.
-    The parameter has shape [1], not []: FSDP2 does not shard scalars.
+    Clamping in forward would leave a scale that reached the bound without a gradient. The parameter has shape
+    [1], not []: FSDP2 does not shard scalars.
     """
 
     def __init__(self, initial: float, maximum: float | None) -> None:

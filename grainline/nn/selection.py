@@ -1,4 +1,4 @@
-"""Selection and aggregation of patches, and relevance-aware matching (SEPS).
+"""Selection, aggregation and matching of patches in SEPS.
 
 Mao et al., arXiv 2511.01390, section 3.2, after LAPS (Fu et al., CVPR 2024). Shapes: L patches, C slots;
 leading dimensions are free. Decisions are numbers, 1 = the patch is kept, so that gradients can pass through.
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from grainline.types import full
 
-EDGE = 1e-6
-"""Distance from 0 and 1 that scores are clamped to before their logarithms are taken."""
+EDGE = 1e-6  # distance of scores from 0 and 1 before their logarithms are taken
+LEAK = 0.1  # slope of negative cosines in the code of LAPS, where they pass a LeakyReLU first
+
+Matching = Literal["both", "mean", "topk"]
+"""Terms of a score: the means, the networks on the best cosines, or both."""
 
 
 def number_of_patches(patches: int, keep_ratio: float) -> int:
@@ -58,11 +61,9 @@ def hard_topk(score: Tensor, number: int) -> Tensor:
 def gumbel_st(score: Tensor, noise: Tensor) -> Tensor:
     """1 with the probability of the score, else 0: [..., L]; the gradient is that of the soft decision.
 
-    score  [..., L] in 0..1
-    noise  [..., L] from the logistic distribution, which is that of the difference of two Gumbel variables
+    score [..., L] in 0..1; noise [..., L] from the logistic distribution, the difference of two Gumbels
 
-    A two-class Gumbel softmax for each patch, at temperature 1. Where it keeps no patch, the best one is
-    kept.
+    A two-class Gumbel softmax for each patch, at temperature 1. If it keeps none, the best one stays.
     """
     score = score.clamp(EDGE, 1 - EDGE)
     logit = score.log() - (-score).log1p() + noise
@@ -82,8 +83,7 @@ def aggregated(logits: Tensor, values: Tensor, keep: Tensor) -> Tensor:
         weight[l] = keep[l] * exp(logits[c, l])
         out[c] = (weight / weight.sum()) @ values
 
-    The greatest logit of a kept patch is subtracted first. That of a dropped patch is clamped to it, which
-    bounds the gradient of its decision.
+    The gradient of the decision of a dropped patch is bounded: its logit is clamped to the greatest kept one.
     """
     dropped = (keep.detach() == 0)[..., None, :]
     if not torch.is_grad_enabled():  # the same in a third of the passes over [..., C, L]
@@ -94,14 +94,14 @@ def aggregated(logits: Tensor, values: Tensor, keep: Tensor) -> Tensor:
 
 
 def rest_token(score: Tensor, values: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of the dropped patches: [..., D], and whether there are any: [...] bool
+    """The mean of the dropped patches by the softmax of their scores: [..., D], and if there are any: [...]
 
-    score [..., L], values [..., L, D]: the mean of the dropped ones, weighted by the softmax of their scores
+    score [..., L], values [..., L, D], keep [..., L]
     """
-    kept = keep.detach() > 0
-    all_kept = kept.all(-1)
-    weight = score.masked_fill(kept & ~all_kept[..., None], -torch.inf).softmax(-1)
-    return _mixed(weight[..., None, :], values)[..., 0, :], ~all_kept
+    keeps = keep.detach() > 0
+    keeps_all = keeps.all(-1)
+    weight = score.masked_fill(keeps & ~keeps_all[..., None], -torch.inf).softmax(-1)
+    return _mixed(weight[..., None, :], values)[..., 0, :], ~keeps_all
 
 
 def _mixed(weight: Tensor, values: Tensor) -> Tensor:
@@ -127,10 +127,7 @@ class Predictor(nn.Module):
 
 
 class Slots(nn.Module):
-    """Aggregation logits: patches [..., L, D] -> [..., C, L], one for each slot and patch.
-
-    The last layer has no bias, which a softmax over patches would cancel.
-    """
+    """Aggregation logits: patches [..., L, D] -> [..., C, L]. A bias behind them would cancel."""
 
     def __init__(self, width: int, slots: int) -> None:
         super().__init__()
@@ -145,21 +142,8 @@ class Slots(nn.Module):
         return out
 
 
-# The score of an image and a text from the cosines of their tokens: relevance-aware matching of SEPS.
-#
-# Mao et al., arXiv 2511.01390, equation 5. Every token takes its greatest cosine with the other side. The
-# score is the mean of these, both ways, plus the output of a small network on the few greatest of them.
-
-
-Matching = Literal["both", "mean", "topk"]
-"""Terms of a score: the means, the networks on the best cosines, or both."""
-
-LEAK = 0.1
-"""Slope of negative cosines in the code of LAPS, where they pass a LeakyReLU first."""
-
-
 def best_of(cosine: Tensor, real: Tensor, number: int) -> Tensor:
-    """The greatest values, in descending order: [..., number]
+    """The greatest values in descending order: [..., number]
 
     cosine [..., P], real [..., P] bool, at least one of them. Where fewer than `number` are real, the least
     of them is repeated: with zeros the score would depend on the length.
@@ -171,7 +155,7 @@ def best_of(cosine: Tensor, real: Tensor, number: int) -> Tensor:
 
 
 class Relevance(nn.Module):
-    """Cosines to scores. The networks begin at zero, so learning begins with the means alone."""
+    """Cosines to scores (equation 5). The networks begin at zero, so learning begins with the means alone."""
 
     def __init__(self, number: int = 5, matching: Matching = "both", leaky: bool = False) -> None:
         """number  of best cosines that a network reads"""
@@ -186,8 +170,7 @@ class Relevance(nn.Module):
 
         cosine  [..., P, M] of patches with words
         weight  [..., P] 1 = real, 0 = not, at least one of them; it may have a gradient
-        words   [..., M] bool, True = real. Of a text without real words, whose score is not used, the first
-                counts, so that its score does not depend on the padding
+        words   [..., M] bool, True = real. In a text without real words the first one counts
 
         for each pair:
             patch[p] = max(cosine[p, m] for real m), word[m] = max(cosine[p, m] for real p)
@@ -201,16 +184,15 @@ class Relevance(nn.Module):
         word = cosine.masked_fill(~real[..., None], -torch.inf).amax(-2)
         terms = []
         if self.means:
-            terms += [(patch * weight).sum(-1) / weight.sum(-1), _mean(word, words)]
+            terms += [
+                (patch * weight).sum(-1) / weight.sum(-1),
+                word.masked_fill(~words, 0.0).sum(-1) / words.sum(-1),
+            ]
         if self.patches is not None and self.words is not None:
             words = words.expand(word.shape)
             terms.append(self.patches(best_of(patch, real.expand(patch.shape), self.number))[..., 0])
             terms.append(self.words(best_of(word, words, self.number))[..., 0])
         return torch.stack(terms).sum(0)
-
-
-def _mean(x: Tensor, real: Tensor) -> Tensor:
-    return x.masked_fill(~real, 0.0).sum(-1) / real.sum(-1)
 
 
 def _network(number: int, zero: bool) -> nn.Sequential:

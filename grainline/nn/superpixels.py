@@ -1,14 +1,10 @@
-"""Superpixels under one contract, and the mean of a feature map over them.
+"""Superpixels: each pixel belongs to the cell it lies in or to one of the eight cells around it.
 
-An image of S x S pixels is cut into G x G square cells, G = S / cell. Each cell is the place of one
-superpixel, and a pixel belongs to the superpixel of its own cell or of one of the eight cells around it.
-Those nine are numbered row by row, from 0, above and to the left, over 4, its own, to 8, below and to the
-right. So a map of superpixels is nine numbers for each pixel, whatever the size of the image, and the
-mean of features over superpixels needs no scatter: it is nine sums over cells, each shifted by one cell at
-most.
+An image of S x S pixels has G x G square cells, G = S / cell, one for each superpixel. The nine neighbours of
+a pixel are numbered row by row, from 0, above and to the left, over 4, its own, to 8. So a map of superpixels
+is nine numbers for each pixel, and a mean over superpixels needs no scatter: it is nine sums over cells.
 
-    S   side of the image in pixels      G   side of the grid of cells
-    C   channels of a feature map          h, w   its height and width
+    C   channels of a feature map      h, w   its height and width
 """
 
 from typing import NamedTuple
@@ -24,7 +20,7 @@ OWN = 4  # the neighbour that is the pixel's own cell
 
 
 class Cells(NamedTuple):
-    """Which superpixels the pixels belong to."""
+    """The superpixels of the pixels."""
 
     association: Tensor  # [N, 9, S, S] >= 0, sums to 1 over the neighbours inside the image, 0 outside
     label: Tensor  # [N, S, S] int64 in 0..G*G-1, the most associated neighbour
@@ -38,26 +34,22 @@ class CellPool(NamedTuple):
 
 
 def neighbour_of(label: Tensor, cell: int) -> Tensor:
-    """Which neighbour each label is: [N, S, S] int64 in 0..G*G-1 -> [N, S, S] int64 in 0..8
-
-    A label further away than one cell breaks the contract, and its number means nothing.
+    """The neighbour of each label: [N, S, S] int64 in 0..G*G-1, one cell away at most -> [N, S, S] in 0..8
 
     >>> neighbour_of(torch.tensor([[[0, 1], [1, 3]]]), cell=1)
     tensor([[[4, 4],
              [2, 4]]])
     """
-    row, column = _place(label, cell)
-    grid = label.shape[-1] // cell
-    down, across = label // grid - row, label % grid - column
+    at, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
+    down, across = label // grid - at[:, None], label % grid - at
     return 3 * (down + 1) + across + 1
 
 
 def label_of(neighbour: Tensor, cell: int) -> Tensor:
-    """The labels that neighbours are, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
-    row, column = _place(neighbour, cell)
-    grid = neighbour.shape[-1] // cell
+    """The labels of neighbours, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
+    at, grid = torch.arange(neighbour.shape[-1], device=neighbour.device) // cell, neighbour.shape[-1] // cell
     step = torch.arange(-1, 2, device=neighbour.device)
-    return grid * row + column + (grid * step[:, None] + step).flatten()[neighbour]
+    return grid * at[:, None] + at + (grid * step[:, None] + step).flatten()[neighbour]
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
@@ -70,22 +62,22 @@ def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
 
 def one_hot(label: Tensor, cell: int) -> Tensor:
     """Hard labels as weights: [N, S, S] int64 -> [N, 9, S, S] of zeros and ones"""
-    return (neighbour_of(label, cell)[:, None] == _numbers(label.device)).float()
+    numbers = torch.arange(9, device=label.device)[:, None, None]
+    return (neighbour_of(label, cell)[:, None] == numbers).float()
 
 
 def square_grid(pixels: Tensor, cell: int) -> Cells:
     """Every pixel belongs to its own cell. pixels [N, 3, S, S]"""
     number, _, size, _ = pixels.shape
-    own = torch.full((1, size, size), OWN, device=pixels.device)
-    association = (own[:, None] == _numbers(pixels.device)).float()
-    return Cells(association.expand(number, -1, -1, -1), label_of(own, cell).expand(number, -1, -1))
+    label = label_of(torch.full((1, size, size), OWN, device=pixels.device), cell)
+    return Cells(one_hot(label, cell).expand(number, -1, -1, -1), label.expand(number, -1, -1))
 
 
 def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
     """Means of features over superpixels, differentiable in both. The sums are in float32 at least.
 
     features  [N, C, h, w]; every value stands for a square of S/h pixels, and S/h divides the cell
-    weight    [N, 9, S, S]: `one_hot` of hard labels, or an association; what lies outside counts nowhere
+    weight    [N, 9, S, S]: `one_hot` of hard labels, or an association; outside the image nothing counts
 
     for each pixel p and neighbour a, the superpixel s:
         total[s] += weight[a, p] * features[p], mass[s] += weight[a, p]
@@ -109,17 +101,14 @@ def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
 
 
 def hard(association: Tensor, cell: int) -> Tensor:
-    """The most associated neighbour as a label: [N, 9, S, S] -> [N, S, S] int64
-
-    Of equal ones it is the one with the lower number.
-    """
+    """The most associated neighbour as a label, the lower number of equal ones: [N, 9, S, S] -> [N, S, S]"""
     return label_of((9 - first_rank(association.clone())).long()[:, 0], cell)
 
 
 def first_rank(x: Tensor) -> Tensor:
     """9 less the number of the first of the largest along dimension 1: [N, 9, ...] -> [N, 1, ...]
 
-    x is overwritten: 9 less the number at each of the largest, 0 elsewhere. A few passes in place are many
+    x is overwritten by 9 less the number at each of the largest, 0 elsewhere. A few passes in place are many
     times as fast on a CPU as argmax along a dimension of nine.
     """
     rank = torch.arange(9, 0, -1, device=x.device, dtype=x.dtype).view(9, *[1] * (x.dim() - 2))
@@ -127,7 +116,7 @@ def first_rank(x: Tensor) -> Tensor:
 
 
 def shifted(parts: Tensor) -> Tensor:
-    """What each cell gives to the nine around it, summed where it arrives: [9, N, G, G, C] -> [N, G, G, C]"""
+    """What each cell gives to the nine around it, summed there: [9, N, G, G, C] -> [N, G, G, C]"""
     grid = parts.shape[2]
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
     for neighbour, part in enumerate(parts):
@@ -140,43 +129,19 @@ def shifted(parts: Tensor) -> Tensor:
 
 
 def around(x: Tensor) -> Tensor:
-    """What stands in the nine cells around each cell, 0 outside: [N, G, G, C] -> [N, G, G, 9, C]"""
+    """The values of the nine cells around each cell, 0 outside: [N, G, G, C] -> [N, G, G, 9, C]"""
     grid = x.shape[1]
     wide = F.pad(x, (0, 0, 1, 1, 1, 1))
     parts = [wide[:, top : top + grid, left : left + grid] for top in range(3) for left in range(3)]
     return torch.stack(parts, 3)
 
 
-def _place(x: Tensor, cell: int) -> tuple[Tensor, Tensor]:
-    """Row [S, 1] and column [S] of the cell that each pixel lies in."""
-    at = torch.arange(x.shape[-1], device=x.device) // cell
-    return at[:, None], at
-
-
-def _numbers(device: torch.device) -> Tensor:
-    return torch.arange(9, device=device)[:, None, None]
-
-
-# Superpixels without weights: local k-means over colour and place, for a whole batch at once.
-#
-# SLIC (Achanta et al., IEEE TPAMI 34(11), 2012) under the contract of `nn.superpixels`: a pixel chooses among
-# the centres of its own cell and of those around it, so none is far from its superpixel, and none left over.
-#
-# A pixel is [L, a, b, s*y, s*x] with s = compactness / cell: colour in CIELAB, place in pixels. Distances are
-# squared. Everything is kept relative to where the centre of the pixel's cell began, so that the products
-# below are differences of small numbers, and float32 is enough.
-
-
-Row = tuple[float, float, float]
-
-_TO_XYZ: tuple[
-    Row, Row, Row
-] = (  # linear sRGB to XYZ over the white of D65 (IEC 61966-2-1), so that white is 1, 1, 1
+_TO_XYZ = (  # linear sRGB to XYZ over the white of D65 (IEC 61966-2-1), so that white is 1, 1, 1
     (0.4124564 / 0.95047, 0.3575761 / 0.95047, 0.1804375 / 0.95047),
     (0.2126729, 0.7151522, 0.0721750),
     (0.0193339 / 1.08883, 0.1191920 / 1.08883, 0.9503041 / 1.08883),
 )
-_TO_LAB: tuple[Row, Row, Row] = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
+_TO_LAB = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
 _FAR = -1e30  # the fit of a centre outside the image
 CHUNK = 64  # images at a time: some 300 MB at 224 pixels
 
@@ -193,20 +158,21 @@ def lab(pixels: Tensor) -> Tensor:
         linear = torch.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
         t = _mixed(_TO_XYZ, linear)
         f = torch.where(t > (6 / 29) ** 3, t.clamp(min=0) ** (1 / 3), t * (29 / 6) ** 2 / 3 + 4 / 29)
-        found = _mixed(_TO_LAB, f)
-        found[:, 0] -= 16
-    return found
+        out = _mixed(_TO_LAB, f)
+        out[:, 0] -= 16
+    return out
 
 
 @torch.no_grad()
 def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10) -> Cells:
-    """Local k-means: [N, 3, S, S] uint8 or float in 0..1 -> Cells of zeros and ones
+    """Local k-means, SLIC (Achanta et al., TPAMI 34(11), 2012): [N, 3, S, S] uint8 or float in 0..1 -> Cells
 
     compactness  what a distance of one cell weighs, in units of Lab; 10 to 20 is usual
     steps        how often the pixels choose; between two choices the centres move to the mean of their pixels
 
-    Centres begin at the mean colour and the middle of their cell. A centre that no pixel chooses stays where
-    it was. Equal distances go to the neighbour with the lower number.
+    A pixel is [L, a, b, s*y, s*x] with s = compactness / cell, relative to the middle of its cell, so that
+    float32 is enough; distances are squared. It chooses among the nine centres around it, the lower number of
+    equal ones. Centres begin at the mean colour and the middle of their cell; without pixels they stay.
     """
     with torch.autocast(pixels.device.type, enabled=False):
         parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
@@ -217,64 +183,56 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
 def _associated(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
     """The association of a few images: [N, 9, S, S] of zeros and ones"""
     grid = pixels.shape[-1] // cell
-    values, apart = _features(lab(pixels), cell, compactness)
+    values, offset = _features(lab(pixels), cell, compactness)
     there = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
-    moved = torch.zeros_like(apart[..., 0, :])  # [N, G, G, 5] of the centres, since they began
-    chosen = values
+    moved = torch.zeros_like(offset[..., 0, :])  # [N, G, G, 5] of the centres, since they began
+    best = values
     for step in range(steps):
         if step:
-            total = (chosen @ values.mT).view(*apart.shape[:-1], 6)
-            total = _sums(total, apart)
+            total = (best @ values.mT).view(*offset.shape[:-1], 6)
+            total = _sums(total, offset)
             moved = torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
-        centre = around(moved) + apart
+        centre = around(moved) + offset
         # |x - u|^2 = |x|^2 - 2 (x u - |u|^2 / 2), and |x|^2 is the same for all nine
-        offset = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
-        fit = torch.cat([centre, offset], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
-        chosen = fit.eq_(first_rank(fit))  # 1 at the first of the largest, else 0
-    chosen = chosen.view(len(pixels), grid, grid, 9, cell, cell)
-    return chosen.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
+        shift = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
+        fit = torch.cat([centre, shift], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
+        best = fit.eq_(first_rank(fit))  # 1 at the first of the largest, else 0
+    best = best.view(len(pixels), grid, grid, 9, cell, cell)
+    return best.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
 
 
 def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Tensor]:
-    """Pixels relative to where the centre of their cell began, and where those around it began.
-
-    colour [N, 3, S, S] in Lab -> [N*G*G, 6, c*c], the last of the six a 1, and [N, G, G, 9, 5]
-    """
+    """Pixels relative to the middle of their cell: [N*G*G, 6, c*c], the last of the six a 1; and those of
+    the nine cells around it: [N, G, G, 9, 5]. colour [N, 3, S, S] in Lab"""
     number, grid = len(colour), colour.shape[-1] // cell
     blocks = colour.unflatten(2, (grid, cell)).unflatten(4, (grid, cell)).permute(0, 2, 4, 1, 3, 5)
-    begun = blocks.mean((4, 5))  # [N, G, G, 3]
+    middle = blocks.mean((4, 5))  # [N, G, G, 3]
     scale = compactness / cell
     place = (torch.arange(cell, device=colour.device) - (cell - 1) / 2) * scale
     values = torch.ones(number, grid, grid, 6, cell, cell, device=colour.device)
-    values[..., :3, :, :] = blocks - begun[..., None, None]
+    values[..., :3, :, :] = blocks - middle[..., None, None]
     values[..., 3, :, :] = place[:, None]
     values[..., 4, :, :] = place
     away = torch.arange(9, device=colour.device)
     steps = torch.stack([away // 3 - 1, away % 3 - 1], -1) * compactness  # [9, 2]
-    apart = around(begun) - begun[..., None, :]
-    return values.flatten(4).flatten(0, 2), torch.cat([apart, steps.expand(*apart.shape[:-1], 2)], -1)
+    offset = around(middle) - middle[..., None, :]
+    return values.flatten(4).flatten(0, 2), torch.cat([offset, steps.expand(*offset.shape[:-1], 2)], -1)
 
 
-def _sums(total: Tensor, apart: Tensor) -> Tensor:
-    """Sums and numbers of pixels, by cell and neighbour, to those of each centre, relative to where it began:
-    [N, G, G, 9, 6] -> [N, G, G, 6]
-    """
-    own = total[..., :5] - total[..., 5:] * apart
+def _sums(total: Tensor, offset: Tensor) -> Tensor:
+    """Sums and numbers of pixels, by cell and neighbour, for each centre: [N, G, G, 9, 6] -> [N, G, G, 6]"""
+    own = total[..., :5] - total[..., 5:] * offset
     return shifted(torch.cat([own, total[..., 5:]], -1).permute(3, 0, 1, 2, 4))
 
 
-def _mixed(table: tuple[Row, Row, Row], x: Tensor) -> Tensor:
-    """x [N, 3, ...] with its channels mixed by a table of three rows."""
+def _mixed(table: tuple[tuple[float, float, float], ...], x: Tensor) -> Tensor:
+    """x [N, 3, ...] with its channels mixed by a table of three rows"""
     first, second, third = x.unbind(1)
     return torch.stack([a * first + b * second + c * third for a, b, c in table], 1)
 
 
-# How well superpixels say again what they are made of: a loss for SFCN where nobody has drawn borders.
-
-
 def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float = 10.0) -> Tensor:
-    """The mean over the pixels of each image of how far they are from what their superpixels say: [N]
-
+    """The distance of pixels from what their superpixels rebuild, a loss without labels: [N], pixel means
     association  [N, 9, S, S] as in `Cells`, soft; the gradient flows into it
     colour       [N, 3, S, S] in Lab
     compactness  what a distance of one cell weighs, in units of Lab
@@ -283,7 +241,7 @@ def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: 
         u_s = sum_p A_ps f_p / sum_p A_ps,  c_s = sum_p A_ps x_p / sum_p A_ps
         loss = mean_p |sum_s A_ps u_s - f_p| + compactness / cell * mean_p |sum_s A_ps c_s - x_p|
 
-    SFCN (arXiv 2003.12929) was trained with the labels of regions that people drew in place of the colour.
+    SFCN (arXiv 2003.12929) has labels of regions in place of the colour.
     """
     size = colour.shape[-1]
     grid = size // cell
@@ -293,8 +251,8 @@ def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: 
         values = torch.cat([colour, place], 1)  # [N, 5, S, S]
         centre = pool_cells(values, association, cell).tokens.unflatten(1, (grid, grid))
         weight = association.to(values.dtype).unflatten(2, (grid, cell)).unflatten(4, (grid, cell))
-        said = torch.einsum("narbsc,nrsav->nvrbsc", weight, around(centre)).reshape(values.shape)
-        off = said - values
+        rebuilt = torch.einsum("narbsc,nrsav->nvrbsc", weight, around(centre)).reshape(values.shape)
+        off = rebuilt - values
         return (
             torch.linalg.vector_norm(off[:, :3], dim=1)
             + compactness / cell * torch.linalg.vector_norm(off[:, 3:], dim=1)

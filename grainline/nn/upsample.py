@@ -1,8 +1,7 @@
-"""From values of image tokens to maps over pixels, to contrast against other texts, and to words.
+"""Values of image tokens as maps over pixels, as contrast against other texts, and in words.
 
-A raw map says little to the eye. Where image tokens and texts lie in two narrow cones, every cosine of an
-image is about the same positive number, and a map of it is one colour all over. `contrast` asks instead where
-a text shows *more than other texts do*, and measures that by how far other texts get by chance.
+Where image tokens and texts lie in two narrow cones, every cosine of an image is about the same positive
+number, and its map shows nothing. `contrast` measures where a text fits better than other texts do.
 """
 
 from typing import Literal
@@ -20,6 +19,7 @@ REACH = 0.8  # share of other texts whose largest contrast is below 1; some of t
 ROUNDING = 1e-5  # of the size of heat: other texts whose maps differ by less than that do not differ
 NOTHING = "no contrast"
 FLOOR, FULL = 1.0, 2.0  # contrast below FLOOR is not drawn, from FULL on it has the full colour
+Mode = Literal["bilinear", "bicubic"]
 PLACES = (
     ("upper left", "top", "upper right"),
     ("left", "centre", "right"),
@@ -28,18 +28,17 @@ PLACES = (
 
 
 def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
-    """Where texts show in an image more than other texts do: [M, L], 0 where a token is not real.
+    """Where texts fit better than other texts do: [M, L], 0 where a token is not real.
 
     heat  [M, L] of the texts over the tokens of one image
     null  [N, L] of other texts, such as captions of other images, over the same tokens; N >= 16
     real  [L] bool, the tokens that count
 
-    In three steps, for the heat h of a text and g_1 .. g_N of the others:
+    For the heat h of a text and g_1 .. g_N of the others:
       1. minus its own mean over the tokens, which says how well text and image fit and not where;
       2. minus the mean of the others at the same token (theirs without themselves), since some tokens are
          close to every text:  r = h - mean(g),  r_n = (g_n - mean(g)) N / (N - 1);
-      3. over the 80th percentile of the largest |r_n| of each n.
-    So 1 is what one other text of five reaches somewhere in this image, and a map below 1 shows nothing.
+      3. over the 80th percentile of the largest |r_n| of each n: 1 is what one of five reaches by chance.
 
     Raises UserError for fewer than 16 other texts.
 
@@ -65,10 +64,9 @@ def _centred(heat: Tensor, real: Tensor) -> Tensor:
 
 
 def place(heat: np.ndarray, floor: float = 0.0) -> str:
-    """Where heat is strongest, in words: the ninth of the image in which the maximum lies.
+    """Where heat [H, W] is strongest: the ninth of the image, in words.
 
-    heat   [H, W] signed
-    floor  above 0: the least contrast that is drawn; a map whose sizes stay below shows nothing
+    floor  above 0: the least contrast that is drawn; a map below it shows nothing
 
     >>> place(np.array([[0.1, 0.1, 0.9], [0.1, 0.2, 0.1], [0.1, 0.1, 0.1]]))
     'strongest at the upper right'
@@ -96,21 +94,15 @@ def _ninth(heat: np.ndarray) -> str:
     return PLACES[row][column]
 
 
-# From values of image tokens to maps over pixels: of tokens on a grid, and of segments.
-
-
-Mode = Literal["bilinear", "bicubic"]
-
-
 def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mode = "bilinear") -> Tensor:
-    """Spread the heat of tokens on a grid over the pixels below them: [N, H, W].
+    """The heat of tokens on a grid for every pixel: [N, H, W].
 
     heat  [N, L] signed, L = rows * columns of the grid, row by row
     grid  (rows, columns) of tokens
     size  (H, W) in pixels
     mode  "bilinear" never leaves the range of the tokens; "bicubic" is smoother and overshoots a little
 
-    A token's own value stands at the centre of its patch; at the rim values are continued, not extrapolated.
+    The value of a token stands at the centre of its patch; outside the centres at the rim it is constant.
 
     >>> import torch
     >>> on_grid(torch.tensor([[0.0, 1.0]]), (1, 2), (1, 4))
@@ -122,9 +114,7 @@ def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mo
 
 
 def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
-    """Give every pixel the heat of its segment: [N, H, W].
-
-    A larger size is reached by bilinear interpolation, a smaller one by the mean over areas.
+    """The heat of its segment for every pixel: [N, H, W]. Bilinear; smaller sizes are means of areas.
 
     heat    [N, L] of segments
     places  [N, h, w] integers 0..L-1, the segment of each pixel

@@ -1,8 +1,8 @@
-"""An image with the sentences of a text beside it: each of them shows its heat when it is pointed at, and so
-does each of the phrases that are listed below their sentence.
+"""Single outcomes on a page: a card with images, texts, tables and heat, and the PNG has the same cases.
 
-No script is needed: sentences and phrases are radio buttons, and the style sheet lays the heat of the
-one that is chosen, focused or hovered over the image. Without heat it is an image and a list.
+A `Case` names its parts; templates/case.html lays them out. No script is needed for heat: sentences and
+phrases are radio buttons, and the style sheet lays the map of the one that is pointed at, focused or checked
+over the image.
 """
 
 import re
@@ -15,47 +15,25 @@ from markupsafe import Markup
 from PIL import Image
 
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
-from grainline.report.heatmap import Box, dashed, framed, limit_of, outlined, overlay, ruled, scale_bar
-from grainline.report.page import MissingImage, Section, macro, render, short
-
-# Two texts that are compared: the words marked that only one of them has.
-
-
-MARK = Markup("<mark>{}</mark>")
-
-
-def marked(one: str, other: str) -> tuple[Markup, Markup]:
-    """Both texts as HTML, with the words marked that only one of them has.
-
-    >>> marked("A red dog.", "A blue dog.")
-    (Markup('A <mark>red</mark> dog.'), Markup('A <mark>blue</mark> dog.'))
-    """
-    a, b = re.findall(r"\s+|\S+", one), re.findall(r"\s+|\S+", other)
-    first, second = Markup(), Markup()
-    for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        form = Markup("{}") if kind == "equal" else MARK
-        first += form.format("".join(a[a0:a1])) if a0 < a1 else ""
-        second += form.format("".join(b[b0:b1])) if b0 < b1 else ""
-    return first, second
-
+from grainline.report.heatmap import (
+    Box,
+    LegendEntry,
+    dashed,
+    framed,
+    limit_of,
+    outlined,
+    overlay,
+    ruled,
+    scale_bar,
+)
+from grainline.report.page import MissingImage, macro, render
 
 LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
-
-
-class Sign(NamedTuple):
-    """How a verdict looks."""
-
-    said: str = ""
-    sign: str = ""
-    kind: str = ""  # class of the words
-    item: str = ""  # class of the line
-
-
-VERDICTS = {
-    "": Sign(),  # not judged
-    "shows": Sign("shows it", "✓", "good", "yes"),
-    "cannot tell": Sign("cannot tell", "?", "open", "maybe"),
-    "does not": Sign("does not", "✗", "bad", "no"),
+VERDICTS = {  # words, sign, class of the words, class of the line
+    "": ("", "", "", ""),
+    "shows": ("shows it", "✓", "good", "yes"),
+    "cannot tell": ("cannot tell", "?", "open", "maybe"),
+    "does not": ("does not", "✗", "bad", "no"),
 }
 
 
@@ -71,7 +49,7 @@ class SentenceScore(NamedTuple):
     phrases: Sequence["SentenceScore"] = ()  # in the sentence, in its order; they have text and score alone
 
     @property
-    def sign(self) -> Sign:
+    def sign(self) -> tuple[str, str, str, str]:
         """How the verdict looks."""
         return VERDICTS[self.verdict]
 
@@ -82,7 +60,7 @@ class SentenceScore(NamedTuple):
 
 
 class Look(NamedTuple):
-    """An image and what is told of it."""
+    """An image with the sentences of a text, each with its heat, and with boxes."""
 
     image: Image.Image | MissingImage  # the square that the model sees
     alt: str  # what the image is
@@ -90,15 +68,15 @@ class Look(NamedTuple):
     heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the image
     box: Box | None = None  # what the texts speak of, in pixels of the image
     outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the image
-    others: Sequence[Box] = ()  # boxes to choose from
-    chosen: Box | None = None  # the one that was chosen
+    candidates: Sequence[Box] = ()  # boxes to choose from
+    prediction: Box | None = None  # the one that the model chose
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
     contrast: bool = False  # heat is `nn.upsample.contrast`: its range is that of all such maps
 
     def texts(self) -> list[SentenceScore]:
-        """What has heat, if anything has: each sentence, and right behind it its phrases."""
-        return [one for told in self.sentences for one in (told, *told.phrases)]
+        """The texts of the maps, where there are maps: each sentence, and right behind it its phrases."""
+        return [text for sentence in self.sentences for text in (sentence, *sentence.phrases)]
 
     def range(self) -> float:
         """The end of the range of colours of all maps."""
@@ -124,11 +102,11 @@ class Look(NamedTuple):
         return place(self.heat[number - 1], self.floor)
 
     def scale(self) -> tuple[str, Image.Image, str]:
-        """What stands before the colour scale, the scale, and what stands behind it."""
+        """The words before the colour scale, the scale, and the words behind it."""
         limit, unit = self.range(), " times the reach of other texts" * self.contrast
         return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
 
-    def shown(self) -> Image.Image | MissingImage:
+    def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""
         return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
@@ -138,70 +116,118 @@ class Look(NamedTuple):
         return self._framed(overlay(self.image, heat, limit, self.floor))
 
     def _framed(self, image: Image.Image) -> Image.Image:
-        if self.box is None and self.outline is None and not self.others:
+        if self.box is None and self.outline is None and not self.candidates:
             return image
         times = -(-LEAST // max(image.size))
+
+        def scaled(box: Box) -> Box:
+            return box[0] * times, box[1] * times, box[2] * times, box[3] * times
+
         large = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
         if self.outline is not None:
             large = outlined(large, self.outline.repeat(times, 0).repeat(times, 1))
-        large = ruled(large, [_times(box, times) for box in self.others])
+        large = ruled(large, [scaled(box) for box in self.candidates])
         if self.box is not None:
-            large = framed(large, _times(self.box, times))
-        return large if self.chosen is None else dashed(large, _times(self.chosen, times))
+            large = framed(large, scaled(self.box))
+        return large if self.prediction is None else dashed(large, scaled(self.prediction))
 
 
-def _times(box: Box, times: int) -> Box:
-    left, top, right, bottom = (times * edge for edge in box)
-    return left, top, right, bottom
+class Panel(NamedTuple):
+    """An image, or a text, in a row of such: a candidate, or one of some images that are compared."""
+
+    words: str  # a string, or Markup
+    image: Image.Image | MissingImage | None = None
+    below: str = ""
+    legend: Sequence[LegendEntry] = ()  # below that
+    alt: str = ""  # alternative text; "": the text above and below
+    right: bool | None = None  # whether it is the right one, where that is the question
+
+    @property
+    def alternative(self) -> str:
+        """Alternative text."""
+        return self.alt or f"{self.words}, {self.below}".rstrip(", ")
+
+
+class Row(NamedTuple):
+    """Panels side by side, or texts one below the other, and paragraphs above them."""
+
+    panels: Sequence[Panel]
+    head: str = ""  # its lines are paragraphs
+    large: bool = False
+
+
+class Table(NamedTuple):
+    """Cells below a head; the first column names its row."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]  # strings or Markup
+    words: Sequence[int] = ()  # columns of words, aligned left, beside the first
+
+
+class Case(NamedTuple):
+    """A single outcome. Strings are plain text, or Markup; parts that are empty are left out."""
+
+    title: str
+    detail: str = ""  # small, beside the title
+    right: bool | None = None  # the sign before the title; None: there is no right and wrong
+    note: str = ""  # a line below the title
+    quote: str = ""  # a text that the case is about
+    image: Image.Image | MissingImage | None = None  # an image that the case is about
+    alt: str = ""  # of this image
+    texts: Sequence[tuple[str, str]] = ()  # beside the image: names and texts
+    chart: Markup = Markup()  # beside the image
+    table: Table | None = None
+    rows: Sequence[Row] = ()
+    look_title: str = ""  # above the image with heat
+    look: Look | None = None
+
+
+class CaseList(NamedTuple):
+    """Cases in an order, as a part of a page."""
+
+    title: str
+    hint: str  # the order, and how to read them
+    cases: Sequence[Case]
+
+
+def cases_html(cases: Sequence[Case], name: str) -> Markup:
+    """Cases one below the other.
+
+    name  of their radio buttons, letters and digits: another one for each list on a page
+    """
+    return render("case.html", cases=cases, name=name)
 
 
 def look(one: Look, name: str) -> Markup:
-    """The element.
-
-    name  of the group of radio buttons, letters and digits: another one for each on a page
-    """
+    """The image with its texts and their heat. name: of its radio buttons, as in `cases_html`"""
     return macro("look.html", "look", one, name)
 
 
-# What a search found, as parts of a page: how sure the answer is, and each hit sentence by sentence.
+def table_html(table: Table) -> Markup:
+    """A table in a frame."""
+    return macro("parts.html", "card", [macro("parts.html", "cells", table)])
 
 
-TITLE = 90  # characters of a query in its heading; a longer one stands below it as well
+def lead(by: float) -> str:
+    """Whether the right one has the higher score, and by how much.
+
+    >>> [lead(by) for by in (0.25, 0.0, -0.125)]
+    ['right by 0.250', 'wrong, tied by 0.000', 'wrong by 0.125']
+    """
+    return f"{'right' if by > 0 else 'wrong' if by else 'wrong, tied'} by {abs(by):.3f}"
 
 
-class Found(NamedTuple):
-    """An image that was found."""
+def marked(one: str, other: str) -> tuple[Markup, Markup]:
+    """Both texts as HTML, with the words marked that only one of them has.
 
-    path: str  # below the folder of images
-    score: float
-    p: float
-    sure: bool
-    look: Look  # the image with the sentences of the query
-
-
-class Answered(NamedTuple):
-    """A query with what was found, best first."""
-
-    query: str  # a text, or the name of an image
-    image: Image.Image | MissingImage | None  # the query, if it is an image
-    sure: bool
-    notes: Sequence[str]
-    found: Sequence[Found]
-
-
-def answered(one: Answered, number: int) -> Section:
-    """The part of a page about one query; queries are numbered from 1."""
-    said = "sure match" if one.sure else "no sure match"
-    title = short(one.query, TITLE)
-    body = render("found.html", one=one, number=number, title=title, said=said, why=_why(one))
-    return Section(f"{number}. {title}", body, said)
-
-
-def _why(one: Answered) -> str:
-    if not one.found:
-        return "Nothing was found."
-    share = f"{100 * one.found[0].p:.1f} %"
-    said = f"Of queries without a match, {share} score as high."
-    if one.image is not None:
-        said = f"Of the images of the index, {share} have another one as near."
-    return said if one.sure else f"{said} The images below are the nearest, not matches."
+    >>> marked("A red dog.", "A blue dog.")
+    (Markup('A <mark>red</mark> dog.'), Markup('A <mark>blue</mark> dog.'))
+    """
+    a, b = re.findall(r"\s+|\S+", one), re.findall(r"\s+|\S+", other)
+    first, second = Markup(), Markup()
+    for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        form = Markup("{}") if kind == "equal" else Markup("<mark>{}</mark>")
+        first += form.format("".join(a[a0:a1])) if a0 < a1 else ""
+        second += form.format("".join(b[b0:b1])) if b0 < b1 else ""
+    return first, second

@@ -1,7 +1,7 @@
 """Figures as PNG with matplotlib (extra `figures`), which is imported when a figure is drawn.
 
-Scores of subtexts (a row for each image: the image, a chart of all models, the subtexts), heat maps, and
-groups of tokens.
+Charts of the scores of subtexts, heat maps of cases, rows of panels, and groups of tokens. Places and sizes
+are in inches.
 """
 
 import textwrap
@@ -15,23 +15,25 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.files import replacing
-from grainline.nn.upsample import NOTHING
-from grainline.nn.upsample import place as where
-from grainline.report.case import Look, SentenceScore
-from grainline.report.charts import RULES, SubtextScores, added, ties
+from grainline.nn.upsample import NOTHING, place
+from grainline.report.case import Case, Look, Panel, SentenceScore
+from grainline.report.charts import (
+    POSITION_RULES,
+    SUBTEXT_RULES,
+    TOKEN_RULES,
+    SubtextScores,
+    TokenGroups,
+    added,
+    ties,
+)
+from grainline.report.heatmap import scale_bar, scaled_pixels
 from grainline.report.page import MissingImage, short
-from grainline.report.tokens import LETTERS, POSITIONS, TokenGroups, runs
-from grainline.report.tokens import RULES as STRIPS_RULES
 
-COLOURS = ("#0062a3", "#b84a00", "#00765a", "#8d3f77", "#6b5c00", "#3a3f47")
-STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (1, 2)))
-# In inches: the whole, what stands above and below the rows, a row, and what of it lies below its axes.
-WIDTH, HEAD, FOOT, ROW, GAP = 13.0, 1.0, 0.25, 2.9, 0.75
-IMAGE, CHART, TEXT = (0.25, 2.4), (3.1, 7.4), (7.65, 12.9)  # from left to right
-COLUMNS, LINES = 78, 15  # of the text beside a chart
 DPI = 150
 INK, SOFT, GRID = "#1d2129", "#596273", "#d5d9e0"
 SMALL = 8.5  # points
+COLOURS = ("#0062a3", "#b84a00", "#00765a", "#8d3f77", "#6b5c00", "#3a3f47")
+STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (1, 2)))
 
 
 def require_matplotlib() -> None:
@@ -42,44 +44,75 @@ def require_matplotlib() -> None:
         raise UserError("--png needs matplotlib: pip install 'grainline[figures]'") from None
 
 
-def write_png(path: str | Path, images: Sequence[SubtextScores], title: str) -> None:
-    """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
-    from matplotlib.figure import Figure
+class Sheet:
+    """A figure; places are distances from its upper left corner."""
 
-    tall = HEAD + ROW * len(images) + FOOT
-    figure = Figure(figsize=(WIDTH, tall), dpi=DPI, facecolor="white")
+    def __init__(self, wide: float, tall: float) -> None:
+        from matplotlib.figure import Figure
+
+        self.wide, self.tall = wide, tall
+        self.figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
+
+    def axes(self, left: float, top: float, wide: float, tall: float) -> Any:
+        """Axes in a rectangle."""
+        corner = left / self.wide, 1 - (top + tall) / self.tall
+        return self.figure.add_axes((*corner, wide / self.wide, tall / self.tall))
+
+    def draw(self, left: float, top: float, size: tuple[float, float], image: Image.Image) -> None:
+        """An image, as large as it fits into a rectangle of that width and height."""
+        axes = self.axes(left, top, *size)
+        axes.set_axis_off()
+        axes.imshow(image, interpolation="nearest")
+
+    def write(self, left: float, foot: float, text: str, size: float = 7.5, **more: Any) -> None:
+        """Words, the last line of which stands on `foot`; `more` as matplotlib has it."""
+        at: dict[str, Any] = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
+        self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
+        with warnings.catch_warnings(), replacing(Path(path)) as temporary:
+            warnings.filterwarnings("ignore", "Glyph", UserWarning)  # scripts that the font lacks are boxes
+            self.figure.savefig(temporary, format="png")
+
+
+# Scores of subtexts: a row for each image with the image, a chart of all models, and the subtexts.
+
+# The whole, above and below the rows, a row, and below the axes of a row.
+WIDTH, HEAD, FOOT, ROW, GAP = 13.0, 1.0, 0.25, 2.9, 0.75
+IMAGE, CHART, TEXT = (0.25, 2.15), (3.1, 4.3), (7.65, 5.25)  # left, width
+COLUMNS, LINES = 78, 15  # of the texts
+
+
+def write_charts(path: str | Path, images: Sequence[SubtextScores], title: str) -> None:
+    """Write scores by subtexts. Raises UserError if the place cannot be written."""
+    sheet = Sheet(WIDTH, HEAD + ROW * len(images) + FOOT)
+    words: dict[str, Any] = {"fontsize": SMALL, "parse_math": False}
     for i, one in enumerate(images):
-        floor = tall - HEAD - ROW * (i + 1) + GAP
         image, chart, texts = (
-            figure.add_axes((left / WIDTH, floor / tall, (right - left) / WIDTH, (ROW - GAP) / tall))
-            for left, right in (IMAGE, CHART, TEXT)
+            sheet.axes(left, HEAD + ROW * i, wide, ROW - GAP) for left, wide in (IMAGE, CHART, TEXT)
         )
-        _image(image, one)
+        image.set_axis_off()
+        image.set_title(short(one.name, 34), color=SOFT, loc="left", **words)
+        if isinstance(one.image, MissingImage):
+            why = textwrap.fill(one.image.why, 24)
+            image.text(0.5, 0.5, why, ha="center", va="center", color=SOFT, **words)
+        else:
+            image.imshow(one.image.convert("RGB"), interpolation="lanczos")
         handles = _chart(chart, one)
-        _texts(texts, one)
+        texts.set_axis_off()
+        lines = "\n".join(_lines(added(one.subtexts)))
+        texts.text(0.0, 1.0, lines, va="top", color=INK, linespacing=1.25, **words)
+    sheet.write(IMAGE[0], 0.12, title, 11, va="top")
+    sheet.write(IMAGE[0], sheet.tall - 0.1, textwrap.fill(SUBTEXT_RULES, 190), SMALL, color=SOFT)
     names = [line.model for line in images[0].lines]
-    left = IMAGE[0] / WIDTH
-    figure.text(left, 1 - 0.12 / tall, title, va="top", fontsize=11, color=INK, parse_math=False)
-    figure.text(left, 0.1 / tall, textwrap.fill(RULES, 190), fontsize=SMALL, color=SOFT, parse_math=False)
-    legend = figure.legend(
+    legend = sheet.figure.legend(
         handles, names, loc="upper left", ncols=min(3, len(names)), frameon=False, fontsize=9,
-        handlelength=3.2, bbox_to_anchor=(left - 0.007, 1 - 0.36 / tall), borderaxespad=0.0,
+        handlelength=3.2, bbox_to_anchor=(IMAGE[0] / WIDTH - 0.007, 1 - 0.36 / sheet.tall), borderaxespad=0.0,
     )  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
-    with warnings.catch_warnings(), replacing(Path(path)) as beside:
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks shows as boxes
-        figure.savefig(beside, format="png")
-
-
-def _image(axes: Any, one: SubtextScores) -> None:
-    axes.set_axis_off()
-    axes.set_title(short(one.name, 34), fontsize=SMALL, color=SOFT, loc="left", parse_math=False)
-    if isinstance(one.image, MissingImage):
-        axes.text(0.5, 0.5, textwrap.fill(one.image.why, 24), ha="center", va="center", fontsize=SMALL,
-                  color=SOFT, parse_math=False)  # fmt: skip
-        return
-    axes.imshow(one.image.convert("RGB"), interpolation="lanczos")
+    sheet.save(path)
 
 
 def _chart(axes: Any, one: SubtextScores) -> list[Any]:
@@ -93,9 +126,8 @@ def _chart(axes: Any, one: SubtextScores) -> list[Any]:
             axes.plot(x, y, "o", markersize=5, color=colour, markerfacecolor="white" if cut else colour)
         for at, level, sign in ties(line):
             axes.annotate(sign, (at, level), (0, 2), textcoords="offset points", ha="center", color=colour)
-        axes.text(
-            0.17 * i, 1.03, f"rho {line.rho:.2f}", transform=axes.transAxes, fontsize=SMALL, color=colour
-        )
+        rho = f"rho {line.rho:.2f}"
+        axes.text(0.17 * i, 1.03, rho, transform=axes.transAxes, fontsize=SMALL, color=colour)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(0.7, len(one.subtexts) + 0.3)
     axes.margins(y=0.12)
@@ -108,43 +140,34 @@ def _chart(axes: Any, one: SubtextScores) -> list[Any]:
     return handles
 
 
-def _texts(axes: Any, one: SubtextScores) -> None:
-    axes.set_axis_off()
-    axes.text(0.0, 1.0, "\n".join(_lines(added(one.subtexts))), va="top", fontsize=SMALL, color=INK,
-              linespacing=1.25, parse_math=False)  # fmt: skip
-
-
 def _lines(texts: Sequence[str]) -> list[str]:
     """Numbered texts in at most LINES lines: long ones are shortened, and the last of too many left out."""
-    texts_ = list(texts) if len(texts) <= LINES else list(texts[: LINES - 1])
-    wrapped = [
-        textwrap.wrap(text, COLUMNS, initial_indent=f"{i}  ", subsequent_indent="    ")
-        for i, text in enumerate(texts_, 1)
-    ]
-    most = max(n for n in range(1, LINES + 1) if n == 1 or sum(min(n, len(w)) for w in wrapped) <= LINES)
-    out = []
-    for block in wrapped:
-        whole = len(block) <= most
-        out += (
-            block
-            if whole
-            else [*block[: most - 1], block[most - 1][: COLUMNS - 4].rsplit(" ", 1)[0] + " ..."]
-        )
-    return out + [f"... and {len(texts) - len(texts_)} more"] * (len(texts_) < len(texts))
+    first = texts if len(texts) <= LINES else texts[: LINES - 1]
+
+    def wrapped(most: int) -> list[str]:
+        return [
+            line
+            for i, text in enumerate(first, 1)
+            for line in textwrap.wrap(
+                text, COLUMNS, initial_indent=f"{i}  ", subsequent_indent="    ", max_lines=most,
+                placeholder=" ...",
+            )
+        ]  # fmt: skip
+
+    most = max(n for n in range(1, LINES + 1) if n == 1 or len(wrapped(n)) <= LINES)
+    return wrapped(most) + [f"... and {len(texts) - len(first)} more"] * (len(first) < len(texts))
 
 
-# Heat maps. A block for each image: the image with its colour scale, and beside it a map for each text. A
-# sentence with phrases is a row: its words, its map, and smaller maps of its phrases. All maps of an image
-# share one range.
+# Heat maps: a block for each case, the image with its colour scale and a map for each text. A sentence with
+# phrases is a row: its words, its map, and smaller maps of its phrases. All maps of an image share one range.
 
 MAPS = 5  # in a line, beside the image
-SIDE, SPACE, WORDS = 2.0, 0.2, 0.85  # in inches: an image, between two of them, what is written above one
+SIDE, SPACE, WORDS = 2.0, 0.2, 0.85  # of an image, between two of them, and of the words above one
 MAPS_HEAD, MAPS_FOOT = 0.3, 0.6
 MAPS_GAP = 0.06  # between words and the map below them
-MAPS_TEXT = 7.5  # points
-MAPS_COLUMNS, MAPS_LINES = 34, 5  # of what is written above a map
-# In a row with phrases, in inches: a line of its sentence, the map of a phrase, what is written above one and
-# stays free beside it, and what stays free below the row. The map of the sentence is as high as both.
+MAPS_COLUMNS, MAPS_LINES = 34, 5  # of the words above a map
+# In a row with phrases: a line of its sentence, the map of a phrase, above and beside such a map, and below
+# the row. The map of the sentence is as high as a map of a phrase with its words.
 LINE, SMALLER, ABOVE, BESIDE, BELOW = 0.14, 1.15, 0.57, 0.2, 0.2
 LARGE = SMALLER + ABOVE
 LONG, NARROW = 170, 22  # characters in a line of a sentence, and above the map of a phrase
@@ -157,80 +180,45 @@ RULE = (
 
 
 class Place(NamedTuple):
-    """Where a map stands beside an image, and what is written above it."""
+    """Where a map stands, from the upper edge of its block and the left edge of its maps; and its words."""
 
-    left: float  # in inches from what is free beside the image,
-    top: float  # and from the upper edge of the block
+    left: float
+    top: float
     side: float
     words: str
 
 
-class Sheet:
-    """A figure on which places are inches from the upper left corner."""
-
-    def __init__(self, tall: float) -> None:
-        from matplotlib.figure import Figure
-
-        self.wide, self.tall = SPACE + (MAPS + 1) * (SIDE + SPACE), tall
-        self.figure = Figure(figsize=(self.wide, tall), dpi=DPI, facecolor="white")
-
-    def draw(self, left: float, top: float, size: tuple[float, float], image: Image.Image) -> None:
-        """An image, as large as it fits into a rectangle of that width and height."""
-        wide, tall = size
-        place = (left / self.wide, 1 - (top + tall) / self.tall, wide / self.wide, tall / self.tall)
-        axes = self.figure.add_axes(place)
-        axes.set_axis_off()
-        axes.imshow(image, interpolation="nearest")
-
-    def write(self, left: float, foot: float, text: str, size: float = MAPS_TEXT, **more: Any) -> None:
-        """Words, the last line of which stands on `foot`; `more` as matplotlib has it."""
-        at: dict[str, Any] = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
-        self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
-
-
-def write_maps(path: str | Path, looks: Sequence[Look], title: str) -> None:
-    """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
-    blocks = [
-        _rows(one.sentences) if any(sentence.phrases for sentence in one.sentences) else _cells(one.sentences)
-        for one in looks
-    ]
+def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
+    """Write the heat of cases. Raises UserError if the place cannot be written."""
+    looks = [(case, case.look) for case in cases if case.look is not None]
+    blocks = [_places(one.sentences) for _, one in looks]
     heights = [max(height, WORDS + SIDE) for _, height in blocks]
-    sheet = Sheet(MAPS_HEAD + sum(heights) + MAPS_FOOT)
+    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), MAPS_HEAD + sum(heights) + MAPS_FOOT)
     sheet.write(SPACE, 0.28, title, 11)
     sheet.write(SPACE, sheet.tall - 0.1, RULE, SMALL, color=SOFT)
     top = MAPS_HEAD
-    for one, (places, _), height in zip(looks, blocks, heights, strict=True):
-        _maps_image(sheet, top, one)
+    for (case, one), (places, _), height in zip(looks, blocks, heights, strict=True):
+        _maps_image(sheet, top, one, ", ".join(filter(None, (case.title, case.detail))))
         if one.heat is not None and not isinstance(one.image, MissingImage):
             limit = one.range()
-            for place, heat in zip(places, one.heat, strict=True):
-                left = 2 * SPACE + SIDE + place.left
-                sheet.draw(left, top + place.top, (place.side, place.side), one.map(heat, limit))
-                flat = f", {NOTHING}" * (where(heat, one.floor) == NOTHING)
-                sheet.write(left, top + place.top - MAPS_GAP, place.words + flat)
+            for at, heat in zip(places, one.heat, strict=True):
+                left = 2 * SPACE + SIDE + at.left
+                sheet.draw(left, top + at.top, (at.side, at.side), one.map(heat, limit))
+                flat = f", {NOTHING}" * (place(heat, one.floor) == NOTHING)
+                sheet.write(left, top + at.top - MAPS_GAP, at.words + flat)
         top += height
-    with warnings.catch_warnings(), replacing(Path(path)) as beside:
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks shows as boxes
-        sheet.figure.savefig(beside, format="png")
+    sheet.save(path)
 
 
-def _cells(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
-    """Texts without phrases, some in a line, and how high they are."""
-    places = [
-        Place(
-            i % MAPS * (SIDE + SPACE),
-            WORDS + i // MAPS * (SIDE + WORDS),
-            SIDE,
-            _words(sentence, MAPS_COLUMNS, MAPS_LINES),
-        )
-        for i, sentence in enumerate(texts)
-    ]
-    return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
-
-
-def _rows(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
-    """Sentences one below the other, each with its phrases behind it, and how high they are."""
+def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
+    """The places of the maps of an image, and how high they are."""
     places: list[Place] = []
+    if not any(sentence.phrases for sentence in texts):
+        for i, sentence in enumerate(texts):
+            line, column = divmod(i, MAPS)
+            words = _words(sentence, MAPS_COLUMNS, MAPS_LINES)
+            places.append(Place(column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
+        return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
     top = 0.0
     for sentence in texts:
         words = _words(sentence, LONG, 3)
@@ -246,115 +234,162 @@ def _rows(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     return places, top
 
 
-def _maps_image(sheet: Sheet, top: float, one: Look) -> None:
-    """The image, and below it the scale of its maps and what is left out."""
-    sheet.write(
-        SPACE, top + WORDS - MAPS_GAP, textwrap.fill(short(one.alt, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
-    )
-    image = one.shown()
+def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
+    """The image below its title, and below it the scale of its maps and what is left out."""
+    title = textwrap.fill(short(title, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
+    sheet.write(SPACE, top + WORDS - MAPS_GAP, title)
+    image = one.with_boxes()
     if isinstance(image, MissingImage):
         middle = {"ha": "center", "va": "center", "color": SOFT}
         sheet.write(SPACE + SIDE / 2, top + WORDS + SIDE / 2, textwrap.fill(image.why, 28), SMALL, **middle)
         return
     sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), image.convert("RGB"))
-    foot = top + WORDS + SIDE + 0.13
+    foot, unit = top + WORDS + SIDE + 0.13, ""
     if one.heat is not None:
         low, bar, high = one.scale()
+        high, _, unit = high.partition(" ")  # the unit is longer than the image is wide
         sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), bar)
         for x, words, side in ((0.26, low, "right"), (0.74, high, "left")):
             sheet.write(SPACE + x * SIDE, foot, words, SMALL, ha=side, va="center", color=SOFT)
-    left_out = textwrap.fill(one.left_out, MAPS_COLUMNS)
-    sheet.write(SPACE, foot + 0.15, left_out, MAPS_TEXT, va="top", color=SOFT)
+    below = [f"Colours: {unit}"] * bool(unit) + [textwrap.fill(one.left_out, MAPS_COLUMNS)]
+    sheet.write(SPACE, foot + 0.15, "\n".join(below), va="top", color=SOFT)
 
 
 def _words(sentence: SentenceScore, columns: int, lines: int) -> str:
-    """What stands above a map: the text, shortened to so many lines less one, and its score in a line."""
+    """The text of a map, shortened to so many lines less one, and its score in a line."""
     role = f"{sentence.role}, " if sentence.role else ""
     wrapped = textwrap.wrap(sentence.text, columns, max_lines=lines - 1, placeholder=" ...")
     return "\n".join([*wrapped, f"{role}score {sentence.score:.3f}"])
 
 
+# Rows of panels, as `grainline show` has them.
+
+PIXELS = round(SIDE * DPI)  # of the side of a panel: lines of one pixel stay whole
+UNDER, LEGEND = 0.22, 0.17  # of the words below a panel, and of a line of its legend below these
+RULE_COLUMNS = 200
+PANEL_LINES, HEAD_LINES = 12, 4  # above a panel, and of a paragraph above a row
+
+
+def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str) -> None:
+    """Write rows of panels. Raises UserError if the place cannot be written.
+
+    cases  the first panel of each is its image, which begins its first line; the others begin with a gap
+    rule   how to read the colours; "" where there is no heat
+    """
+    lines: list[tuple[list[str], list[Panel | None]]] = []
+    for case in cases:
+        image, *panels = case.rows[0].panels
+        for row in (case.rows[0]._replace(panels=panels), *case.rows[1:]):
+            for i in range(0, max(1, len(row.panels)), MAPS):
+                first = image._replace(words=case.title) if row.panels is panels and not i else None
+                lines.append(([] if i else _paragraphs(row.head), [first, *row.panels[i : i + MAPS]]))
+    filled = [[panel for panel in panels if panel is not None] for _, panels in lines]
+    above = [
+        2 * SPACE + LINE * (len(head) + max(len(_wrapped(panel.words)) for panel in real))
+        for (head, _), real in zip(lines, filled, strict=True)
+    ]
+    below = [UNDER + LEGEND * max(len(panel.legend) for panel in real) for real in filled]
+    tall = MAPS_HEAD + sum(above) + len(lines) * SIDE + sum(below) + MAPS_FOOT
+    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), tall)
+    sheet.write(SPACE, 0.28, title, 11)
+    if rule:
+        sheet.draw(SPACE, tall - 0.24, (0.5, 0.1), ramp())
+        sheet.write(SPACE + 0.6, tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
+    top = MAPS_HEAD
+    for (head, line), over, under in zip(lines, above, below, strict=True):
+        sheet.write(SIDE + 2 * SPACE, top + SPACE + LINE * len(head), "\n".join(head))
+        for column, panel in enumerate(line):
+            if panel is not None:
+                _panel(sheet, SPACE + column * (SIDE + SPACE), top + over, panel)
+        top += over + SIDE + under
+    sheet.save(path)
+
+
+def ramp(width: int = 120, height: int = 24) -> Image.Image:
+    """The colours from no weight to the end of the scale."""
+    return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
+
+
+def _paragraphs(head: str) -> list[str]:
+    parts = head.splitlines()
+    wrapped = [textwrap.wrap(part, LONG, max_lines=HEAD_LINES, placeholder=" ...") for part in parts]
+    return [line for part in wrapped for line in part]
+
+
+def _wrapped(words: str) -> list[str]:
+    words = short(words, MAPS_COLUMNS * PANEL_LINES)
+    return textwrap.wrap(words, MAPS_COLUMNS, max_lines=PANEL_LINES, placeholder=" ...")
+
+
+def _panel(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
+    """top  of the square"""
+    sheet.write(left, top - MAPS_GAP, "\n".join(_wrapped(panel.words)))
+    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
+    sheet.draw(left, top, (SIDE, SIDE), Image.fromarray(scaled_pixels(panel.image, PIXELS)))
+    sheet.write(left, top + SIDE + 0.05, panel.below, SMALL, va="top", color=SOFT)
+    for i, line in enumerate(panel.legend):
+        high = top + SIDE + UNDER + i * LEGEND
+        size = 0.8 * LEGEND * line.swatch.width / line.swatch.height, 0.8 * LEGEND
+        sheet.draw(left, high, size, line.swatch)
+        sheet.write(left + 0.32, high, line.words, SMALL, va="top", color=SOFT)
+
+
 # Groups of tokens: the mean share of each group along a caption, then captions with the share of each group
 # in each token, the strongest group, and brackets for the annotated phrases.
 
-# In inches: the room for names on the left, and a token.
-LEFT, TOKEN, LEAST = 0.8, 0.24, 7.0
-STRIPS_HEAD, STRIPS_FOOT, STRIPS_ABOVE, STRIPS_BELOW, STRIPS_ROW = 0.5, 0.6, 0.35, 1.0, 0.2
-STRIP = 0.35  # height of the strip, in rows of the map; it stands below the last one
-BRACKET = 1.35  # where brackets stand below the map, in rows
+LEFT, TOKEN, LEAST = 0.8, 0.24, 7.0  # the names on the left, a token, the whole
+TOKENS_HEAD, TOKENS_FOOT, TOKENS_ABOVE, TOKENS_ROW = 0.5, 0.6, 0.35, 0.2
+TOKENS_BELOW = 1.0  # the tokens, which are turned
+STRIP = 0.35  # half the height of the strip below the map, in rows of the map
+BRACKET = 1.35  # from the map to the brackets, in rows
 
 
-def write_strips(path: str | Path, captions: Sequence[TokenGroups], mean: np.ndarray, title: str) -> None:
-    """Write the figure, whole or not at all. Raises UserError if the place cannot be written.
+def write_tokens(path: str | Path, captions: Sequence[TokenGroups], mean: np.ndarray, title: str) -> None:
+    """Write groups of tokens. Raises UserError if the place cannot be written.
 
     mean  [K, B] the share of each group along a caption, mean over captions
     """
-    from matplotlib.figure import Figure
-
-    columns = max(mean.shape[1], *(len(one.words) for one in captions))
-    wide = max(LEAST, LEFT + TOKEN * columns + 0.3)
-    maps = [mean, *(one.soft for one in captions)]
-    below = [0.1, *(STRIPS_BELOW for _ in captions)]  # room for the tokens, which are turned
-    heights = [
-        STRIPS_ABOVE + STRIPS_ROW * (len(one) + 2) + foot for one, foot in zip(maps, below, strict=True)
-    ]
-    tall = STRIPS_HEAD + sum(heights) + STRIPS_FOOT
-    figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
-    top = STRIPS_HEAD
-    for share, height, foot, one in zip(maps, heights, below, (None, *captions), strict=True):
-        box = (LEFT, tall - top - height + foot, TOKEN * share.shape[1], STRIPS_ROW * (len(share) + 2))
-        axes = figure.add_axes((box[0] / wide, box[1] / tall, box[2] / wide, box[3] / tall))
-        _share(axes, share)
+    wide = max(LEAST, LEFT + TOKEN * max(mean.shape[1], *(len(one.words) for one in captions)) + 0.3)
+    maps = [(mean, 0.1, None), *((one.soft, TOKENS_BELOW, one) for one in captions)]
+    heights = [TOKENS_ABOVE + TOKENS_ROW * (len(share) + 2) + foot for share, foot, _ in maps]
+    sheet = Sheet(wide, TOKENS_HEAD + sum(heights) + TOKENS_FOOT)
+    top = TOKENS_HEAD
+    for (share, _, one), height in zip(maps, heights, strict=True):
+        groups, columns = share.shape
+        axes = sheet.axes(LEFT, top + TOKENS_ABOVE, TOKEN * columns, TOKENS_ROW * (groups + 2))
+        axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest",
+                    extent=(0, columns, groups, 0))  # fmt: skip
+        axes.set_xlim(0, columns)
+        axes.set_ylim(groups + 2, 0)
+        axes.set_yticks(np.arange(groups) + 0.5, [f"group {i + 1}" for i in range(groups)])
+        axes.tick_params(labelsize=SMALL, colors=SOFT, length=0)
+        axes.spines[:].set_visible(False)
+        axes.hlines(np.arange(groups + 1), 0, columns, color=GRID, linewidth=0.5)
+        name = "mean over all captions" if one is None else f"{one.summary}, {one.name}"
+        axes.set_title(name, fontsize=SMALL, color=INK, loc="left", parse_math=False)
         if one is None:
-            _positions(axes, share)
+            axes.set_xticks([])
+            for x, word, side in ((0, "beginning", "left"), (columns, "end", "right")):
+                axes.text(x, groups + 0.2, word, ha=side, va="top", fontsize=SMALL, color=SOFT)
         else:
             _tokens(axes, one)
         top += height
-    left = 0.15 / wide
-    figure.text(left, 1 - 0.12 / tall, title, va="top", fontsize=11, color=INK, parse_math=False)
-    caption = textwrap.fill(f"{STRIPS_RULES} {POSITIONS}", int(wide * 16))
-    figure.text(left, 0.1 / tall, caption, fontsize=SMALL, color=SOFT, parse_math=False)
-    with warnings.catch_warnings(), replacing(Path(path)) as beside:
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks shows as boxes
-        figure.savefig(beside, format="png")
-
-
-def _share(axes: Any, share: np.ndarray) -> None:
-    """The map, with two rows left free below it."""
-    groups, columns = share.shape
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest",
-                extent=(0, columns, groups, 0))  # fmt: skip
-    axes.set_xlim(0, columns)
-    axes.set_ylim(groups + 2, 0)
-    axes.set_yticks(np.arange(groups) + 0.5, [f"group {i + 1}" for i in range(groups)])
-    axes.tick_params(labelsize=SMALL, colors=SOFT, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.hlines(np.arange(groups + 1), 0, columns, color=GRID, linewidth=0.5)
-
-
-def _positions(axes: Any, share: np.ndarray) -> None:
-    groups, columns = share.shape
-    axes.set_title("mean over all captions", fontsize=SMALL, color=INK, loc="left", parse_math=False)
-    axes.set_xticks([])
-    for x, word, side in ((0, "beginning", "left"), (columns, "end", "right")):
-        axes.text(x, groups + 0.2, word, ha=side, va="top", fontsize=SMALL, color=SOFT)
+    sheet.write(0.15, 0.12, title, 11, va="top")
+    rules = textwrap.fill(f"{TOKEN_RULES} {POSITION_RULES}", int(wide * 16))
+    sheet.write(0.15, sheet.tall - 0.1, rules, SMALL, color=SOFT)
+    sheet.save(path)
 
 
 def _tokens(axes: Any, one: TokenGroups) -> None:
+    """What stands below the map of a caption."""
     groups = len(one.soft)
-    axes.set_title(f"{one.summary}, {one.name}", fontsize=SMALL, color=INK, loc="left", parse_math=False)
     for token, group in enumerate(one.top_group):
-        colour = COLOURS[group % len(COLOURS)]
-        axes.barh(groups + 0.25 + STRIP, 1, 2 * STRIP, token, color=colour)
-    for phrase in one.phrases:
-        for first, last in runs(phrase):
-            corners = (first + 0.1, first + 0.1, last + 0.9, last + 0.9)
-            heights = [
-                groups + level for level in (BRACKET - 0.2, BRACKET + 0.2, BRACKET + 0.2, BRACKET - 0.2)
-            ]
-            axes.plot(corners, heights, color=INK, linewidth=1.2)
-    words = [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in one.words]
-    axes.set_xticks(np.arange(len(words)) + 0.5, words, rotation=60, ha="right", rotation_mode="anchor")
+        axes.barh(groups + 0.25 + STRIP, 1, 2 * STRIP, token, color=COLOURS[group % len(COLOURS)])
+    low, high = groups + BRACKET - 0.2, groups + BRACKET + 0.2
+    for first, last in one.brackets:
+        corners = (first + 0.1, first + 0.1, last + 0.9, last + 0.9)
+        axes.plot(corners, (low, high, high, low), color=INK, linewidth=1.2)
+    at = np.arange(len(one.words)) + 0.5
+    axes.set_xticks(at, one.shortened, rotation=60, ha="right", rotation_mode="anchor")
     for label in axes.get_xticklabels():
         label.set_parse_math(False)

@@ -1,6 +1,6 @@
 """Training: recipes, runs, the loop and its step.
 
-checkpoint  Checkpoints: written atomically, sealed with sha256 sums, kept or removed, and read strictly.
+checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
 folder      The folder of a run: checks, lock, and the files at its start.
 inputs      What a run starts from: training set, tokenizer, and the weights of an earlier run.

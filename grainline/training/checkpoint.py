@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, sealed with sha256 sums, kept or removed, and read strictly.
+"""Checkpoints: written atomically, sealed with sha256 sums, removed when old, and read strictly.
 
     OUT/checkpoints/step-00000200/   model.safetensors  optimizer.safetensors  rng.safetensors  state.json
     OUT/best/  OUT/last/             the same files, as hard links
@@ -21,27 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from grainline import files
 from grainline.distributed import rank
 from grainline.encoders.pretrained.adapters import draws_by_process
 from grainline.errors import UserError
-from grainline.files import (
-    STATE,
-    WRITE_ERRORS,
-    Corrupt,
-    clear_leftovers,
-    discard,
-    existing_folder,
-    link,
-    move_into_place,
-    original_name,
-    reason,
-    remove,
-    seal,
-    sync,
-    temporary_path,
-    unseal,
-    write_tensors,
-)
 from grainline.training.parallel import full_tensor_on_first, shard_like
 from grainline.weights import (
     MODEL,
@@ -59,7 +42,7 @@ VERSION = 2  # of the format; a change that older code cannot read adds one
 
 
 class TrainState(NamedTuple):
-    """The state of a run beside weights and optimizer state."""
+    """The state of a run without weights and optimizer state."""
 
     step: int  # updates made
     rng: tuple[dict[str, Tensor], ...]  # `rng_state()` of every rank, in rank order
@@ -84,58 +67,66 @@ def save(
     """
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
-    saving = temporary_path(target)
+    saving = files.temporary_path(target)
     weights, moments = _on_first(plain_state_dict(method)), _on_first(_moments(optimizer))
     if rank() != 0:
         return target
     try:
         saving.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(saving.parent)
+        files.clear_leftovers(saving.parent)
         saving.mkdir()
         write_weights(saving / MODEL, method, weights)
-        write_tensors(saving / OPTIMIZER, moments, {})
-        write_tensors(
-            saving / RNG, {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}, {}
-        )
-        seal(saving, _body(optimizer, state))
-        move_into_place(target)
+        files.write_tensors(saving / OPTIMIZER, moments, {})
+        rngs = {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}
+        files.write_tensors(saving / RNG, rngs, {})
+        parameters = _parameters(optimizer)
+        body = {
+            "version": VERSION,
+            "state": {key: value for key, value in state._asdict().items() if key != "rng"},
+            "ranks": len(state.rng),
+            "trained": list(parameters),
+            # Trained parameters without a gradient so far; AdamW creates their state with the first one.
+            "untouched": [name for name, p in parameters.items() if p not in optimizer.state],
+        }
+        files.seal(saving, body)
+        files.move_into_place(target)
         steps = _steps(out)
         latest = [step for step in steps if step <= state.step][-keep:]
         for step in set(steps) - set(latest):
-            remove(steps[step])
+            files.remove(steps[step])
         for name in MARKS:
             path = mark_path(out, name)
             if path is not None and step_of(path) > state.step:
-                remove(path)
-    except WRITE_ERRORS as error:
+                files.remove(path)
+    except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
 
 
 def mark(out: Path, checkpoint: Path, name: str) -> Path:
-    """Keep a checkpoint as OUT/<name> ("best", "last"), whatever `save` removes later."""
+    """Link a checkpoint as OUT/<name> ("best", "last"), which `save` does not remove later."""
     target = out / name
     try:
-        clear_leftovers(out)
-        temporary_path(target).mkdir()
+        files.clear_leftovers(out)
+        files.temporary_path(target).mkdir()
         for file in sorted(checkpoint.iterdir()):
-            link(file, temporary_path(target) / file.name)
-        sync(temporary_path(target))
-        move_into_place(target)
-    except WRITE_ERRORS as error:
+            files.link(file, files.temporary_path(target) / file.name)
+        files.sync(files.temporary_path(target))
+        files.move_into_place(target)
+    except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
 
 
 def mark_path(out: Path, name: str) -> Path | None:
     """The folder OUT/<name>, also after a kill while it was replaced; None if there is none."""
-    return existing_folder(out / name)
+    return files.existing_folder(out / name)
 
 
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
-        return int(json.loads((folder / STATE).read_bytes())["state"]["step"])
+        return int(json.loads((folder / files.STATE).read_bytes())["state"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 
@@ -147,7 +138,7 @@ def latest(out: Path) -> Path | None:
 
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
-    folders = {original_name(step): step for step in _steps(out).values()}
+    folders = {files.original_name(step): step for step in _steps(out).values()}
     folders |= {mark: path for mark in MARKS if (path := mark_path(out, mark)) is not None}
     if name not in folders:  # paths too are refused
         raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(folders) or 'none'}")
@@ -160,12 +151,12 @@ def verify(path: Path) -> dict[str, Any]:
     UserError where something does not fit; it names the newest good checkpoint of the run.
     """
     try:
-        body = unseal(path)
-    except Corrupt as error:
+        body = files.unseal(path)
+    except files.Corrupt as error:
         other = _good(_run_of(path))
         offer = "the run has no other good checkpoint: train again into a new folder"
         if other is not None:
-            offer = f"continue from the last good one with --resume --checkpoint {original_name(other)}"
+            offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
         raise UserError(f"checkpoint {path} is corrupt: {error}; {offer}") from None
     if body.get("version") != VERSION:
         raise UserError(
@@ -194,25 +185,12 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     return TrainState(rng=tuple(rng), **body["state"])
 
 
-def _body(optimizer: torch.optim.Optimizer, state: TrainState) -> dict[str, Any]:
-    """The content of state.json beside the list of files."""
-    names, parameters = _names(optimizer), _parameters(optimizer)
-    return {
-        "version": VERSION,
-        "state": {key: value for key, value in state._asdict().items() if key != "rng"},
-        "ranks": len(state.rng),
-        "trained": names,
-        # Trained parameters without a gradient so far; AdamW creates their state with the first one.
-        "untouched": [name for name, p in zip(names, parameters, strict=True) if p not in optimizer.state],
-    }
-
-
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
-    discard(temporary_path(target))
+    files.discard(files.temporary_path(target))
     good = _good(_run_of(target))
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
     raise UserError(
-        f"cannot write {target}: {reason(error)}; {last}; mend it and continue with --resume"
+        f"cannot write {target}: {files.reason(error)}; {last}; mend it and continue with --resume"
     ) from None
 
 
@@ -220,8 +198,8 @@ def _steps(out: Path) -> dict[int, Path]:
     """The checkpoints by step, in order, with those that a killed process had moved aside."""
     folder, steps = out / "checkpoints", {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r"step-(\d+)", original_name(path))
-        place = existing_folder(folder / original_name(path))
+        match = re.fullmatch(r"step-(\d+)", files.original_name(path))
+        place = files.existing_folder(folder / files.original_name(path))
         if match and place is not None:
             steps[int(match[1])] = place
     return dict(sorted(steps.items()))
@@ -235,8 +213,8 @@ def _good(out: Path) -> Path | None:
     """The newest checkpoint that is intact."""
     for path in reversed(_steps(out).values()):
         try:
-            unseal(path)
-        except Corrupt:
+            files.unseal(path)
+        except files.Corrupt:
             continue
         return path
     return None
@@ -246,15 +224,14 @@ def _check_moments(
     path: Path, body: Mapping[str, Any], moments: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """UserError unless the same parameters learn as before and their states have the same shapes."""
-    names, before = _names(optimizer), set(body["trained"])
-    wrong = summarize_names({"no longer trained": before - set(names), "newly trained": set(names) - before})
+    parameters, before = _parameters(optimizer), set(body["trained"])
+    names = set(parameters)
+    wrong = summarize_names({"no longer trained": before - names, "newly trained": names - before})
     if not wrong:
         expected: dict[str, Tensor] = {}
-        for name, parameter in zip(names, _parameters(optimizer), strict=True):
-            if name not in body["untouched"]:
-                count = torch.zeros((), dtype=torch.float32)
-                state = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": count}
-                expected |= {f"{key}/{name}": like.detach() for key, like in state.items()}
+        for name in names - set(body["untouched"]):
+            expected |= {f"{key}/{name}": parameters[name].detach() for key in ("exp_avg", "exp_avg_sq")}
+            expected[f"step/{name}"] = torch.zeros((), dtype=torch.float32)
         wrong = state_dict_mismatch(moments, expected)
     if wrong:
         raise UserError(
@@ -263,23 +240,16 @@ def _check_moments(
         )
 
 
-def _names(optimizer: torch.optim.Optimizer) -> list[str]:
-    return [name for group in optimizer.param_groups for name in group["names"]]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The trained parameters by name, in the order of the groups."""
+    groups = optimizer.param_groups
+    return {k: p for group in groups for k, p in zip(group["names"], group["params"], strict=True)}
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "exp_avg/name" -> tensor."""
-    pairs = zip(_names(optimizer), _parameters(optimizer), strict=True)
-    return {
-        f"{key}/{name}": x
-        for name, p in pairs
-        if p in optimizer.state
-        for key, x in optimizer.state[p].items()
-    }
+    states = {name: optimizer.state.get(p, {}) for name, p in _parameters(optimizer).items()}
+    return {f"{key}/{name}": x for name, state in states.items() for key, x in state.items()}
 
 
 def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,20 +258,19 @@ def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _restore(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
     """Load by `load_state_dict`, which puts step counts on the CPU, or for fused kernels on the device."""
-    numbers, parameters = {name: i for i, name in enumerate(_names(optimizer))}, _parameters(optimizer)
+    parameters = _parameters(optimizer)
+    numbers = {name: i for i, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in moments.items():
         key, _, name = full_name.partition("/")
-        i = numbers[name]
         value = value.clone()  # the memory map of the file goes with the file
-        state.setdefault(i, {})[key] = value if value.dim() == 0 else shard_like(value, parameters[i])
+        value = value if value.dim() == 0 else shard_like(value, parameters[name])
+        state.setdefault(numbers[name], {})[key] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-# The random number generators of a process as tensors, stored without pickle.
-#
-# Training rarely uses them: order, crops, texts and the noise of layers are functions of seed, step and ids
-# (`data/`, `nn/hashing.py`). `process_rng_modules` lists the exceptions.
+# The random number generators of a process as tensors, without pickle. Training rarely uses them: order,
+# crops, texts and the noise of layers are functions of seed, step and ids (`data/`, `nn/hashing.py`).
 
 
 def rng_state() -> dict[str, Tensor]:
@@ -344,11 +313,9 @@ def process_rng_modules(model: nn.Module) -> list[str]:
     outside the encoders. Their noise depends on the number of processes.
     """
     attention = set(draws_by_process(model))
-    return [
-        name
-        for name, module in model.named_modules()
-        if module.training and (name in attention or (isinstance(module, _DropoutNd) and module.p > 0))
-    ]
+    modules = {name: module for name, module in model.named_modules() if module.training}
+    dropout = {name for name, module in modules.items() if isinstance(module, _DropoutNd) and module.p > 0}
+    return [name for name in modules if name in attention | dropout]
 
 
 def _as_bytes(value: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """The demo: train a small model on drawn scenes, measure it on unseen ones, and write one page about it.
 
-Everything here can be had piece by piece with `grainline train` and `grainline evaluate`; the page is
-OUT/report.html, the numbers are OUT/*.json.
+`grainline train` and `grainline evaluate` do the same piece by piece. The page is OUT/report.html, and the
+numbers are OUT/*.json.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from grainline.evaluation.measure import metrics_section, table
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
 from grainline.model import load
+from grainline.report.charts import charts
 from grainline.report.page import Section, render_page, write_page
 from grainline.report.page import summary as page_summary
-from grainline.report.table import charts
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
 from grainline.training.report import REPORT_FILE, curves
@@ -27,10 +27,10 @@ RECIPE = "maxsim/scenes"
 
 
 def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
-    """Train, or go on where an earlier demo stopped; measure; write the report and say where it lies.
+    """Train, or go on where an earlier demo stopped; measure; write the report and print its path.
 
     changes  of the recipe, as for `grainline train --set`
-    scenes   held-out images to measure on, of usual and of never seen combinations each
+    scenes   images to measure on, of usual combinations and of those that training never has
     """
     console = Console()
     recipe = read_recipe(RECIPE, changes)

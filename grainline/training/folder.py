@@ -1,7 +1,7 @@
 """The folder of a run: whether training may start or resume in it, its lock, and the files at its start.
 
-It is complete before the first step: recipe.yaml, model.json and tokenizer.json are written first. During
-training checkpoints/ and log.jsonl grow; best/ and last/ hold the weights to use.
+recipe.yaml, model.json and tokenizer.json are written before the first step. During training checkpoints/ and
+log.jsonl grow; best/ and last/ hold the weights to use.
 """
 
 import sys
@@ -37,8 +37,17 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
         if rank() == 0:
             try:
                 _require_run_or_empty(out, resume)
-                _make_folder(out)
-                _lock(out, stack)
+                try:
+                    out.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise UserError(
+                        f"cannot make the folder {out}: {error.strerror}; choose another --out"
+                    ) from None
+                hint = "wait until it ends, or choose another --out"
+                try:
+                    stack.enter_context(one_writer(out, f"run {out}", hint))
+                except NoLocks as error:  # as on some cluster file systems, where training has to work too
+                    print(f"{error}; another process could train into it too", file=sys.stderr)
                 _require_run_or_empty(out, resume)  # another process may have started a run before the lock
                 if is_run(out):
                     _require_same(recipe, out, resume)
@@ -82,13 +91,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _lock(out: Path, stack: ExitStack) -> None:
-    try:
-        stack.enter_context(one_writer(out, f"run {out}", "wait until it ends, or choose another --out"))
-    except NoLocks as error:  # some cluster file systems have no locks; training has to work there too
-        print(f"{error}; nothing keeps another process from training into it", file=sys.stderr)
-
-
 def _require_run_or_empty(out: Path, resume: bool) -> None:
     """UserError unless the folder holds a run, the files at the start of one, or nothing."""
     if is_run(out):
@@ -107,24 +109,13 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
     """UserError unless --resume was given and the folder holds a run of this recipe."""
     if not resume:
         raise UserError(f"{out} holds a run already; continue with --resume, or choose another --out")
-    differ = sorted(_differences(read_recipe(str(out / "recipe.yaml"), []), recipe))
+    before, now = (
+        flatten(x.model_dump(mode="json")) for x in (read_recipe(str(out / "recipe.yaml"), []), recipe)
+    )
+    names = sorted(before.keys() | now.keys())
+    differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]
     if differ:
         raise UserError(
             f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
             "resume with the same recipe and settings, or choose another --out"
         )
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
-
-
-def _differences(old: Recipe, new: Recipe) -> Iterator[str]:
-    """Names of the fields in which two recipes differ, except those in MAY_CHANGE."""
-    before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
-    for name in before.keys() | after.keys():
-        if before.get(name) != after.get(name) and not name.startswith(MAY_CHANGE):
-            yield name

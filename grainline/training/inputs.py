@@ -1,87 +1,73 @@
-"""What a run starts from: training set, tokenizer, and the weights of an earlier run (`init_from`)."""
+"""What a run starts from: training data, tokenizer, and the weights of an earlier run (`init_from`)."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from grainline.build import Start, image_settings, method_config, reads_pretrained_texts
 from grainline.data.cache import CachedFeatures, CachedSuperpixels
-from grainline.data.dataset import TrainSet
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.texts_alone import without_images
 from grainline.data.open_source import open_sources
-from grainline.data.phrases.base import Provider
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
-from grainline.distributed import barrier, rank
+from grainline.distributed import rank
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
 from grainline.methods.base import Method
-from grainline.model import find_run, load
-from grainline.training.folder import is_run, writing
+from grainline.model import Model, find_run, load
 from grainline.training.recipe import DataConfig, Recipe
 
 TOWERS = "towers."  # encoders and projections: the part that an earlier run must provide completely
 
 
-class SourceRun(NamedTuple):
-    """The run that `init_from` names."""
-
-    path: str
-    weights: dict[str, torch.Tensor]
-    tokenizer: TextTokenizer
-
-
-def read_source_run(path: str) -> SourceRun:
-    """Weights and tokenizer of a run, or of a folder inside one. Raises UserError for anything else."""
+def read_source_run(path: str) -> Model:
+    """The model of a run, or of a folder inside one. Raises UserError for anything else."""
     if find_run(Path(path)) is None:
         raise UserError(
             f"init_from is {path}, which is no run of grainline; for other checkpoints use model.pretrained"
         )
-    model = load(path, device="cpu")
-    return SourceRun(path, model.method.state_dict(), model.tokenizer)
+    return load(path, device="cpu")
 
 
 @torch.no_grad()
-def copy_weights(method: Method, source_run: SourceRun) -> list[str]:
-    """Copy every tensor that both models have; returns the names of the tensors that stay as initialised.
+def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> list[str]:
+    """Copy the tensors of an earlier run; returns the names of those that stay as initialised.
 
     Raises UserError where the run lacks a tensor of the encoders, or has a tensor of another shape.
     """
-    weights, state = source_run.weights, method.state_dict()
-    required = [
-        name for name in state if name.startswith(TOWERS) and not name.startswith(method.new_parameters)
-    ]
-    missing = [name for name in required if name not in weights]
+    state, added = method.state_dict(), method.new_parameters
+    missing = [x for x in state if x.startswith(TOWERS) and not x.startswith(added) and x not in weights]
     if missing:
         raise UserError(
-            f"the run {source_run.path} has no {missing[0]} ({len(missing)} tensors are missing): init_from "
-            "needs a run with the same encoders"
+            f"the run {path} has no {missing[0]} ({len(missing)} tensors are missing): init_from needs a run "
+            "with the same encoders"
         )
-    for name, x in state.items():
-        if name in weights and weights[name].shape != x.shape:
+    common = [name for name in state if name in weights]
+    for name in common:
+        if weights[name].shape != state[name].shape:
             raise UserError(
-                f"{name} is {tuple(weights[name].shape)} in the run {source_run.path} and {tuple(x.shape)} "
+                f"{name} is {tuple(weights[name].shape)} in the run {path} and {tuple(state[name].shape)} "
                 "here; give the model the sizes that the run has"
             )
-    for name, x in state.items():
-        if name in weights:
-            x.copy_(weights[name])
+    for name in common:
+        state[name].copy_(weights[name])
     return [name for name in state if name not in weights]
 
 
-def init_weights(method: Method, source_run: SourceRun) -> None:
+def init_weights(method: Method, source_run: Model, path: str) -> None:
     """`copy_weights`, and one line on stderr about the tensors that did not come from the run."""
-    new = copy_weights(method, source_run)
+    new = copy_weights(method, source_run.method.state_dict(), path)
     if rank() == 0:
         parts = dict.fromkeys(name.partition(".")[0] for name in new)
         what = f"{len(new)} tensors of {', '.join(parts)} are new" if new else "no tensor is new"
-        print(f"starts from {source_run.path}; {what}", file=sys.stderr)
+        print(f"starts from {path}; {what}", file=sys.stderr)
 
 
 def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | None) -> tuple[Source, Source]:
@@ -92,26 +78,19 @@ def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | N
     return source, source if descriptions is None else WithDescriptions(source, descriptions)
 
 
-def make_tokenizer(
-    recipe: Recipe, start_point: Start, source: Source, out: Path, source_run: SourceRun | None
+def new_tokenizer(
+    recipe: Recipe, start_point: Start, source: Source, source_run: Model | None
 ) -> TextTokenizer:
-    """The tokenizer of the run folder: trained or fetched by the first process, read by the others."""
-    if rank() == 0 and not is_run(out):
-        name = recipe.data.tokenizer
-        config: Any = start_point.description.config
-        tokenizer: TextTokenizer
-        if source_run is not None:
-            tokenizer = source_run.tokenizer
-        elif start_point.text is not None:
-            tokenizer = start_point.tokenizer(name)
-        elif name:
-            tokenizer = load_tokenizer(name)
-        else:
-            tokenizer = Tokenizer.train(_captions(source, recipe.data.tokenizer_samples), config.text.vocab)
-        with writing(out):
-            tokenizer.save(out)
-    barrier()
-    return read_tokenizer(out)
+    """That of the earlier run, of the checkpoint or of the recipe, or a BPE trained on the captions."""
+    name = recipe.data.tokenizer
+    if source_run is not None:
+        return source_run.tokenizer
+    if start_point.text is not None:
+        return start_point.tokenizer(name)
+    if name:
+        return load_tokenizer(name)
+    config: Any = start_point.description.config
+    return Tokenizer.train(_captions(source, recipe.data.tokenizer_samples), config.text.vocab)
 
 
 def with_vocabulary(start_point: Start, vocab: int) -> Start:
@@ -123,34 +102,6 @@ def with_vocabulary(start_point: Start, vocab: int) -> Start:
     values["text"]["vocab"] = vocab
     config = method_config(description.method, values, "recipe field model")
     return start_point._replace(description=description._replace(config=config))
-
-
-def make_train_set(
-    recipe: Recipe,
-    source: Source,
-    described: Source,
-    tokenizer: TextTokenizer,
-    method: Method,
-    start_point: Start,
-    provider: Provider,
-    resume_from: Path | None,
-) -> TrainSet:
-    """The training samples, cropped and tokenized as the method needs them.
-
-    source, described  as `open_data` returns them
-    resume_from        the checkpoint that the run resumes from, for features of a frozen encoder
-    """
-    return TrainSet(
-        described,
-        tokenizer,
-        _crop(recipe.data, source, method, start_point, resume_from),
-        recipe.data.texts,
-        context=method.context,
-        seed=recipe.train.seed,
-        parts=method.parts,
-        chunking=method.chunking,
-        provider=provider,
-    )
 
 
 def require_data_fits(source: Source, descriptions: Descriptions | None, method: Method, name: str) -> None:
@@ -167,10 +118,13 @@ def require_data_fits(source: Source, descriptions: Descriptions | None, method:
     require_fit(name, method.reads_descriptions, descriptions, "data.descriptions")
 
 
-def _crop(
+def make_crop(
     cfg: DataConfig, source: Source, method: Method, start_point: Start, resume_from: Path | None
 ) -> Crop:
-    """How training images are cropped, with cached superpixels or features where the recipe names them."""
+    """How training images are cropped, with cached superpixels or features where the recipe names them.
+
+    resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
+    """
     if cfg.crop is not None:
         return TrainTransform(method.size, **cfg.crop.model_dump())
     description = start_point.description
@@ -192,7 +146,7 @@ def _crop(
 
 
 def _captions(source: Source, max_records: int) -> Iterator[str]:
-    """All texts of at most `max_records` records, evenly spread over the source."""
+    """All texts of at most `max_records` records at even distances in the source."""
     count = min(max_records, len(source))
     for i in range(count):
         try:

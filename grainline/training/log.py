@@ -2,10 +2,10 @@
 
 Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "corrupt", "note", ...),
 `step`, `epoch`, `time` (seconds since 1970), and further fields such as `terms`, `lr`, `images_per_s`.
-A number that is not finite is null, and `non_finite` says what it was: {"terms.loss": "nan"}.
+A number that is not finite is null, with its text in `non_finite`: {"terms.loss": "nan"}.
 
-On resume the file is truncated to the lines written before the checkpoint. The log is then that of an
-uninterrupted run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
+On resume the file is truncated to the lines before the checkpoint. The log is then that of an uninterrupted
+run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
 """
 
 import importlib
@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ TIMES = ("time", "images_per_s")
 
 
 class LogConfig(Config):
-    """Where to log beside the file."""
+    """Where to log in addition to the file."""
 
     tensorboard: bool = False  # also write OUT/tensorboard; needs the extra `tb`
     wandb: str = ""  # also log to this project of Weights & Biases; needs the extra `wandb`
@@ -59,7 +58,7 @@ class Log:
 
         total  steps of the whole run
         step   the step that the run starts from
-        lines  of a resumed run: how many lines of its log to keep (`TrainState.log_lines`);
+        lines  of a resumed run: lines to which its log is truncated (`TrainState.log_lines`);
                None for a new run, where an existing log is a UserError
         """
         self.path = out / LOG_FILE
@@ -76,43 +75,41 @@ class Log:
         except BaseException:
             self._file.close()
             raise
-        self._show = _Display(console or Console(), total, step, cfg.plain_every)
+        self._display = _Display(console or Console(), total, step, cfg.plain_every)
         if lines is not None and self.lines < lines:
-            self.write(
-                "note", step, 0.0, text=f"the log had {self.lines} lines where the checkpoint counts {lines}"
-            )
+            text = f"the log had {self.lines} lines where the checkpoint counts {lines}"
+            self.write("note", step, 0.0, text=text)
 
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, kind: str, step: int, epoch: float, **fields: Any) -> None:
         """Add one line of numbers, texts, tensors of one number, and mappings and sequences of these."""
-        odd: dict[str, str] = {}
-        line = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3)}
-        line |= {name: _plain(value, name, odd) for name, value in fields.items()}
-        if odd:
-            line["non_finite"] = odd
+        non_finite: dict[str, str] = {}
+        values = {name: _plain(value, name, non_finite) for name, value in fields.items()}
+        if non_finite:
+            values["non_finite"] = non_finite
+        line = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3), **values}
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
         with self._writing():
-            _write_all(self._file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n")
+            while data:
+                data = data[os.write(self._file.fileno(), data) :]
         self.lines += 1
-        if self._boards:
-            numbers = dict(_numbers(line | {"step": None, "epoch": None, "time": None}, f"{kind}/"))
-            for board in self._boards:
-                board.add(numbers, step)
+        numbers = dict(_numbers(values, f"{kind}/")) if self._boards else {}
+        for board in self._boards:
+            board.add(numbers, step)
 
     def note(self, text: str, step: int, epoch: float, kind: str = "note", **fields: Any) -> None:
         """Add a line with a text, and print the text."""
         self.write(kind, step, epoch, text=text, **fields)
-        self._show.say(text)
+        self._display.print(text)
 
     def progress(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
         """Move the progress bar to `step`. Writes nothing to the file."""
-        self._show.update(step, terms, images_per_s)
+        self._display.update(step, terms, images_per_s)
 
     def sync(self) -> int:
         """Wait until all lines are on the disk; returns their number, for the checkpoint."""
@@ -122,7 +119,7 @@ class Log:
 
     def close(self) -> None:
         """Close the file, the bar, TensorBoard and wandb. A second call does nothing."""
-        self._show.close()
+        self._display.close()
         self._file.close()
         while self._boards:
             self._boards.pop().close()
@@ -154,9 +151,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-# The file
-
-
 def _truncate(path: Path, lines: int | None) -> int:
     """Truncate the file to its first `lines` lines; returns how many it has then."""
     existing = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -172,22 +166,17 @@ def _truncate(path: Path, lines: int | None) -> int:
     return len(whole)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _plain(value: Any, where: str, odd: dict[str, str]) -> Any:
-    """The value as JSON. A number that is not finite becomes None, and `odd` says what it was."""
+def _plain(value: Any, where: str, non_finite: dict[str, str]) -> Any:
+    """The value as JSON. A number that is not finite becomes None, and its text goes into `non_finite`."""
     if isinstance(value, Tensor | np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
-        odd[where] = str(value)
+        non_finite[where] = str(value)
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(x, f"{where}.{key}", odd) for key, x in value.items()}
+        return {str(key): _plain(x, f"{where}.{key}", non_finite) for key, x in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(x, f"{where}.{i}", odd) for i, x in enumerate(value)]
+        return [_plain(x, f"{where}.{i}", non_finite) for i, x in enumerate(value)]
     return value
 
 
@@ -198,9 +187,6 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}{name}", value
-
-
-# TensorBoard and wandb
 
 
 class _TensorBoard:
@@ -221,10 +207,10 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Logs to wandb, with its files in OUT/wandb; WANDB_MODE=offline keeps it from the network.
+    """Logs to wandb, with its files in OUT/wandb; with WANDB_MODE=offline it does not use the network.
 
-    A resumed run goes on under the id in OUT/wandb.id. Charts are drawn over the field `step`, since wandb's
-    own counter never goes back to the step of a checkpoint.
+    A resumed run continues under the id in OUT/wandb.id. The x axis of charts is the field `step`, because
+    wandb's own counter never goes back to the step of a checkpoint.
     """
 
     def __init__(self, out: Path, step: int, cfg: LogConfig) -> None:
@@ -253,25 +239,22 @@ class _Wandb:
 
 def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
     """The loggers that the config selects. UserError if a package is missing, before the log is written."""
-    options: list[tuple[bool, type[_TensorBoard] | type[_Wandb], str, str, str, str]] = [
-        (cfg.tensorboard, _TensorBoard, "tensorboard=true", "torch.utils.tensorboard", "tensorboard", "tb"),
-        (bool(cfg.wandb), _Wandb, f"wandb={cfg.wandb}", "wandb", "wandb", "wandb"),
-    ]
-    out = []
-    for wanted, board, setting, module, package, extra in options:
-        if wanted:
-            try:
-                importlib.import_module(module)
-            except ImportError:
-                raise UserError(
-                    f"{setting} needs the package {package}, which is not installed: "
-                    f"pip install 'grainline[{extra}]'"
-                ) from None
-            out.append(board)
+    out: list[type[_TensorBoard] | type[_Wandb]] = []
+    setting, extra = "tensorboard=true", "tb"
+    try:
+        if cfg.tensorboard:
+            importlib.import_module("torch.utils.tensorboard")
+            out.append(_TensorBoard)
+        setting, extra = f"wandb={cfg.wandb}", "wandb"
+        if cfg.wandb:
+            importlib.import_module("wandb")
+            out.append(_Wandb)
+    except ImportError:
+        package = setting.partition("=")[0]
+        raise UserError(
+            f"{setting} needs the package {package}, which is not installed: pip install 'grainline[{extra}]'"
+        ) from None
     return out
-
-
-# Progress
 
 
 class _Display:
@@ -299,16 +282,15 @@ class _Display:
         left = (now - self.start) / max(step - self.first, 1) * max(self.total - step, 0)
         text = _line(terms, images_per_s, left)
         if self.bar is None:
-            self.say(f"step {step}/{self.total}  {text}")
+            self.print(f"step {step}/{self.total}  {text}")
         else:
             self.bar.update(self.task, completed=step, description=text, refresh=True)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
-            self.console.file.write(text + "\n")
-            self.console.file.flush()
+            print(text, file=self.console.file, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

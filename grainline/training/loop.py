@@ -7,7 +7,7 @@ before every checkpoint, so no checkpoint holds weights from after a loss that w
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from grainline.data.batches import Batch, CorruptStats, load_batches
-from grainline.data.cache import CachedFeatures
 from grainline.data.dataset import Batches, TrainSet
-from grainline.data.formats.joined import remarks
 from grainline.distributed import (
     all_gather_objects,
     all_reduce_max,
@@ -32,19 +30,11 @@ from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.scale import clamp_scales
 from grainline.stop import Request, Stopped, requests
-from grainline.training import checkpoint
+from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
 from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
-from grainline.training.parallel import (
-    ValidationCopy,
-    accumulation_step,
-    clip_grad_norm,
-    data_parallel,
-    dtype_of,
-    shard,
-)
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, compile_layers, recompute_layers
 from grainline.types import Clock, to
@@ -70,6 +60,8 @@ class Run(NamedTuple):
     workers: int
     max_corrupt: float  # share of samples that may be corrupt
     validate: Callable[[Method], Validation] | None  # the first process calls it
+    remarks: tuple[str, ...] = ()  # about the data, for the log
+    cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
 
 
 class StepNumbers(NamedTuple):
@@ -98,24 +90,26 @@ class _Training:
     def __init__(self, run: Run, device: torch.device) -> None:
         cfg = run.cfg
         cfg.require_batch(len(run.data), world_size(), run.method.uses_images)
-        self.job, self.cfg, self.device = run, cfg, device
+        self.job, self.cfg, self.device, self.out = run, cfg, device, run.out
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
         sharded = cfg.fsdp and world_size() > 1
-        self.validation_copy = ValidationCopy(run.method) if sharded and run.validate is not None else None
+        self.validation_copy = (
+            parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None
+        )
         self.method = run.method.to(device)
         if cfg.compile:
             compile_layers(self.method)
         if cfg.activation_checkpointing:
             recompute_layers(self.method)
-        objective = Objective(self.method, dtype_of(cfg.precision, device))
+        objective = Objective(self.method, parallel.dtype_of(cfg.precision, device))
         if sharded:
-            shard(objective, device)
+            parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
-        if isinstance(run.data.crop, CachedFeatures):
+        if run.cached_features:
             require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
-        self.objective: Any = objective if sharded else data_parallel(objective, device)
+        self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
         self.step = 0  # updates made
         self.pending: list[StepNumbers] = []
@@ -125,55 +119,63 @@ class _Training:
         self.last_flush = 0, time.monotonic()  # step and time when terms were last read
 
     def run(self, resume: Path | None) -> Path:
+        cfg = self.cfg
         state = None if resume is None else self._restore(resume)
-        batches = self._batches()
+        steps = range(self.step * cfg.grad_accum, cfg.max_steps * cfg.grad_accum)
+        plan = Batches(
+            len(self.job.data),
+            cfg.global_batch_size // cfg.grad_accum,
+            cfg.seed,
+            steps,
+            rank=rank(),
+            world_size=world_size(),
+            reshuffle=cfg.reshuffle,
+        )
+        batches = load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
         before = world_size() if state is None else len(state.rng)
-        # Weights are initialised already. Few layers draw from this generator (`process_rng_modules`).
-        torch.manual_seed(Random(f"{self.cfg.seed}/{self.step}/{rank()}").getrandbits(63))
+        # Weights are initialised already. Few layers use this generator (`process_rng_modules`).
+        torch.manual_seed(Random(f"{cfg.seed}/{self.step}/{rank()}").getrandbits(63))
         if state is not None and before == world_size():
             set_rng_state(state.rng[rank()])
         if rank() == 0:
-            lines = (
-                state.log_lines if state is not None else 0
-            )  # 0 drops lines from before a first checkpoint
-            self.log = Log(self.job.out, self.cfg.log, self.cfg.max_steps, step=self.step, lines=lines)
+            lines = 0 if state is None else state.log_lines  # 0 drops lines from before a first checkpoint
+            self.log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
         answer = "stopping after this step with a checkpoint; a second signal stops at once"
         with (
             requests(answer if rank() == 0 else "") as self.request,
             self.log or nullcontext(),
             closing(batches),
         ):
-            if self.log is not None and self.step == 0:
-                for remark in remarks(self.job.data.source):
-                    self.log.note(remark, 0, 0.0)
+            for remark in self.job.remarks if self.step == 0 else ():
+                self._note(remark)
             train_mode(self.method)
             self._note_processes(before)
             self.last_flush = self.step, time.monotonic()
             if state is not None and state.extra.get("validation_pending"):
                 self._save(best=self._validate())
-            while self.step < self.cfg.max_steps:
+            while self.step < cfg.max_steps:
                 self._step(batches)
                 self._after()
         if rank() == 0:
-            newest = checkpoint.latest(self.job.out)
+            newest = checkpoint.latest(self.out)
             assert newest is not None, "the last step saves"
-            checkpoint.mark(self.job.out, newest, "last")
+            checkpoint.mark(self.out, newest, "last")
         barrier()
-        return self.job.out / "last"
+        return self.out / "last"
+
+    def _note(self, text: str, kind: str = "note", **fields: Any) -> None:
+        if self.log is not None:
+            self.log.note(text, self.step, self._epoch(), kind, **fields)
 
     def _note_processes(self, before: int) -> None:
         """Log a changed number of processes, and layers whose noise depends on the number of processes."""
-        if self.log is None:
-            return
         now = world_size()
         if now != before:
-            text = f"resumed at step {self.step} with {now} processes, before {before}"
-            self.log.note(text, self.step, self._epoch())
+            self._note(f"resumed at step {self.step} with {now} processes, before {before}")
         noise = process_rng_modules(self.method)
         if noise and (now != before or (now > 1 and self.step == 0)):
             which = noise[0] + (f" and {len(noise) - 1} more" if noise[1:] else "")
-            text = f"the noise of {which} differs between processes, so losses depend on their number"
-            self.log.note(text, self.step, self._epoch())
+            self._note(f"the noise of {which} differs between processes, so losses depend on their number")
 
     def _step(self, batches: Iterator[Batch]) -> None:
         """One update from `grad_accum` parts of a global batch."""
@@ -186,13 +188,13 @@ class _Training:
             self.corrupt_stats.add(batch)
             images, texts = to(batch.images, self.device), to(batch.texts, self.device)
             last = part == cfg.grad_accum - 1
-            with accumulation_step(self.objective, last):
+            with parallel.accumulation_step(self.objective, last):
                 loss: Loss = self.objective(images, texts, clock, cfg.grad_cache_chunk)
                 (loss.total / cfg.grad_accum).backward()
             for sums, values in ((terms, loss.terms), (facts, loss.facts)):
                 for name, value in values.items():
                     sums[name] = sums.get(name, torch.zeros_like(value)) + value / cfg.grad_accum
-        norm = clip_grad_norm(self.trained, cfg.grad_clip or float("inf"))
+        norm = parallel.clip_grad_norm(self.trained, cfg.grad_clip or float("inf"))
         set_rates(self.optimizer, self.step, cfg.max_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,11 +209,8 @@ class _Training:
         """
         cfg, step, images = self.cfg, self.step, len(self.job.data)
         end = step == cfg.max_steps
-        measure = (
-            cfg.validate_every > 0
-            and self.job.validate is not None
-            and (step % cfg.validate_every == 0 or end)
-        )
+        validates = cfg.validate_every > 0 and self.job.validate is not None
+        measure = validates and (step % cfg.validate_every == 0 or end)
         # Agreed between processes, which have to stop after the same step.
         signal_number = int(all_reduce_max(torch.tensor(self.request.number)))
         save = step % cfg.save_every == 0 or end or bool(signal_number)
@@ -219,13 +218,21 @@ class _Training:
         epoch_ends = step * batch // images > (step - 1) * batch // images
         if step % cfg.log_every == 0 or measure or save or epoch_ends:
             self._flush_log()
-        if epoch_ends or end:
-            self._report()
+        if (epoch_ends or end) and self.log is not None:
+            self.log.write("epoch", step, self._epoch(), **self.corrupt_stats.report())
+            sentence = self.corrupt_stats.sentence()
+            if sentence:
+                self._note(f"epoch {self._epoch():.2f}: {sentence}", "corrupt")
         better = self._validate() if measure and not signal_number else False
         if save or better:
             path = self._save(best=better, validation_pending=measure and bool(signal_number))
             if signal_number:
-                self._stop_for(signal_number, path)
+                how = "interrupted" if signal_number == signal.SIGINT else "terminated"
+                raise Stopped(
+                    signal_number,
+                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
+                    "with --resume",
+                )
 
     def _flush_log(self) -> None:
         """Read the pending terms and log their means; UserError for a term that is not finite."""
@@ -243,34 +250,20 @@ class _Training:
         columns = [sum(column) / len(column) for column in zip(*numbers, strict=True)]
         means = dict(zip(names, columns, strict=False))
         norm = means.pop("gradient norm")
-        fact_means = dict(zip(facts, columns[len(names) :], strict=True))
         last_step, start = self.last_flush
         self.last_flush = self.step, time.monotonic()
         speed = (self.step - last_step) * self.cfg.global_batch_size / max(time.monotonic() - start, 1e-9)
         if self.log is not None:
             loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
-            self.log.write(
-                "train",
-                self.step,
-                self._epoch(),
-                terms=loss,
-                **({"facts": fact_means} if fact_means else {}),
-                norm=norm,
-                lr=rates(self.optimizer),
-                images_per_s=round(speed, 1),
-            )
+            fields: dict[str, Any] = {"terms": loss}
+            if facts:
+                fields["facts"] = dict(zip(facts, columns[len(names) :], strict=True))
+            fields |= {"norm": norm, "lr": rates(self.optimizer), "images_per_s": round(speed, 1)}
+            self.log.write("train", self.step, self._epoch(), **fields)
             self.log.progress(self.step, loss, speed)
 
-    def _stop_for(self, number: int, path: Path) -> None:
-        how = "interrupted" if number == signal.SIGINT else "terminated"
-        raise Stopped(
-            number,
-            f"{how} after step {self.step} of {self.cfg.max_steps}; the checkpoint {path} is saved; "
-            "continue with --resume",
-        )
-
     def _stop_not_finite(self, step: int, terms: dict[str, float]) -> None:
-        latest = checkpoint.latest(self.job.out)
+        latest = checkpoint.latest(self.out)
         values = ", ".join(f"{name} {value:g}" for name, value in terms.items())
         offer = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         if self.log is not None:
@@ -280,25 +273,12 @@ class _Training:
             "with a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
         )
 
-    def _report(self) -> None:
-        """Log the counts of corrupt samples at the end of an epoch and of the run."""
-        if self.log is not None:
-            self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
-            sentence = self.corrupt_stats.sentence()
-            if sentence:
-                self.log.note(
-                    f"epoch {self._epoch():.2f}: {sentence}", self.step, self._epoch(), kind="corrupt"
-                )
-
     def _validate(self) -> bool:
         """Validate on the first process; returns in every process whether the metric is the best so far."""
         better = torch.zeros((), device=self.device)
-        with (
-            self.validation_copy.filled(self.method, self.device)
-            if self.validation_copy
-            else nullcontext(self.method) as method
-        ):
-            if self.log is not None:
+        copy = self.validation_copy
+        with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method:
+            if rank() == 0:
                 assert self.job.validate is not None
                 metrics, notes, images = self.job.validate(method.eval())
                 train_mode(self.method)
@@ -308,7 +288,7 @@ class _Training:
                     better += 1
                 text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
                 text = "; ".join([f"{text}, the best so far" if better else text, *notes])
-                self.log.note(text, self.step, self._epoch(), "validation", metrics=metrics, images=images)
+                self._note(text, "validation", metrics=metrics, images=images)
         self.last_flush = self.step, time.monotonic()
         return bool(all_reduce_max(better))
 
@@ -325,9 +305,9 @@ class _Training:
                 "validation_pending": validation_pending,
             },
         )
-        path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
+        path = checkpoint.save(self.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
         if best and rank() == 0:
-            checkpoint.mark(self.job.out, path, "best")
+            checkpoint.mark(self.out, path, "best")
         barrier()  # no process may continue while the first one writes
         return path
 
@@ -347,26 +327,11 @@ class _Training:
 
     def _mend_best(self, path: Path, is_best: bool) -> None:
         """Mark the best weights if the process died before it did; drop `best` if a later step set it."""
-        best_path = checkpoint.mark_path(self.job.out, "best")
+        best_path = checkpoint.mark_path(self.out, "best")
         if is_best and (best_path is None or checkpoint.step_of(best_path) != self.step):
-            checkpoint.mark(self.job.out, path, "best")
+            checkpoint.mark(self.out, path, "best")
         elif best_path is None or checkpoint.step_of(best_path) > self.step:
             self.best = None  # its weights are gone, so the next validation is the best
-
-    def _batches(self) -> Generator[Batch, None, None]:
-        """The batches from the current step to the end of the run."""
-        cfg, parts = self.cfg, self.cfg.grad_accum
-        steps = range(self.step * parts, cfg.max_steps * parts)
-        plan = Batches(
-            len(self.job.data),
-            cfg.global_batch_size // parts,
-            cfg.seed,
-            steps,
-            rank=rank(),
-            world_size=world_size(),
-            reshuffle=cfg.reshuffle,
-        )
-        return load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
 
     def _epoch(self) -> float:
         return self.step * self.cfg.global_batch_size / len(self.job.data)

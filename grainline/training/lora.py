@@ -1,17 +1,14 @@
 """LoRA: small matrices that learn in place of large ones (Hu et al., arXiv 2106.09685), by the library peft.
 
 A linear layer y = W x + b becomes y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise
-and B [out, rank] with zeros, so training starts from the unchanged model.
-
-A and B of every adapted layer learn, and so do the parameters outside the encoders (projections, scale,
-bias). All other weights of the encoders are frozen, whatever the rules say; a rule that matches only frozen
-weights is an error. In rules, files and the optimizer state an adapted layer keeps its parameter names, and
-the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
-
+and B [out, rank] with zeros. A and B learn, and so do the parameters outside the encoders. All other weights
+of the encoders are frozen, also against the rules. In rules, files and the optimizer state an adapted layer
+has its old parameter names, and the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
 `weights.py` adds B A to W when it reads such a file into a model without adapters.
 """
 
 import re
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -48,16 +45,9 @@ def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
         raise UserError(
             f"train.lora needs peft ({error}); install it with `pip install 'grainline[lora]'`"
         ) from None
+    settings: dict[str, Any] = {"r": cfg.rank, "lora_alpha": cfg.alpha, "lora_dropout": cfg.dropout}
     pattern = "|".join(map(re.escape, targets))
-    inject_adapter_in_model(
-        PeftConfig(
-            r=cfg.rank,
-            lora_alpha=cfg.alpha,  # type: ignore[arg-type]
-            lora_dropout=cfg.dropout,
-            target_modules=pattern,
-        ),
-        method,
-    )
+    inject_adapter_in_model(PeftConfig(target_modules=pattern, **settings), method)
     for module in method.modules():
         if isinstance(module, Layered):
             drop_by_rows(module)

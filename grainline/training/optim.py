@@ -1,22 +1,11 @@
 """The optimizer: which parameters learn, at which learning rate, with how much weight decay.
 
-This is the only place that freezes parameters. Of a list of rules, the first whose pattern matches the full
-name of a parameter applies to it. A rule that matches no parameter and a parameter that matches no rule are
-errors, because both are usually typing mistakes.
+This is the only place that freezes parameters. The first rule whose pattern matches the full name of a
+parameter applies to it. A rule without parameters and a parameter without a rule are errors, because both are
+usually typing mistakes. A parameter of fewer than two dimensions (biases, norms, scales) decays only if its
+rule sets a decay; all others, tables too, take the base decay where their rule sets none.
 
-Weight decay applies to matrices: a parameter of fewer than two dimensions (biases, norms, scales, the
-temperature) decays only if its rule sets a decay. All others, embedding and position tables too, take the
-base decay where their rule sets none.
-
-Layer-wise decay (BEiT, arXiv 2106.08254; timm) lowers the rate with depth. In an encoder of d layers:
-
-    d + 1  before the first layer: patch embedding, tables, class token
-    d - i  layer i, counted from 0, so the last layer is at level 1
-    0      after the last layer: norm, pool; and everything outside the encoders: projections, scale, bias
-
-Layers are those of `nn.attention.layer_lists`; for Swin and GroupViT they are stages. A module between two
-layers, such as Swin's patch merging, belongs to the layer before it. Adapters (`training/lora.py`) freeze the
-weights of the encoders.
+Layer-wise decay (BEiT, arXiv 2106.08254; timm) lowers the rate with depth: `depth_levels`.
 """
 
 import re
@@ -61,9 +50,8 @@ class OptimizerConfig(Config):
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that the rules train; the others no longer require gradients.
 
-    It uses the fused kernel on CPU and CUDA: one pass over the state instead of one for each operation. The
-    kernel is elementwise and deterministic, but rounds differently from the unfused loop, so a run is
-    bit-identical only to runs on the same kind of device.
+    The fused kernel on CPU and CUDA makes one pass over the state. It is elementwise and deterministic, but
+    rounds differently from the unfused loop: a run is bit-identical only to runs on the same kind of device.
     """
     groups = param_groups(model, cfg.rules, cfg.lr, cfg.weight_decay, cfg.schedule, cfg.layer_decay)
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
@@ -82,7 +70,7 @@ def param_groups(
     """Parameter groups for AdamW in the order of the rules; other parameters no longer require gradients.
 
     A rule makes at most two groups, first its matrices, then its parameters of fewer than two dimensions;
-    with `layer_decay`, two for each level, the deepest first. Each group also holds `names` (plain names of
+    with `layer_decay`, two for each level, the deepest first. A group also has `names` (plain names of
     `params`), `rule` (the pattern), and `base_lr` and `schedule`, from which `set_rates` computes `lr`.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
@@ -112,17 +100,20 @@ def param_groups(
             part = {name: p for name, p in learning.items() if depths.get(name, 0) == level}
             base = lr * rule.lr_factor * (layer_decay or 1.0) ** level
             rates = {"lr": base, "base_lr": base, "schedule": rule.schedule or schedule}
-            groups += [group | rates for group in _by_decay(part, rule, decay)]
+            for flat, default in ((False, decay), (True, 0.0)):
+                names = [name for name, p in part.items() if (p.dim() < 2) == flat]
+                wd = default if rule.weight_decay is None else rule.weight_decay
+                group = {"params": [part[name] for name in names], "names": names, "weight_decay": wd}
+                groups += [group | rates | {"rule": rule.pattern}] if names else []
     if not groups:
         raise UserError("every rule has lr_factor 0, so nothing would learn: set one of them above 0")
     return groups
 
 
-def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int) -> dict[str, float]:
-    """Set every group's rate for the update at `step` (from 0) of `total`; returns `rates`."""
+def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int) -> None:
+    """Set every group's rate for the update at `step` (from 0) of `total`."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * rate(group["schedule"], step, total)
-    return rates(optimizer)
 
 
 def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -138,10 +129,7 @@ def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def require_frozen(model: nn.Module, prefix: str, why: str) -> None:
-    """UserError, starting with `why`, where a parameter whose plain name starts with the prefix learns.
-
-    Call it after `build_optimizer`.
-    """
+    """UserError with `why` if a parameter below the prefix learns; call it after `build_optimizer`."""
     named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
     learning = [name for name, parameter in named if name.startswith(prefix) and parameter.requires_grad]
     if learning:
@@ -165,31 +153,25 @@ def train_mode(model: nn.Module) -> None:
             module.eval()
 
 
-def _by_decay(learning: Mapping[str, nn.Parameter], rule: ParamRule, decay: float) -> list[dict[str, Any]]:
-    """The parameters of a rule in at most two groups: matrices, and those of fewer than two dimensions."""
-    groups = []
-    for flat, default in ((False, decay), (True, 0.0)):
-        part = {name: p for name, p in learning.items() if (p.dim() < 2) == flat}
-        wd = default if rule.weight_decay is None else rule.weight_decay
-        if part:
-            group = {"params": list(part.values()), "names": list(part), "weight_decay": wd}
-            groups.append(group | {"rule": rule.pattern})
-    return groups
-
-
 def _by_rule(
     parameters: Mapping[str, nn.Parameter], rules: Sequence[ParamRule]
 ) -> list[dict[str, nn.Parameter]]:
     """For each rule, the parameters for which it is the first match."""
-    patterns = [_compiled(rule.pattern) for rule in rules]
+    patterns = []
+    for rule in rules:
+        try:
+            patterns.append(re.compile(rule.pattern))
+        except re.error as error:
+            hint = "write a dot in a name as \\."
+            raise UserError(f"rule '{rule.pattern}' is not a regular expression: {error}; {hint}") from None
     matches: list[dict[str, nn.Parameter]] = [{} for _ in rules]
     for name, parameter in parameters.items():
         first = next((i for i, pattern in enumerate(patterns) if pattern.fullmatch(name)), None)
         if first is None:
+            listed = ", ".join(rule.pattern for rule in rules) or "none"
             raise UserError(
-                f"no rule matches parameter {name!r}: the rules are "
-                f"{', '.join(r.pattern for r in rules) or 'none'}; "
-                "add one for it, or end the list with '.*'"
+                f"no rule matches parameter {name!r}: the rules are {listed}; add one for it, or end the "
+                "list with '.*'"
             )
         matches[first][name] = parameter
     for pattern, names in zip(patterns, matches, strict=True):
@@ -211,18 +193,6 @@ def _no_match(pattern: re.Pattern[str], parameters: Mapping[str, Tensor]) -> NoR
         f"rule '{pattern.pattern}' matches no parameter: it must match a whole name, "
         f"and this model has {len(names)}, among them {', '.join(some)}"
     )
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"rule '{pattern}' is not a regular expression: {error}; write a dot in a name as \\."
-        ) from None
-
-
-# Layer-wise decay, and the weights that adapters freeze.
 
 
 class EncoderLayers(NamedTuple):
@@ -256,7 +226,12 @@ def encoder_layers(model: nn.Module, option: str) -> list[EncoderLayers]:
 
 
 def depth_levels(model: nn.Module, option: str = "train.optimizer.layer_decay") -> dict[str, int]:
-    """The level of each parameter, 0 at the top of its encoder, by its plain name (`weights.plain_name`).
+    """The level of each parameter by its plain name (`weights.plain_name`). In an encoder of d layers:
+
+    d + 1  before the first layer: patch embedding, tables, class token
+    d - i  layer i of `nn.attention.layer_lists`, from 0, so the last layer has level 1; for Swin and GroupViT
+           these are stages, and a module between two stages belongs to the one before it
+    0      after the last layer: norm, pool; and everything outside the encoders: projections, scale, bias
 
     UserError for a list of layers outside the encoders, and for a part of an encoder without a level.
 

@@ -67,11 +67,9 @@ def accumulation_step(objective: Any, last: bool) -> Iterator[None]:
     skip = isinstance(objective, DistributedDataParallel) and not last
     with objective.no_sync() if skip else nullcontext():
         yield
-    modules = objective.modules()
-    if isinstance(objective, FSDPModule):
-        for module in modules:
-            if isinstance(module, FSDPModule):
-                module.reshard()
+    for module in objective.modules() if isinstance(objective, FSDPModule) else ():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -82,10 +80,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 def full_tensor(x: Tensor) -> Tensor:
     """A sharded tensor in full, on every process; other tensors are returned unchanged."""
-    if isinstance(x, DTensor):
-        full: Tensor = x.full_tensor()
-        return full
-    return x
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def full_tensor_on_first(x: Tensor) -> Tensor:
@@ -133,9 +128,6 @@ class ValidationCopy:
             self.copy.cpu()
 
 
-# Device, precision and process group.
-
-
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -177,8 +169,5 @@ def keep_freed_memory() -> None:
 
 def dtype_of(precision: Precision, device: torch.device) -> torch.dtype:
     """The dtype of the encoders: `auto` is bf16 if the device has instructions for it, else fp32."""
-    if precision == "fp32":
-        return torch.float32
-    if precision == "bf16" or has_bf16(device):
-        return torch.bfloat16
-    return torch.float32
+    half = precision == "bf16" or (precision == "auto" and has_bf16(device))
+    return torch.bfloat16 if half else torch.float32

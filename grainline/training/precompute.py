@@ -3,13 +3,15 @@
 `grainline data features` and `grainline data superpixels` write these folders, data/cache.py defines them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grainline.build import Description, image_settings, start
+from grainline.config import parse
 from grainline.data.cache import CacheResult, make_features, make_superpixels
 from grainline.data.lines import Progress
 from grainline.data.open_source import open_sources
@@ -58,7 +60,7 @@ def write_features(
 def write_superpixels(
     sources: Sequence[str],
     out: Path,
-    config: SuperpixelConfig,
+    settings: Mapping[str, Any],
     *,
     size: int = 224,
     images: str | None = None,
@@ -66,8 +68,10 @@ def write_superpixels(
 ) -> CacheResult:
     """Compute the superpixels of all images once, for `data.superpixels` of a recipe without random crops.
 
-    size  side of the images that the model reads
+    settings  fields of `SuperpixelConfig`
+    size      side of the images that the model reads
     """
+    config = parse(SuperpixelConfig, dict(settings), "the options")
     segmenter = Superpixels(config, size)
     if config.checkpoint is not None:
         segmenter.fill(Path(config.checkpoint))
@@ -118,7 +122,7 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
     elif changes:
         raise UserError("--set changes fields of a recipe, and --model names a run: leave one of them out")
     if find_run(Path(name)) is None:
-        raise UserError(f"{name} is neither a run nor a recipe; a recipe says how a checkpoint is read")
+        raise UserError(f"{name} is neither a run nor a recipe; write a recipe for a checkpoint")
     model = load(name)
     return model.description, model.method
 

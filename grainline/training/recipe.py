@@ -27,6 +27,8 @@ from grainline.training.optim import OptimizerConfig
 from grainline.training.parallel import Precision
 from grainline.training.schedule import rate
 
+BUILT_IN = Path(str(resources.files("grainline"))) / "recipes"
+
 
 class DataConfig(Config):
     """The training data and how it is read."""
@@ -35,7 +37,7 @@ class DataConfig(Config):
     images: str | None = None  # folder of the images, where a source names only files
     validation: tuple[str, ...] = ()  # validation sources, never trained on
     tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
-    tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
+    tokenizer_samples: int = Field(50_000, gt=0)  # records at even distances, whose captions train the BPE
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
@@ -48,10 +50,10 @@ class DataConfig(Config):
     def require_workers(self) -> None:
         """Raise UserError for more processes than this machine can start and feed."""
         cores = usable_cores()
-        most = max(16, 4 * cores)
-        if self.workers > most:
+        limit = max(16, 4 * cores)
+        if self.workers > limit:
             raise UserError(
-                f"data.workers is {self.workers}; with the {cores} cores of this machine {most} are the most"
+                f"data.workers is {self.workers}; with the {cores} cores of this machine the limit is {limit}"
             )
 
     @field_validator("descriptions", mode="before")
@@ -64,12 +66,12 @@ class DataConfig(Config):
         for name, folder in (("superpixels", self.superpixels), ("features", self.features)):
             if folder and self.crop is not None:
                 raise ValueError(
-                    f"{name} that were made before are of the square that evaluation sees, and a random crop "
-                    f"shows another one: set data.crop to null, or leave data.{name} out"
+                    f"cached {name} are of the square that evaluation reads, and a random crop is another: "
+                    f"set data.crop to null, or leave data.{name} out"
                 )
         if self.superpixels and self.features:
             raise ValueError(
-                "features were made of superpixels already: leave data.superpixels out, or data.features"
+                "features contain the superpixels already: leave data.superpixels out, or data.features"
             )
         return self
 
@@ -104,10 +106,9 @@ class TrainConfig(Config):
             )
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
-        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
-        for schedule in schedules:
+        for schedule in (self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)):
             if schedule is not None:
-                rate(schedule, 0, self.max_steps)  # complains about a warm-up longer than the run
+                rate(schedule, 0, self.max_steps)  # UserError for a warm-up longer than the run
         return self
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
@@ -177,12 +178,12 @@ def find_recipe(name: str) -> Path:
         close = get_close_matches(name, names(), n=1, cutoff=0.4)
         hint = f", did you mean {close[0]!r}?" if close else "."
         raise UserError(f"no recipe {name!r}{hint} Built in are {', '.join(names())}; or give a .yaml file")
-    return _folder() / f"{name}.yaml"
+    return BUILT_IN / f"{name}.yaml"
 
 
 def names() -> list[str]:
     """The recipes that ship with the package."""
-    return sorted(p.relative_to(_folder()).with_suffix("").as_posix() for p in _folder().rglob("*.yaml"))
+    return sorted(p.relative_to(BUILT_IN).with_suffix("").as_posix() for p in BUILT_IN.rglob("*.yaml"))
 
 
 def write_recipe(path: Path, recipe: Recipe) -> None:
@@ -203,34 +204,24 @@ def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
     descriptions = Descriptions(data.descriptions)
     if data.descriptions_sha256 not in ((), descriptions.sha256):
         raise UserError(
-            f"data.descriptions: {', '.join(data.descriptions)} is not what data.descriptions_sha256 says: "
+            f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
             "give the file that the recipe was written with, or leave the digest out"
         )
     digested = data.model_copy(update={"descriptions_sha256": descriptions.sha256})
     return recipe.model_copy(update={"data": digested}), descriptions
 
 
-def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
-    """The descriptions by their names, else those of the recipe of a run; None without any.
-
-    model  what `load` takes
-    """
-    if names:
-        return Descriptions(names)
-    run = find_run(Path(model))
-    if run is None or not (run[0] / "recipe.yaml").is_file():
-        return None
-    return with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
-
-
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
     """The descriptions for a model, by `--descriptions` or its recipe; None if its method reads none.
 
-    path  what the model was loaded from
+    path  from which the model was loaded
 
     Raises UserError for missing descriptions, and for descriptions that the method does not read.
     """
-    descriptions = descriptions_of(path, names or ()) if names or model.method.reads_descriptions else None
+    descriptions = Descriptions(names) if names else None
+    run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
+    if run is not None and (run[0] / "recipe.yaml").is_file():
+        descriptions = with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
 
@@ -238,7 +229,7 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
 def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
-    above  the recipes that build upon this one, the first first
+    above  the recipes that have this one as a base, in order
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
@@ -257,7 +248,3 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
     return deep_merge(_whole(below, chain), values)
-
-
-def _folder() -> Path:
-    return Path(str(resources.files("grainline"))) / "recipes"

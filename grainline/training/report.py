@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.measure import metrics_section
 from grainline.evaluation.suite import load_suite
-from grainline.report.charts import DASHES, Chart, Series
+from grainline.report.charts import DASHES, Chart, Series, charts
 from grainline.report.page import (
     Section,
     card,
@@ -21,7 +21,6 @@ from grainline.report.page import (
     summary,
     write_page,
 )
-from grainline.report.table import charts
 from grainline.training.log import read_log
 
 REPORT_FILE = "report.html"
@@ -35,13 +34,13 @@ class RunSummary(NamedTuple):
     title: str
     settings: Mapping[str, Any]  # the fields of the recipe by dotted name
     images: int  # in the training data
-    ended: str  # "" where all steps were made, else what stopped it, in words
+    ended: str  # the reason for an early end; "" after all steps
 
 
-def write_report(out: Path, story: RunSummary, validation: Evaluation | None) -> None:
+def write_report(out: Path, run: RunSummary, validation: Evaluation | None) -> None:
     """Write the page of a run.
 
-    validation  the last one, with examples where the run has ended well
+    validation  the last one, with examples unless the run ended early
 
     Raises UserError if the log cannot be read or the page cannot be written.
     """
@@ -50,10 +49,12 @@ def write_report(out: Path, story: RunSummary, validation: Evaluation | None) ->
     sections = [Section("Training", charts(loss_curves) if loss_curves else hint("No step was logged."))]
     if validation is not None:
         sections += [metrics_section([validation.result])._replace(title="Last validation")]
-        sections += load_suite("retrieval").sections(validation) if not story.ended else []
-    sections += [_data(lines, story), _settings(story)]
-    lead = summary(_headline(lines, story)) + notes([f"Stopped: {story.ended}"] if story.ended else [])
-    page = render_page(short(story.title, 120), lead, sections, [f"Run folder: {out}"])
+        sections += load_suite("retrieval").sections(validation) if not run.ended else []
+    settings = {name: value for name, value in run.settings.items() if value is not None}
+    recipe = folded("All fields of the recipe", facts(settings, "Recipe"))
+    sections += [_data(lines, run), Section("Settings", recipe)]
+    lead = summary(_headline(lines, run)) + notes([f"Stopped: {run.ended}"] if run.ended else [])
+    page = render_page(short(run.title, 120), lead, sections, [f"Run folder: {out}"])
     write_page(out / REPORT_FILE, page)
 
 
@@ -77,15 +78,13 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
 
 def _series(lines: Sequence[Line], field: str) -> list[Series]:
     """One series for each name in a field of the lines; lines may lack the field."""
-    names = dict.fromkeys(name for line in lines for name in line.get(field, {}))
-    return [
-        Series(
-            name,
-            [line["step"] for line in lines if name in line.get(field, {})],
-            [_number(line[field][name]) for line in lines if name in line.get(field, {})],
-        )
-        for name in names
-    ]
+    points: dict[str, tuple[list[int], list[float]]] = {}
+    for line in lines:
+        for name, value in line.get(field, {}).items():
+            steps, values = points.setdefault(name, ([], []))
+            steps.append(line["step"])
+            values.append(_number(value))
+    return [Series(name, steps, values) for name, (steps, values) in points.items()]
 
 
 def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
@@ -98,12 +97,11 @@ def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
         elif one.name.endswith("median rank"):
             kind = ("median rank", "rank")
         groups.setdefault(kind, []).append(one)
-    return [(*kind, sorted(some, key=_by_number)) for kind, some in groups.items()]
 
+    def key(one: Series) -> list[str | int]:  # R@5 before R@10
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", one.name)]
 
-def _by_number(one: Series) -> list[str | int]:
-    """A sort key that puts R@5 before R@10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", one.name)]
+    return [(*kind, sorted(some, key=key)) for kind, some in groups.items()]
 
 
 def _split(title: str, label: str, series: Sequence[Series]) -> list[Chart]:
@@ -114,15 +112,15 @@ def _split(title: str, label: str, series: Sequence[Series]) -> list[Chart]:
     return [Chart(name, "step", label, part) for name, part in zip(names, parts, strict=True)]
 
 
-def _headline(lines: Sequence[Line], story: RunSummary) -> dict[str, str]:
+def _headline(lines: Sequence[Line], run: RunSummary) -> dict[str, str]:
     trained = [line for line in lines if line["kind"] == "train"]
     done = trained[-1]["step"] if trained else 0
-    steps, batch = story.settings["train.max_steps"], story.settings["train.global_batch_size"]
+    steps, batch = run.settings["train.max_steps"], run.settings["train.global_batch_size"]
     out = {
-        "Ended": "early" if story.ended else "well",
+        "Ended": "early" if run.ended else "well",
         "Steps": f"{done:,} of {steps:,}\nbatch {batch:,}",
-        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {story.images:,} images" if trained else "0",
-        "Method": str(story.settings["method"]),
+        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {run.images:,} images" if trained else "0",
+        "Method": str(run.settings["method"]),
     }
     if trained:
         out["Last loss"] = f"{_number(trained[-1]['terms']['loss']):.4g}"
@@ -134,13 +132,13 @@ def _headline(lines: Sequence[Line], story: RunSummary) -> dict[str, str]:
     return out
 
 
-def _data(lines: Sequence[Line], story: RunSummary) -> Section:
+def _data(lines: Sequence[Line], run: RunSummary) -> Section:
     """The data, the corrupt samples, and the notes of the run."""
     accounts = [line for line in lines if line["kind"] == "epoch"]
     values: dict[str, object] = {
-        "training data": ", ".join(story.settings["data.paths"]),
-        "images": f"{story.images:,}",
-        "validation data": ", ".join(story.settings["data.validation"]) or "none",
+        "training data": ", ".join(run.settings["data.paths"]),
+        "images": f"{run.images:,}",
+        "validation data": ", ".join(run.settings["data.validation"]) or "none",
     }
     if accounts:
         last = accounts[-1]
@@ -154,18 +152,11 @@ def _data(lines: Sequence[Line], story: RunSummary) -> Section:
     texts = [
         f"step {line['step']:,}: {line['text']}" for line in lines if line["kind"] in ("note", "corrupt")
     ]
-    texts += [f"step {line['step']:,}: {_odd(line)}" for line in lines if line["kind"] == "not finite"]
+    for line in lines:
+        if line["kind"] == "not finite":
+            terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
+            texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
     return Section("Data and notes", card(facts(values, "Data"), notes(texts)))
-
-
-def _settings(story: RunSummary) -> Section:
-    values = {name: value for name, value in story.settings.items() if value is not None}
-    return Section("Settings", folded("All fields of the recipe", facts(values, "Recipe")))
-
-
-def _odd(line: Line) -> str:
-    terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
-    return f"the loss is not finite: {terms}"
 
 
 def _number(value: float | None) -> float:
@@ -175,11 +166,10 @@ def _number(value: float | None) -> float:
 
 def _seconds(trained: Sequence[Line], batch: int) -> float:
     """Seconds in training steps, without validation, saving and pauses."""
-    before = [0, *(line["step"] for line in trained[:-1])]
-    pairs = zip(before, trained, strict=True)
-    return float(
-        sum((line["step"] - start) * batch / max(line["images_per_s"], 1e-9) for start, line in pairs)
-    )
+    starts = [0, *(line["step"] for line in trained[:-1])]
+    rates = [max(line["images_per_s"], 1e-9) for line in trained]
+    lengths = [line["step"] - start for start, line in zip(starts, trained, strict=True)]
+    return float(sum(steps * batch / rate for steps, rate in zip(lengths, rates, strict=True)))
 
 
 def _duration(seconds: float) -> str:

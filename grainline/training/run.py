@@ -11,17 +11,18 @@ from pathlib import Path
 import torch
 
 from grainline.build import Start, is_pretrained, read_description, start, write_description
-from grainline.data.dataset import phrase_provider
+from grainline.data.dataset import TrainSet, phrase_provider
+from grainline.data.formats.joined import remarks
+from grainline.data.tokenizers.tokenizer import read_tokenizer
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError
-from grainline.model import load
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
-from grainline.training.folder import flatten, log_stamp, run_folder, writing
+from grainline.training.folder import flatten, is_run, log_stamp, run_folder, writing
 from grainline.training.inputs import (
     init_weights,
-    make_tokenizer,
-    make_train_set,
+    make_crop,
+    new_tokenizer,
     open_data,
     read_source_run,
     require_data_fits,
@@ -65,56 +66,75 @@ def train(
     if isinstance(recipe, Recipe) and (settings or changes):
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
-        raise UserError("a checkpoint to continue from needs --resume (resume=True) beside it")
+        raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(str(recipe), [*changes, *settings])
+    if not recipe.data.paths:
+        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     return _run(recipe, Path(out), resume, checkpoint)
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Path:
     recipe, descriptions = with_descriptions(recipe)
-    if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
     with process_group() as device, run_folder(recipe, out, resume):
-        resume_from = _resume_from(out, checkpoint) if resume else None
+        resume_from = None
+        if resume:
+            resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
         start_point = _start_point(recipe, out, resume_from)
         source_run = read_source_run(recipe.init_from) if recipe.init_from and resume_from is None else None
         source, described = open_data(recipe, start_point, descriptions)
-        tokenizer = make_tokenizer(recipe, start_point, described, out, source_run)
+        if rank() == 0 and not is_run(out):
+            first = new_tokenizer(recipe, start_point, described, source_run)
+            with writing(out):
+                first.save(out)
+        barrier()
+        tokenizer = read_tokenizer(out)
         start_point = with_vocabulary(start_point, tokenizer.vocab)
         torch.manual_seed(recipe.train.seed)
         method, description = start_point.method(), start_point.description
         require_data_fits(source, descriptions, method, description.method)
         if source_run is not None:
-            init_weights(method, source_run)
+            init_weights(method, source_run, str(recipe.init_from))
         validator = make_validator(recipe, description, tokenizer, method.size, descriptions)
-        if rank() == 0:
-            with writing(out):
+        with writing(out):
+            if rank() == 0:
                 write_description(out, description)
                 write_recipe(out / "recipe.yaml", recipe)
-        train_set = make_train_set(
-            recipe, source, described, tokenizer, method, start_point, provider, resume_from
+        train_set = TrainSet(
+            described,
+            tokenizer,
+            make_crop(recipe.data, source, method, start_point, resume_from),
+            recipe.data.texts,
+            context=method.context,
+            seed=recipe.train.seed,
+            parts=method.parts,
+            chunking=method.chunking,
+            provider=provider,
         )
         job = Run(
-            out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator
+            out,
+            method,
+            train_set,
+            recipe.train,
+            recipe.data.workers,
+            recipe.data.max_corrupt,
+            validator,
+            remarks(described),
+            recipe.data.features is not None,
         )
         before = log_stamp(out)
         try:
             last = train_loop(job, device, resume_from)
         except (UserError, Stopped, KeyboardInterrupt) as error:
-            if log_stamp(out) != before:  # else no step was made, and the report of earlier ones stays
+            if log_stamp(out) != before:  # else there was no step, and the report of earlier ones stays
                 _report(job, recipe, str(error) or "interrupted")
             if isinstance(error, Stopped):
                 barrier()  # torchrun ends the others when the first one ends
             raise
         _report(job, recipe, "")
         return last
-
-
-def _resume_from(out: Path, checkpoint: str | None) -> Path | None:
-    return checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
 
 
 def _start_point(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
@@ -135,9 +155,7 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
     try:
         measured = None
         if isinstance(job.validate, Validator):
-            measured = job.validate.last
-            if measured is None and not ended:  # resumed after its end; weights may be sharded, so load them
-                measured = job.validate.run(load(job.out, trust_code=True).method)
+            measured = job.validate.last if ended else job.validate.final(job.out)
         write_report(job.out, summary, measured)
     except UserError as error:
         print(f"no {REPORT_FILE}: {error}", file=sys.stderr)

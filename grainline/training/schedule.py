@@ -1,8 +1,7 @@
 """Learning rate schedules: a linear warm-up, then cosine, step decay or constant.
 
-A schedule is a function of the step alone, so a resumed run needs no further state. Steps
-count from 0: `rate(schedule, step, total)` is the factor for the update that turns `step` updates into
-`step + 1`. Spans below 1 are a share of the run, from 1 on they are a number of steps.
+A schedule is a function of the step alone, so a resumed run needs no further state. Steps count from 0. Spans
+below 1 are a share of the run, from 1 on they are a number of steps.
 """
 
 import itertools
@@ -72,9 +71,9 @@ Schedule = Annotated[Constant | Cosine | StepDecay, Field(discriminator="kind")]
 def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> float:
     """The factor on the base rate for the update at `step` of a run of `total` steps.
 
-    The warm-up is a straight line from 1 / warmup at step 0 to 1 at its last step; the step after it has
-    factor 1 as well. The last step of a cosine is one step short of `final`, so that no update has rate 0.
-    Steps past the end keep the factor of the end.
+    The warm-up is a straight line from 1 / warmup at step 0 to 1 at its last step, or from `first` to 1 at
+    the step after it. The last step of a cosine is one step short of `final`, so that no update has rate 0.
+    Steps past the end have the factor of the end.
 
     >>> [rate(Cosine(warmup=2), step, total=6) for step in (0, 1, 2)]
     [0.5, 1.0, 1.0]
@@ -92,7 +91,8 @@ def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> floa
             "set warmup to fewer steps, or to a share of the run below 1"
         )
     if step < warmup:
-        return _warming(schedule, step, warmup)
+        first = schedule.first if isinstance(schedule, Cosine) else None
+        return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup
     if isinstance(schedule, Constant):
         return 1.0
     if isinstance(schedule, StepDecay):
@@ -101,12 +101,6 @@ def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> floa
     start = warmup if schedule.over == "rest" else 0
     done = min((step - start) / max(total - start, 1), 1.0)
     return schedule.final + (1.0 - schedule.final) * (1.0 + math.cos(math.pi * done)) / 2.0
-
-
-def _warming(schedule: Constant | Cosine | StepDecay, step: int, warmup: int) -> float:
-    """The factor at a step of the warm-up. With `first`, the factor is 1 at the step after the warm-up."""
-    first = schedule.first if isinstance(schedule, Cosine) else None
-    return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup
 
 
 def steps_of(span: float, total: int) -> int:

@@ -1,9 +1,9 @@
 """One training step, and the same step for batches whose activations do not fit in memory.
 
-`cached_step` is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
+With `chunk` it is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
 loss of the whole batch, and encode again chunk by chunk in the backward pass. Each chunk is an activation
 checkpoint, so there is no second code path: autocast and row losses are repeated, the noise of layers depends
-on rows (`nn/hashing.py`), and DistributedDataParallel sees one forward and one backward pass.
+on rows (`nn/hashing.py`), and DistributedDataParallel runs one forward and one backward pass.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,11 @@ T = TypeVar("T", Images, Texts)
 
 
 class Loss(NamedTuple):
-    """The loss of a step with its terms."""
+    """The loss of a step. Its terms and facts are for the log: [] each, without gradients."""
 
     total: Tensor  # [] with a gradient; averaged over ranks it is the loss of the global batch
-    terms: dict[str, Tensor]  # [] each, without gradients, for the log
-    facts: dict[
-        str, Tensor
-    ]  # [] each, without gradients: means over the global batch that are not part of the total
+    terms: dict[str, Tensor]
+    facts: dict[str, Tensor]  # means over the global batch that are not part of the total
 
 
 class Objective(nn.Module):
@@ -69,28 +67,23 @@ class Objective(nn.Module):
             text_chunks = _in_chunks(encode_texts, texts, len(texts.item), chunk)
             texts_encoded = concat([encoded for encoded, _ in text_chunks])
             local = method.before_gather(Pair(concat(image_chunks), texts_encoded))
-        row_terms = [terms for _, terms in text_chunks]
+        row_terms: list[dict[str, Term]] = [terms for _, terms in text_chunks]
         gathered = Pair(gather(local.images, method.gathers), gather(local.texts, method.gathers))
-        terms = method.loss(local, gathered, clock) | {
-            name: _sum([t[name] for t in row_terms]) for name in row_terms[0]
-        }
-        values = {
-            name: term.weight * ddp_mean(term.mean) for name, term in terms.items() if term.weight is not None
-        }
-        facts = {name: ddp_mean(term.mean).detach() for name, term in terms.items() if term.weight is None}
+        terms = dict(method.loss(local, gathered, clock))
+        for name, first in row_terms[0].items():
+            means = [chunk[name].mean for chunk in row_terms]
+            mean = Mean(*(torch.stack(part).sum() for part in zip(*means, strict=True)))
+            terms[name] = Term(first.weight, mean)
+        values = {name: x.weight * ddp_mean(x.mean) for name, x in terms.items() if x.weight is not None}
+        facts = {name: ddp_mean(x.mean).detach() for name, x in terms.items() if x.weight is None}
         total = torch.stack(list(values.values())).sum()
         return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 
 
-def step(method: Method, images: Images, texts: Texts, clock: Clock) -> dict[str, Tensor]:
-    """Add the gradients of one batch to `.grad` and return the terms of the loss."""
-    loss: Loss = Objective(method)(images, texts, clock)
-    loss.total.backward()
-    return loss.terms
-
-
-def cached_step(method: Method, images: Images, texts: Texts, clock: Clock, chunk: int) -> dict[str, Tensor]:
-    """`step` with the activations of at most `chunk` images or texts in memory at a time."""
+def step(
+    method: Method, images: Images, texts: Texts, clock: Clock, chunk: int | None = None
+) -> dict[str, Tensor]:
+    """Add the gradients of one batch to `.grad` and return the terms of the loss. chunk as in `Objective`"""
     loss: Loss = Objective(method)(images, texts, clock, chunk)
     loss.total.backward()
     return loss.terms
@@ -103,22 +96,10 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
     return [checkpoint(encode, part, use_reentrant=False) for part in parts]
 
 
-def _sum(terms: list[Term]) -> Term:
-    total = torch.stack([term.mean.total for term in terms]).sum()
-    number = torch.stack([term.mean.number for term in terms]).sum()
-    return Term(terms[0].weight, Mean(total, number))
-
-
-# Activation checkpointing and compilation of layers.
-#
-# Both replace the `forward` of each layer that `nn.attention` lists. Hooks on the call of a layer, such as
-# those of FSDP2, stay outside and run once. The switch of the transformers library is not used: its name
-# changes between versions, it skips layers in evaluation mode although modules below may learn, and for texts
-# it makes frozen tables require gradients.
-
-
-VARIANTS = 16
-"""How often a layer may be compiled: for training and validation, static and then dynamic shapes."""
+# Activation checkpointing and compilation replace the `forward` of the layers of `nn.attention`. Hooks
+# on the call of a layer, such as those of FSDP2, stay outside and run once. The switch of the transformers
+# library is not used: its name changes between versions, it skips layers in evaluation mode although modules
+# below may learn, and for texts it makes frozen tables require gradients.
 
 
 def recompute_layers(model: nn.Module) -> None:
@@ -130,10 +111,9 @@ def recompute_layers(model: nn.Module) -> None:
         if any(isinstance(module, _BatchNorm) for module in layer.modules()):
             raise UserError(
                 f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
-                f"count each "
-                "batch twice; leave it out"
+                "count each batch twice; leave it out"
             )
-        _wrap(layer, partial(_recomputed, layer.forward))
+        layer.forward = partial(_recomputed, layer.forward)
 
 
 def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -142,14 +122,14 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
     A layer that cannot be compiled as a whole is a UserError at its first call.
     """
     layers = _layers(model, "train.compile")
-    # All layers share the code of `forward`, and each may be compiled for several shapes and modes; torch
-    # stops compiling at a limit, 8 by default.
-    limits: Any = torch._dynamo.config
-    limits.cache_size_limit = max(limits.cache_size_limit, VARIANTS * len(layers))
-    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, VARIANTS * len(layers))
+    # All layers share the code of `forward`, and each may be compiled some 16 times (training and validation,
+    # static and dynamic shapes); torch stops compiling at a limit, 8 by default.
+    config: Any = torch._dynamo.config
+    config.cache_size_limit = max(config.cache_size_limit, 16 * len(layers))
+    config.accumulated_cache_size_limit = max(config.accumulated_cache_size_limit, 16 * len(layers))
     for name, layer in layers:
         compiled = torch.compile(layer.forward, backend=backend, fullgraph=True)
-        _wrap(layer, partial(_compiled, compiled, name))
+        layer.forward = partial(_compiled, compiled, name)
 
 
 def _layers(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
@@ -161,10 +141,6 @@ def _layers(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
     if not lists:
         raise UserError(f"{option} finds no list of layers in this model; leave it out")
     return [(f"{path}.{i}", layer) for path, layers in lists.items() for i, layer in enumerate(layers)]
-
-
-def _wrap(layer: nn.Module, forward: Callable[..., Any]) -> None:
-    layer.forward = forward
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
 """Validation during training: retrieval on the validation sources of a recipe."""
 
+from pathlib import Path
+
 from grainline.build import Description
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
@@ -11,7 +13,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.methods.base import Method
-from grainline.model import Model
+from grainline.model import Model, load
 from grainline.training.loop import Validation
 from grainline.training.recipe import Recipe
 
@@ -30,20 +32,13 @@ class Validator:
         """max_corrupt  share of the samples that may be corrupt"""
         self.description, self.tokenizer, self.source = description, tokenizer, source
         self.max_corrupt, self.descriptions = max_corrupt, descriptions
-        self.last: Evaluation | None = None
+        self.last: Evaluation | None = None  # the result of the last call
 
     def __call__(self, method: Method) -> Validation:
         """The metrics of a method, rSum first, because it selects the best checkpoint."""
-        result = self.run(method).result
-        metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
-        return Validation(metrics, result.notes, result.data["images"])
-
-    def run(self, method: Method) -> Evaluation:
-        """Measure the method and store the result in `last`."""
         model = Model(self.description, method, self.tokenizer)
-        own = (
-            self.descriptions is not None and self.descriptions.own
-        )  # long captions are inputs then, not queries
+        # A description of the record's own is a long caption: an input then, not a query.
+        own = self.descriptions is not None and self.descriptions.own
         encodings = encode_source(
             model,
             self.source,
@@ -53,6 +48,13 @@ class Validator:
         )
         result = RetrievalSuite().measure(method, encodings, Settings(resamples=100))
         self.last = Evaluation(model, self.source, encodings, result)
+        metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
+        return Validation(metrics, result.notes, result.data["images"])
+
+    def final(self, out: Path) -> Evaluation | None:
+        """The last result; of a run that was resumed after its end, that of the weights in its folder."""
+        if self.last is None:
+            self(load(out, trust_code=True).method)
         return self.last
 
 
@@ -73,8 +75,6 @@ def make_validator(
             "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
         )
     paths = recipe.data.validation
-    images = (
-        recipe.data.images if any(map(takes_images, paths)) else None
-    )  # the folder may belong to the training data only
+    images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training data only
     source = open_sources(paths, images=images, size=size)
     return Validator(description, tokenizer, source, recipe.data.max_corrupt, descriptions)

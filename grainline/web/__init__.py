@@ -5,6 +5,5 @@ engine  The index behind the server: reopened when it changes on disk, searched 
 guard   Checks before every route: Host and origin, limits per client, response headers.
 limits  Limits of the server: sizes, times, numbers of requests.
 schema  Requests and responses of the JSON interface, images included.
-serve   `grainline serve`: checks, sockets, and the run of the server.
-server  The uvicorn server: connection limits, time limits, graceful shutdown.
+server  `grainline serve`: the uvicorn server with limits of connections and times, and a graceful end.
 """

@@ -5,15 +5,15 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, File, Form, HTTPException, Query, Request, UploadFile
+from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException as AnyHTTPException
+from fastapi.responses import Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 
 from grainline import __version__
 from grainline.data.captions import sentences
@@ -22,8 +22,8 @@ from grainline.errors import UserError
 from grainline.index.calibration import MIN_IMAGES
 from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.store import CorruptIndex
-from grainline.web.engine import Batcher, Busy, Engine, HeatRequest, ImageGone, ImageSearch, TextSearch
-from grainline.web.guard import Guard, names_of
+from grainline.web.engine import Batcher, Engine, ImageQuery
+from grainline.web.guard import Guard, error_response
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import (
     Error,
@@ -34,28 +34,40 @@ from grainline.web.schema import (
     LimitsOut,
     Name,
     Number,
-    Refused,
     SearchOut,
     Sentences,
     TextOnly,
     TextQuery,
     decode_upload,
-    heat_out,
-    search_out,
     thumbnail,
 )
 
-PAGE = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-}
-LEFT = 499  # nobody reads it: the client has left
+DISCONNECTED = 499  # nobody reads it
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
 log = logging.getLogger("uvicorn.error")
+
+
+async def respond(_: Request, error: Exception) -> Response:
+    """Every failure as one line."""
+    status, why = 500, "the server failed at this; its log says why"
+    if isinstance(error, HTTPException):
+        status, why = error.status_code, error.detail
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "request"
+        status, why = 422, f"{where}: {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] == "json_invalid":  # its place is only the number of a byte
+            why = f"the body is no JSON: {first['ctx']['error']}"
+    elif isinstance(error, CorruptIndex):
+        log.error("%s", error)
+        why = "a file of the index is damaged; /api/health says which"
+    elif isinstance(error, CorruptSample | UserError):
+        status, why = 400, str(error)
+    else:
+        log.error("a request failed", exc_info=error)
+    return error_response(status, why)
 
 
 class Server:
@@ -65,6 +77,7 @@ class Server:
         self.engine, self.limits = engine, limits
         self.batcher = Batcher(engine.answer, engine.refresh, batch=limits.batch, queue=limits.queue)
         self.decoders = CapacityLimiter(limits.decoders)
+        errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
         app = FastAPI(
             title="grainline",
             description="Search a folder of images by long descriptions. Errors are one line.",
@@ -73,13 +86,12 @@ class Server:
             redoc_url=None,
             lifespan=self._life,
             responses=ERRORS,
+            exception_handlers=dict.fromkeys(errors, respond),
         )
-        _add_page(app)
-        _add_errors(app)
-        _add_errors_of_images(app)
-        self._add_questions(app)
+        self._add_queries(app)
         self._add_facts(app)
-        self.app = Guard(app, limits, names_of(host))
+        app.mount("/", StaticFiles(directory=Path(__file__).with_name("static"), html=True))
+        self.app = Guard(app, limits, host)
 
     @asynccontextmanager
     async def _life(self, _: FastAPI) -> AsyncIterator[None]:
@@ -87,14 +99,14 @@ class Server:
         yield
         await to_thread.run_sync(self.batcher.close, self.limits.grace)
 
-    def _add_questions(self, app: FastAPI) -> None:
+    def _add_queries(self, app: FastAPI) -> None:
         """Routes that need the model."""
 
         @app.post("/api/search")
         async def search(request: Request, query: TextQuery) -> SearchOut:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
-            return search_out(await self._ask(request, TextSearch(query.text, query.k)))
+            return await self._answer(request, query)
 
         @app.post("/api/search/image")
         async def search_image(
@@ -102,20 +114,17 @@ class Server:
         ) -> SearchOut:
             """Images near to an uploaded one."""
             self._need_images()
-            square = partial(
-                decode_upload, await image.read(), self.engine.now.image_index.model, self.limits.pixels
-            )
-            query = await to_thread.run_sync(square, limiter=self.decoders)
-            return search_out(await self._ask(request, ImageSearch(query, k)))
+            model = self.engine.now.image_index.model
+            decode = partial(decode_upload, await image.read(), model, self.limits.pixels)
+            query = ImageQuery(await to_thread.run_sync(decode, limiter=self.decoders), k)
+            return await self._answer(request, query)
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
             """Heat of each sentence of a text over an image of the index."""
-            model = self.engine.now.image_index.model
-            if not model.method.has_layout:
+            if not self.engine.now.image_index.model.method.has_layout:
                 raise HTTPException(409, "this model cannot show where a sentence lies")
-            maps = await self._ask(request, HeatRequest(query.image, query.text))
-            return heat_out(maps, squashed=model.transform.resize == "squash")
+            return await self._answer(request, query)
 
     def _add_facts(self, app: FastAPI) -> None:
         """Routes that do not need the model."""
@@ -129,7 +138,7 @@ class Server:
             """An image of the index as a JPEG whose longer side has at most `side` pixels."""
 
             def jpeg() -> bytes:
-                return thumbnail(self.engine.now.read(name), side)
+                return thumbnail(self.engine.now.read(name)[1], side)
 
             body = await to_thread.run_sync(jpeg, limiter=self.decoders)
             headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
@@ -144,22 +153,22 @@ class Server:
         def index() -> IndexOut:
             """The index, and the limits of the server."""
             now = self.engine.now.image_index
-            mark, images = now.reader.manifest.model_id, len(now)
-            bounds = LimitsOut(
+            model_id, images = now.reader.manifest.model_id, len(now)
+            limits = LimitsOut(
                 characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
             )
             return IndexOut(
                 name=self.engine.folder.resolve().name,
                 images=images,
-                method=mark.method,
-                model=Path(mark.path).name,
+                method=model_id.method,
+                model=Path(model_id.path).name,
                 heat=now.model.method.has_layout,
                 calibrated_texts=images >= MIN_IMAGES
                 and now.reader.calibration_texts.source != DEFAULT_SOURCE,
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],
-                limits=bounds,
+                limits=limits,
             )
 
         @app.get("/api/health")
@@ -172,96 +181,26 @@ class Server:
         if not len(self.engine.now.image_index):
             raise HTTPException(409, "this index holds no images yet")
 
-    async def _ask(self, request: Request, query: Any) -> Any:
+    async def _answer(self, request: Request, query: Any) -> Any:
         """The answer of the model. A request is withdrawn on a disconnect or a timeout."""
         future = asyncio.wrap_future(self.batcher.submit(query))
-        left = asyncio.create_task(_left(request))
+        gone = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait(
-                {future, left}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
+                {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
             )
             if future.done():
                 return future.result()
-            if left.done():
-                raise HTTPException(LEFT, "the client has left")
+            if gone.done():
+                raise HTTPException(DISCONNECTED, "the client has disconnected")
             raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
         finally:
             future.cancel()
-            left.cancel()
+            gone.cancel()
             with suppress(asyncio.CancelledError):
-                await left
+                await gone
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _add_page(app: FastAPI) -> None:
-    def add(path: str, name: str, kind: str) -> None:
-        body = files("grainline.web").joinpath("static", name).read_bytes()
-
-        async def page() -> Response:
-            return Response(body, media_type=kind)
-
-        app.add_api_route(path, page, include_in_schema=False)
-
-    for path, (name, kind) in PAGE.items():
-        add(path, name, kind)
-
-
-def _add_errors(app: FastAPI) -> None:
-    """Every failure as one line."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":  # where it stands is a number of a byte
-            return _failed(422, f"the body is no JSON: {first['ctx']['error']}")
-        where = ".".join(str(part) for part in first["loc"][1:]) or "request"
-        return _failed(422, f"{where}: {first['msg'].removeprefix('Value error, ')}")
-
-    @app.exception_handler(AnyHTTPException)
-    async def known(_: Request, error: Exception) -> Response:
-        assert isinstance(error, AnyHTTPException)
-        return _failed(error.status_code, str(error.detail))
-
-    @app.exception_handler(Busy)
-    async def busy(_: Request, error: Exception) -> Response:  # noqa: ARG001
-        return _failed(503, "the server has too much to do; try again in a moment", {"Retry-After": "1"})
-
-    @app.exception_handler(CorruptSample)
-    @app.exception_handler(UserError)
-    async def wrong(_: Request, error: Exception) -> Response:
-        return _failed(400, str(error))
-
-    @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:
-        log.error("a request failed", exc_info=error)
-        return _failed(500, "the server failed at this; its log says why")
-
-
-def _add_errors_of_images(app: FastAPI) -> None:
-    """Errors of uploaded and indexed images."""
-
-    @app.exception_handler(ImageGone)
-    async def gone(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ImageGone)
-        if error.indexed:
-            return _failed(410, "the image is no longer what was indexed; refresh the index")
-        return _failed(404, "no such image in this index")
-
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
-        return _failed(error.status, str(error))
-
-    @app.exception_handler(CorruptIndex)
-    async def corrupt(_: Request, error: Exception) -> Response:
-        log.error("%s", error)
-        return _failed(500, "a file of the index is damaged; /api/health says which")
-
-
-def _failed(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": " ".join(why.split())}, status, headers)

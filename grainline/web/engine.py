@@ -11,91 +11,53 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
-from torch import Tensor
+from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.index.image_files import read_indexed
 from grainline.index.reader import IndexReader
-from grainline.index.results import QueryHits
 from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, CorruptIndex
 from grainline.model import Model
+from grainline.web.schema import HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
 
 NAME = 24  # hexadecimal digits of an image's name
+CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
+CHANGED = 410, "the image is no longer what was indexed; refresh the index"
+TICK = 1.0  # seconds after which an idle worker checks whether the index has changed
 
 
-class TextSearch(NamedTuple):
-    """A search by text."""
-
-    text: str
-    k: int
-
-
-class ImageSearch(NamedTuple):
+class ImageQuery(NamedTuple):
     """A search by image."""
 
     image: Image.Image
     k: int
 
 
-class HeatRequest(NamedTuple):
-    """Heat of each sentence of a text over an image of the index."""
-
-    name: str
-    text: str
-
-
-class NamedHits(NamedTuple):
-    """The hits of a query, with the names of their images."""
-
-    result: QueryHits
-    names: list[str]
-
-
-class Heat(NamedTuple):
-    """Sentences of a text, and the heat of each over the input crop of the model."""
-
-    sentences: list[str]  # [S]
-    values: Tensor  # [S, rows * columns]
-    grid: tuple[int, int]
-
-
-CELLS = 28
-"""Rows and columns of heat where image tokens do not lie on a grid."""
-
-
-class ImageGone(Exception):
-    """An image that is not in the index, or whose file is no longer what was indexed."""
-
-    def __init__(self, indexed: bool) -> None:
-        super().__init__(indexed)
-        self.indexed = indexed
-
-
-class Snapshot(NamedTuple):
+class Snapshot:
     """An open index, and its rows by the names of their images."""
 
-    image_index: Index
-    rows: dict[str, list[int]]
+    def __init__(self, index: Index) -> None:
+        self.image_index = index
+        self.rows: dict[str, list[int]] = {}
+        for i, sha256 in enumerate(index.reader.hashes):
+            self.rows.setdefault(sha256[:NAME], []).append(i)
+        if len(index):  # every search needs these, and the first one would have to wait for them
+            reader = index.reader
+            _ = index.finder, reader.null_text_scores, reader.null_sentence_scores
+            _ = reader.null_image_scores, reader.calibration
 
-    def read(self, name: str) -> bytes:
-        """The file of an image. Raises ImageGone."""
-        return self._whole(name)[1]
-
-    def row(self, name: str) -> int:
-        """A row of an image whose file is still as it was. Raises ImageGone."""
-        return self._whole(name)[0]
-
-    def _whole(self, name: str) -> tuple[int, bytes]:
+    def read(self, name: str) -> tuple[int, bytes]:
+        """Row and bytes of an image whose file is still as it was. Raises HTTPException."""
         rows = self.rows.get(name, [])
         for row in rows:
             try:
                 return row, read_indexed(self.image_index.root, self.image_index.reader.rows[row])
             except CorruptSample:
                 continue
-        raise ImageGone(bool(rows))
+        raise HTTPException(*CHANGED) if rows else HTTPException(404, "no such image in this index")
 
 
 class Engine:
@@ -105,7 +67,7 @@ class Engine:
         """model, device  as for `open_index`. Raises UserError."""
         self.folder, self.problem = folder, ""
         self._stamp = _stamp(folder)
-        self.now = _snapshot(open_index(folder, model, device=device))
+        self.now = Snapshot(open_index(folder, model, device=device))
 
     def refresh(self) -> None:
         """Reopen the index if it has changed. On an error the old one stays, and `problem` says why."""
@@ -118,7 +80,7 @@ class Engine:
             reader = IndexReader(self.folder)
             if reader.manifest.model_id.fingerprint != model_id.fingerprint:
                 raise UserError("the index was built anew with another model; start the server again")
-            self.now, self.problem = _snapshot(Index(reader, model, path=self.now.image_index.path)), ""
+            self.now, self.problem = Snapshot(Index(reader, model, path=self.now.image_index.path)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
             self.problem = self._message(error)
 
@@ -128,70 +90,47 @@ class Engine:
         return " ".join(message.split()) or type(error).__name__
 
     def answer(self, requests: list[Any]) -> list[Any]:
-        """A `NamedHits` for each search, a `Heat` for each `HeatRequest`, in batches of one kind and k.
+        """A response to each `TextQuery`, `ImageQuery` and `HeatQuery`, in batches of one kind and k.
 
         Raises CorruptIndex where a file of the index is damaged; `problem` says so from then on.
         """
+        kinds: dict[Any, list[int]] = {}
+        for i, request in enumerate(requests):
+            kinds.setdefault((type(request), getattr(request, "k", 0)), []).append(i)
+        out: list[Any] = [None] * len(requests)
         try:
-            return self._answer(requests)
+            for (kind, k), places in kinds.items():
+                group = [requests[i] for i in places]
+                answers = self._heat(group) if kind is HeatQuery else self._search(group, k)
+                for i, answer in zip(places, answers, strict=True):
+                    out[i] = answer
         except CorruptIndex as error:
             self.problem = self._message(error)
             raise
-
-    def _answer(self, requests: list[Any]) -> list[Any]:
-        index = self.now.image_index
-        out: list[Any] = [None] * len(requests)
-        kinds = {(type(one), one.k if not isinstance(one, HeatRequest) else 0): None for one in requests}
-        for kind, k in kinds:
-            places = [i for i, one in enumerate(requests) if type(one) is kind and (not k or one.k == k)]
-            group = [requests[i] for i in places]
-            answers: Sequence[Any]
-            if kind is HeatRequest:
-                answers = self._heat(group)
-            elif kind is TextSearch:
-                answers = self._named(index.search([one.text for one in group], k))
-            else:
-                answers = self._named(index.search_images([one.image for one in group], k))
-            for i, answer in zip(places, answers, strict=True):
-                out[i] = answer
         return out
 
-    def _named(self, results: list[QueryHits]) -> list[NamedHits]:
-        opened = self.now.image_index.reader
-        names = ([name_of(opened.hashes[opened.numbers[hit.path]]) for hit in one.hits] for one in results)
-        return [NamedHits(answer, own_names) for answer, own_names in zip(results, names, strict=True)]
-
-    def _heat(self, requests: list[HeatRequest]) -> list[Heat]:
+    def _search(self, queries: Sequence[TextQuery | ImageQuery], k: int) -> list[SearchOut]:
         index = self.now.image_index
-        texts_of = [[sentence.text for sentence in sentences(one.text)] for one in requests]
+        texts = [query.text for query in queries if isinstance(query, TextQuery)]
+        images = [query.image for query in queries if isinstance(query, ImageQuery)]
+        results = index.search(texts, k) if texts else index.search_images(images, k)
+        rows, numbers = index.reader.rows, index.reader.numbers
+        names = [[rows[numbers[hit.path]].sha256[:NAME] for hit in result.hits] for result in results]
+        return [search_out(*one) for one in zip(results, names, strict=True)]
+
+    def _heat(self, queries: Sequence[HeatQuery]) -> list[HeatOut]:
+        index = self.now.image_index
+        texts_of = [[sentence.text for sentence in sentences(query.text)] for query in queries]
+        rows = [self.now.read(query.image)[0] for query in queries]
         grid = index.model.method.grid or (CELLS, CELLS)
-        rows = [self.now.row(one.name) for one in requests]
         try:
-            maps = index.heat(list(zip(rows, texts_of, strict=True)), grid)
+            heat = index.heat(list(zip(rows, texts_of, strict=True)), grid)
         except UserError:  # changed just now
-            raise ImageGone(indexed=True) from None
-        return [Heat(texts, values.flatten(1), grid) for texts, values in zip(texts_of, maps, strict=True)]
-
-
-def name_of(sha256: str) -> str:
-    """The name of an image."""
-    return sha256[:NAME]
-
-
-def _snapshot(index: Index) -> Snapshot:
-    rows: dict[str, list[int]] = {}
-    for i, sha256 in enumerate(index.reader.hashes):
-        rows.setdefault(name_of(sha256), []).append(i)
-    if len(index):  # what every search needs and the first one would have to wait for
-        reader = index.reader
-        _ = (
-            index.finder,
-            reader.null_text_scores,
-            reader.null_sentence_scores,
-            reader.null_image_scores,
-            reader.calibration,
-        )
-    return Snapshot(index, rows)
+            raise HTTPException(*CHANGED) from None
+        squashed = index.model.transform.resize == "squash"
+        return [
+            heat_out(texts, one.double().numpy(), squashed) for texts, one in zip(texts_of, heat, strict=True)
+        ]
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
@@ -203,74 +142,56 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-# One thread owns the model. Requests that arrive while it works form the next batch, however few.
-# A request is refused when the queue is full, and dropped when its client has disconnected.
-
-TICK = 1.0  # seconds between two looks at the index while nobody asks
-
-
-class Busy(Exception):
-    """The queue is full."""
-
-
-class Pending(NamedTuple):
-    """A request and the future of its answer."""
-
-    request: Any
-    future: Future[Any]
-
-
 class Batcher:
-    """Requests in, futures out. `start` it before use, `close` it afterwards."""
+    """A queue in front of the one thread that owns the model: requests in, futures out.
+
+    Requests that arrive while it works form the next batch, however few. A request is refused when the queue
+    is full, and dropped when its client has disconnected. `start` it before use, `close` it afterwards.
+    """
 
     def __init__(
         self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, batch: int, queue: int
     ) -> None:
         """
         work     from requests to their answers, in order
-        between  called by the worker before every batch, and each second while nobody asks
+        between  called by the worker before every batch, and each TICK while there is none
         batch    requests that are answered together, at most
         queue    requests that may wait
         """
         self.work, self.between, self.batch, self.queue = work, between, batch, queue
-        self._waiting: deque[Pending] = deque()
+        self._waiting: deque[tuple[Any, Future[Any]]] = deque()
         self._news = threading.Condition()
         self._closed = False
-        self._worker = threading.Thread(target=self._run, name="model", daemon=True)
+        self.worker = threading.Thread(target=self._run, name="model", daemon=True)
 
     def __len__(self) -> int:
         """Requests that wait."""
         with self._news:
             return len(self._uncancelled())
 
-    @property
-    def works(self) -> bool:
-        """Whether the worker runs."""
-        return self._worker.is_alive()
-
     def start(self) -> None:
-        self._worker.start()
+        self.worker.start()
 
     def close(self, patience: float | None = None) -> None:
-        """Let the batch at hand end, within some seconds, and drop what waits."""
+        """Let the current batch end, within some seconds, and drop the requests that wait."""
         with self._news:
             self._closed = True
             self._news.notify()
-        self._worker.join(patience)
+        self.worker.join(patience)
         while self._waiting:
-            self._waiting.popleft().future.cancel()
+            self._waiting.popleft()[1].cancel()
 
     def submit(self, request: Any) -> Future[Any]:
-        """Queue a request. Cancel the future to withdraw it. Raises Busy."""
-        job = Pending(request, Future())
+        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full."""
+        future: Future[Any] = Future()
         with self._news:
             if len(self._waiting) >= self.queue:
                 self._waiting = self._uncancelled()
             if self._closed or len(self._waiting) >= self.queue:
-                raise Busy
-            self._waiting.append(job)
+                raise HTTPException(503, "the server has too much to do; try again in a moment")
+            self._waiting.append((request, future))
             self._news.notify()
-        return job.future
+        return future
 
     def _run(self) -> None:
         while True:
@@ -280,32 +201,27 @@ class Batcher:
                 if self._closed:
                     return
             self.between()
-            jobs = self._next_batch()
+            jobs: list[tuple[Any, Future[Any]]] = []
+            with self._news:
+                while self._waiting and len(jobs) < self.batch:
+                    request, future = self._waiting.popleft()
+                    if future.set_running_or_notify_cancel():
+                        jobs.append((request, future))
             if jobs:
                 self._answer(jobs)
 
-    def _uncancelled(self) -> deque[Pending]:
-        return deque(job for job in self._waiting if not job.future.cancelled())
+    def _uncancelled(self) -> deque[tuple[Any, Future[Any]]]:
+        return deque(job for job in self._waiting if not job[1].cancelled())
 
-    def _next_batch(self) -> list[Pending]:
-        """The next batch, without cancelled requests."""
-        jobs: list[Pending] = []
-        with self._news:
-            while self._waiting and len(jobs) < self.batch:
-                job = self._waiting.popleft()
-                if job.future.set_running_or_notify_cancel():
-                    jobs.append(job)
-        return jobs
-
-    def _answer(self, jobs: list[Pending]) -> None:
+    def _answer(self, jobs: list[tuple[Any, Future[Any]]]) -> None:
         try:
-            answers = self.work([job.request for job in jobs])
+            answers = self.work([request for request, _ in jobs])
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].future.set_exception(error)
+                jobs[0][1].set_exception(error)
                 return
             for job in jobs:  # one of them is at fault; the others shall have their answers
                 self._answer([job])
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            job.future.set_result(answer)
+        for (_, future), answer in zip(jobs, answers, strict=True):
+            future.set_result(answer)

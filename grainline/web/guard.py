@@ -6,42 +6,46 @@ Every page in the browser can reach a server on this machine. Three checks keep 
   2. requests from other sites, by Sec-Fetch-Site and Origin, are refused;
   3. a body must be of the content type of its route.
 
-When the server ends, `Guard.end` answers every request that still runs with 503.
+One address gets at most a share of connections, requests and bytes. An IPv6 address counts as its network of
+64 bits, since one machine can use all addresses of it. A proxy that the user lists passes on many clients:
+for its requests the address in X-Forwarded-For counts, from the right the first that is no listed proxy.
 """
 
 import asyncio
-import ipaddress
-import json
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grainline.web.limits import Limits
+from grainline.web.limits import Limits, Network
 
-# Limits per client: one address gets at most a share of connections, requests and bytes.
-#
-# An IPv6 address counts as its network of 64 bits, since one machine can use all addresses of it. A proxy
-# that the user lists speaks for many clients: for its requests the address in X-Forwarded-For counts, from
-# the right the first one that belongs to no listed proxy.
-
-
-Network = IPv4Network | IPv6Network
+UPLOAD = "/api/search/image"
+HEALTH = "/api/health"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+ENDING = 503, "the server is ending; try again in a moment"
 
 
 class Pool:
     """A resource of limited size."""
 
     def __init__(self, most: int, share: float) -> None:
-        """
-        most   units in all
-        share  of them, for one address; one unit at least
-        """
+        """most: units in all. share: of them, for one address; one unit at least"""
         self.most, self.most_of_one = most, max(1, int(most * share))
         self.used, self.used_by = 0, Counter[str]()
 
@@ -60,7 +64,7 @@ class Pool:
         return True
 
     def give(self, client: str, units: int = 1) -> None:
-        """Return what was taken."""
+        """Return units."""
         self.used -= units
         self.used_by[client] -= units
         if not self.used_by[client]:
@@ -87,10 +91,10 @@ def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
     address = str((scope.get("client") or ("",))[0])
     values = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
     for value in reversed(values):
-        before = _address(value.strip())
+        before = parse_address(value.strip()) or parse_address(host_of(value.strip()))
         if not before or not is_listed(address, proxies):
             break
-        address = before
+        address = str(before)
     return counted(address)
 
 
@@ -100,64 +104,64 @@ def counted(address: str) -> str:
     >>> counted("127.0.0.1"), counted("::ffff:127.0.0.1"), counted("2001:db8::1:2:3:4"), counted("a socket")
     ('127.0.0.1', '127.0.0.1', '2001:db8::/64', 'a socket')
     """
-    try:
-        parsed = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
+    parsed = parse_address(address.partition("%")[0])
     if not isinstance(parsed, IPv6Address):
         return address
     return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))
 
 
-def _address(value: str) -> str:
-    """The address in an entry of X-Forwarded-For, without a port; "" for anything else.
-
-    >>> [_address(value) for value in ("1.2.3.4", "1.2.3.4:80", "[::1]:80", "::1", "unknown", "")]
-    ['1.2.3.4', '1.2.3.4', '::1', '::1', '', '']
-    """
-    if value.startswith("["):
-        value = value[1:].partition("]")[0]
-    elif value.count(":") == 1:
-        value = value.partition(":")[0]
+def parse_address(value: str) -> IPv4Address | IPv6Address | None:
     try:
-        return str(ip_address(value))
+        return ip_address(value)
+    except ValueError:
+        return None
+
+
+def host_of(value: str) -> str:
+    """The host in a Host header or another "host:port", without the port.
+
+    >>> host_of("LOCALHOST:8017"), host_of("[::1]:80"), host_of("a b@c"), host_of("1.2.3.4:80")
+    ('localhost', '::1', 'c', '1.2.3.4')
+    """
+    try:
+        return urlsplit("//" + value).hostname or ""
     except ValueError:
         return ""
 
 
-UPLOAD = "/api/search/image"
-HEALTH = "/api/health"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "X-Frame-Options": "DENY",
-}
+def local(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    address = parse_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
-class Refusal(Exception):
-    """A request that is refused."""
+def is_own_name(name: str, host: str) -> bool:
+    """Whether a name in the Host header means a server that listens at `host`.
 
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
+    On the own machine: its loopback names. Elsewhere also every IP address, which cannot be rebound, the
+    name that was given, and the name of the machine.
+
+    >>> [is_own_name(name, "127.0.0.1") for name in ("localhost", "127.0.0.1", "192.168.0.7", "evil.example")]
+    [True, True, False, False]
+    >>> is_own_name("192.168.0.7", "0.0.0.0"), is_own_name("evil.example", "0.0.0.0")
+    (True, False)
+    """
+    if name in ("localhost", "127.0.0.1", "::1", host.lower()):
+        return True
+    return not local(host) and (parse_address(name) is not None or name == socket.gethostname().lower())
 
 
-ENDING = Refusal(503, "the server is ending; try again in a moment")
+def error_response(status: int, why: str) -> JSONResponse:
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return JSONResponse({"error": " ".join(why.split())}, status, headers)
 
 
 class Guard:
     """ASGI middleware that checks requests and reads their bodies."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, is_own_name: Callable[[str], bool]) -> None:
-        """is_own_name  whether a host name means this server"""
-        self.app, self.limits, self.is_own_name = app, limits, is_own_name
+    def __init__(self, app: ASGIApp, limits: Limits, host: str) -> None:
+        """host  where the server listens"""
+        self.app, self.limits, self.host = app, limits, host
         self.requests = Pool(limits.requests, limits.share)
         self.bytes = Pool(limits.buffered, limits.share)
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -179,17 +183,17 @@ class Guard:
             self._admit(scope, counted)
             body = await self._body(scope, receive, client, sizes)
             await self.app(scope, _replayed(body, receive), send)
-        except Refusal as refusal:
-            await _refuse(send, refusal)
+        except HTTPException as error:
+            await error_response(error.status_code, error.detail)(scope, receive, send)
         except asyncio.CancelledError:
             if not self.ending:
                 raise
             task.uncancel()
             if not sent:
-                await _refuse(send, ENDING)
+                await error_response(*ENDING)(scope, receive, send)
         except Exception:
-            # The application has logged and answered, and raises nevertheless (starlette's way). Passed on,
-            # uvicorn would close the connection under the client's next request.
+            # Starlette raises an error again after its answer. Passed on, uvicorn would close the connection
+            # under the client's next request.
             if not sent:
                 raise
         finally:
@@ -198,9 +202,9 @@ class Guard:
                 self.requests.give(client)
             self.bytes.give(client, sum(sizes))
 
-    async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
-        """Respond with a refusal, without reading the request."""
-        await _refuse(_with_headers(send, scope["path"], []), refusal)
+    async def refuse(self, scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
+        """Respond with an error, without reading the request."""
+        await error_response(status, why)(scope, receive, _with_headers(send, scope["path"], []))
 
     def end(self) -> None:
         """Respond to all running and later requests with 503."""
@@ -209,27 +213,26 @@ class Guard:
             task.cancel()
 
     def _admit(self, scope: Scope, counted: bool) -> None:
-        """Raises Refusal. counted  whether the request has its place among those that may run"""
+        """Raises HTTPException. counted: whether the request is among those that may run"""
         if self.ending:
-            raise ENDING
-        headers = Headers(scope=scope)
-        host = _name(headers.get("host", ""))
-        if not self.is_own_name(host):
-            raise Refusal(421, f"this server does not go by the name {host!r}")
-        path = scope["path"]
+            raise HTTPException(*ENDING)
+        headers, path = Headers(scope=scope), scope["path"]
+        name = host_of(headers.get("host", ""))
+        if not is_own_name(name, self.host):
+            raise HTTPException(421, f"this server does not go by the name {name!r}")
         if path.startswith("/api/") and not _same_site(headers):
-            raise Refusal(403, "requests from other sites are not answered")
+            raise HTTPException(403, "requests from other sites are not answered")
         if not counted and path != HEALTH:
-            raise Refusal(503, "too many requests at a time; try again in a moment")
+            raise HTTPException(503, "too many requests at a time; try again in a moment")
         if scope["method"] == "POST":
             expected = "multipart/form-data" if path == UPLOAD else "application/json"
             if headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
-                raise Refusal(415, f"the content type must be {expected}")
+                raise HTTPException(415, f"the content type must be {expected}")
 
     async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
-        """The whole body. sizes  gets the number of bytes of every piece. Raises Refusal."""
+        """The whole body. sizes: gets the number of bytes of every piece. Raises HTTPException."""
         most = self.limits.upload if scope["path"] == UPLOAD else self.limits.body
-        too_large = Refusal(413, f"the request is too large; at most {most:,} bytes are allowed")
+        too_large = HTTPException(413, f"the request is too large; at most {most:,} bytes are allowed")
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise too_large
@@ -239,62 +242,18 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refusal(400, "the request was broken off")
+                        raise HTTPException(400, "the request was broken off")
                     piece = message.get("body", b"")
                     if sum(sizes) + len(piece) > most:
                         raise too_large
                     if not self.bytes.take(client, len(piece)):
-                        raise Refusal(503, "too much is being sent at a time; try again in a moment")
+                        raise HTTPException(503, "too much is being sent at a time; try again in a moment")
                     pieces.append(piece)
                     sizes.append(len(piece))
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
-            raise Refusal(408, f"the request was not sent within {self.limits.sending:g} s") from None
-
-
-def names_of(host: str) -> Callable[[str], bool]:
-    """Which names in the Host header mean a server that listens at `host`.
-
-    On the own machine: its loopback names. Elsewhere also every IP address, which cannot be rebound, the
-    name that was given, and the name of the machine.
-
-    >>> mine = names_of("127.0.0.1")
-    >>> mine("localhost"), mine("127.0.0.1"), mine("192.168.0.7"), mine("evil.example")
-    (True, True, False, False)
-    >>> names_of("0.0.0.0")("192.168.0.7"), names_of("0.0.0.0")("evil.example")
-    (True, False)
-    """
-    names = {"localhost", "127.0.0.1", "::1", host.lower()}
-    if local(host):
-        return names.__contains__
-    names.add(socket.gethostname().lower())
-    return lambda name: name in names or _is_address(name)
-
-
-def local(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _name(host: str) -> str:
-    """The name in a Host header, without the port.
-
-    >>> _name("LOCALHOST:8017"), _name("[::1]:80"), _name("a b@c")
-    ('localhost', '::1', 'c')
-    """
-    try:
-        return urlsplit("//" + host).hostname or ""
-    except ValueError:
-        return ""
+            raise HTTPException(408, f"the request was not sent within {self.limits.sending:g} s") from None
 
 
 def _same_site(headers: Headers) -> bool:
@@ -306,7 +265,7 @@ def _same_site(headers: Headers) -> bool:
 
 
 def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
-    """kinds  gets the type of every message that is sent"""
+    """kinds: gets the type of every message that is sent"""
 
     async def sent(message: Message) -> None:
         kinds.append(message["type"])
@@ -326,18 +285,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return next_message
-
-
-def json_of(refusal: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Headers and body of a refusal."""
-    body = json.dumps({"error": str(refusal)}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if refusal.status == 503:
-        headers.append((b"retry-after", b"1"))
-    return headers, body
-
-
-async def _refuse(send: Send, refusal: Refusal) -> None:
-    headers, body = json_of(refusal)
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

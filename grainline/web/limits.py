@@ -32,7 +32,7 @@ class Limits(Config):
     queue: int = Field(64, gt=0)  # requests that may wait for it
     requests: int = Field(256, gt=0)  # requests of any kind at a time
     connections: int = Field(1024, gt=0)  # browsers keep some open between requests
-    share: float = Field(0.25, gt=0, le=1)  # of connections, requests and held bytes, for one address
+    share: float = Field(0.25, gt=0, le=1)  # of connections, requests and buffered bytes, for one address
     behind_proxy: tuple[Network, ...] = ()  # proxies whose X-Forwarded-For counts
     body: int = Field(256 * 2**10, gt=0)  # of a request without an image
     upload: int = Field(16 * 2**20, gt=0)  # of a request with an image

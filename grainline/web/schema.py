@@ -1,22 +1,25 @@
 """Requests and responses of the JSON interface, images included."""
 
 import io
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 from PIL import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from grainline.data.decode import FORMATS, decode
 from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
-from grainline.index.results import Verdict
+from grainline.index.results import QueryHits, Verdict
 from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
-from grainline.web.engine import Heat, NamedHits
 from grainline.web.limits import CHARACTERS, HITS
 
 LEVELS = 127  # of heat, each way
+QUALITY = 88  # of JPEGs
 
 
 def _query_text(text: str) -> str:
@@ -154,10 +157,10 @@ class Error(BaseModel):
     error: str
 
 
-def search_out(named: NamedHits) -> SearchOut:
-    """The response to a search, with names in place of files."""
+def search_out(result: QueryHits, names: Sequence[str]) -> SearchOut:
+    """The response to a search. names: of the images of the hits"""
     hits = []
-    for hit, name in zip(named.result.hits, named.names, strict=True):
+    for hit, name in zip(result.hits, names, strict=True):
         values = hit._asdict() | {
             "name": name,
             "path": hit.path.encode("utf-8", "replace").decode(),
@@ -165,38 +168,24 @@ def search_out(named: NamedHits) -> SearchOut:
             "sentences": [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences],
         }
         hits.append(HitOut.model_validate(values))
-    return SearchOut(sure=named.result.sure, hits=hits, notes=list(named.result.notes))
+    return SearchOut(sure=result.sure, hits=hits, notes=list(result.notes))
 
 
-def heat_out(heat: Heat, squashed: bool) -> HeatOut:
-    """Heat as small numbers: 14 x 14 of them are 600 bytes for a sentence."""
+def heat_out(texts: Sequence[str], heat: np.ndarray, squashed: bool) -> HeatOut:
+    """Heat of some texts [S, rows, columns] as small numbers: 14 x 14 of them are 600 bytes for a text."""
     maps = []
-    for text, values in zip(heat.sentences, heat.values.double().numpy(), strict=True):
+    for text, values in zip(texts, heat, strict=True):
         limit = limit_of(values)
-        steps = (values * (LEVELS / limit)).round().astype(int).tolist()
+        steps = (values.ravel() * (LEVELS / limit)).round().astype(int).tolist()
         maps.append(HeatMap(text=text, limit=limit, values=steps))
     part: Literal["middle", "whole"] = "whole" if squashed else "middle"
-    return HeatOut(rows=heat.grid[0], columns=heat.grid[1], part=part, maps=maps)
-
-
-# Uploaded images, checked before they are decoded, and images of the index as small JPEGs.
-
-
-QUALITY = 88
-
-
-class Refused(Exception):
-    """An uploaded image that is refused. status: of HTTP"""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
+    return HeatOut(rows=heat.shape[1], columns=heat.shape[2], part=part, maps=maps)
 
 
 def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
-    """The input crop of an uploaded image. Raises Refused.
+    """The input crop of an uploaded image. HTTPException for what is no image or too large.
 
-    pixels  the most that the image may have: known from its header, before anything is decoded
+    pixels  of an image at most: its header says how many there are, before anything is decoded
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -204,13 +193,13 @@ def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = pixels  # Pillow will not say how large it is
     except Exception:
-        raise Refused(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
+        raise HTTPException(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
     if width * height > pixels:
-        raise Refused(413, f"the image is too large; at most {pixels:,} pixels are allowed")
+        raise HTTPException(413, f"the image is too large; at most {pixels:,} pixels are allowed")
     try:
         return model.cropped(data)
     except UserError as error:
-        raise Refused(415, str(error)) from None
+        raise HTTPException(415, str(error)) from None
 
 
 def thumbnail(data: bytes, side: int) -> bytes:

@@ -1,10 +1,24 @@
-"""The uvicorn server: connection limits, time limits, graceful shutdown."""
+"""`grainline serve`: the uvicorn server with limits of connections and times, and a graceful end.
+
+uvicorn limits only the time between two requests: it waits without limit for the first one and for the end
+of headers. Here every connection has a deadline: for the first byte of a request, for the end of its headers,
+and again after a response. A client that reads nothing of its response is dropped.
+
+A connection takes a place, of which there are so many in all and for one address. Without a place it may
+ask for /api/health; any other request gets 503. Of connections without a place the SPARE newest stay.
+"""
 
 import asyncio
 import math
+import os
+import resource
+import signal
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -12,20 +26,17 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from grainline.errors import UserError
 from grainline.web.app import Server
-from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, Refusal, counted, is_listed, json_of
+from grainline.web.engine import Engine
+from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, counted, error_response, is_listed, local
 from grainline.web.limits import Limits
 
-# uvicorn limits only the time between two requests: it waits without limit for the first one and for the end
-# of headers. Here every connection has a deadline: for the first byte of a request, for the end of its
-# headers, and again after a response. A client that reads nothing of its response is dropped.
-#
-# A connection takes a place, of which there are so many in all and for one address. Without a place it may
-# ask for /api/health; any other request gets 503. Of connections without a place the SPARE newest stay.
-
-
 SPARE = 64
-CROWDED = Refusal(503, "too many connections at a time; try again in a moment")
+ACCEPTED = 128  # connections that are accepted at once: open files before the first of them can be refused
+QUEUE = 4096  # connections that wait for that; a client that finds no room there tries again after seconds
+OTHERS = 128  # files that are open in addition to connections
+CROWDED = 503, "too many connections at a time; try again in a moment"
 
 
 class Places:
@@ -50,7 +61,7 @@ class Places:
         if len(self.spare) > SPARE:
             oldest = next((one for one in self.spare if one.waits), connection)
             self.leave(oldest)
-            oldest.close(CROWDED)
+            oldest.close(*CROWDED)
         return False
 
     def leave(self, connection: "Connection") -> None:
@@ -71,8 +82,8 @@ class Connection(H11Protocol):
         super().__init__(**settings)
         self.places, self.limits = places, places.limits
         self.app = self._handle
-        self.started = False  # a part of the next request has come
-        self.unsent: float = math.inf  # bytes of answers, at the last look
+        self.started = False  # a part of the next request has arrived
+        self.unsent: float = math.inf  # bytes of the response, when the timer was set
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -118,13 +129,13 @@ class Connection(H11Protocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, in plain text
-        self.close(Refusal(400, "this is no HTTP request"))
+        self.close(400, "this is no HTTP request")
 
-    def close(self, refusal: Refusal | None = None) -> None:
-        """Close the connection, and say why to a client that asks, or may be about to for the first time."""
+    def close(self, status: int = 0, why: str = "") -> None:
+        """Close the connection, with an error for a client that sent, or may be about to send, a request."""
         asks = self.started or self.cycle is None
-        if refusal and asks and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_bytes_of(refusal))
+        if status and asks and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_error_bytes(status, why))
         self.transport.close()
         self._set_timer(self.limits.idle, self.transport.abort)
 
@@ -136,7 +147,7 @@ class Connection(H11Protocol):
         if (not left and self.places.admit(self)) or scope["path"] == HEALTH:
             await self.places.guard(scope, receive, send)
         else:
-            await self.places.guard.refuse(scope, send, CROWDED)
+            await self.places.guard.refuse(scope, receive, send, *CROWDED)
 
     def _set_timer(self, seconds: float | None, act: Callable[[], None] | None = None) -> None:
         """Set the one timer of this connection anew."""
@@ -154,22 +165,19 @@ class Connection(H11Protocol):
                 self.unsent = unsent
                 self._set_timer(self.limits.idle, self._timed_out)
         elif self.waits:
-            late = Refusal(408, f"the headers were not sent within {self.limits.headers:g} s")
-            self.close(late if self.started else None)
+            late = 408, f"the headers were not sent within {self.limits.headers:g} s"
+            self.close(*late if self.started else ())
 
 
-@lru_cache(maxsize=1)  # of many refusals at once all are alike
-def _bytes_of(refusal: Refusal) -> bytes:
-    """A whole answer of HTTP/1.1."""
-    headers, body = json_of(refusal)
-    fixed = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-    lines = [b"HTTP/1.1 %d %s" % (refusal.status, STATUS_PHRASES[refusal.status])]
-    lines += [name + b": " + value for name, value in (*fixed, *headers, (b"connection", b"close"))]
-    return b"\r\n".join([*lines, b"", body])
-
-
-ACCEPTED = 128  # connections that are accepted at once: open files before the first of them can be refused
-QUEUE = 4096  # connections that wait for that; a client that finds no room there tries again after seconds
+@lru_cache(maxsize=1)  # in a flood all are alike
+def _error_bytes(status: int, why: str) -> bytes:
+    """A whole response of HTTP/1.1."""
+    response = error_response(status, why)
+    response.headers.update(HEADERS)
+    response.headers["Connection"] = "close"
+    lines = [b"HTTP/1.1 %d %s" % (status, STATUS_PHRASES[status])]
+    lines += [name + b": " + value for name, value in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
 class Program(uvicorn.Server):
@@ -211,3 +219,52 @@ class Program(uvicorn.Server):
         """Close connections whose clients do not read their response."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits) -> None:
+    """Serve an index until Ctrl-C. UserError where it cannot be opened, or the address not used."""
+    room = openable(limits.connections + SPARE + ACCEPTED + OTHERS) - SPARE - ACCEPTED - OTHERS
+    few = room < limits.connections
+    if few:
+        limits = limits.model_copy(update={"connections": max(1, room)})
+    listener = listening(host, port)  # before the model is loaded, which takes longer
+    with listener:
+        server = Server(Engine(folder, model), limits, host)
+        name = f"[{host}]" if ":" in host else host
+        print(f"serving {folder} at http://{name}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        if few:
+            print(
+                f"this system lets few files be open: at most {limits.connections} connections at a time",
+                flush=True,
+            )
+        if not local(host):
+            print("everyone who can reach this address can search it and see its images", flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn ends in order, then sends itself the signal
+        with suppress(KeyboardInterrupt):  # what Ctrl-C has become by then
+            Program(server).run(sockets=[listener])
+        print("ended", flush=True)
+        if server.batcher.worker.is_alive():  # its batch takes longer than anybody waits
+            sys.stderr.flush()
+            os._exit(0)
+
+
+def openable(files: int) -> int:
+    """Raise the limit of open files, if possible to `files`. Returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < files:  # RLIM_INFINITY is -1, so min() would take it
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return files if soft == resource.RLIM_INFINITY else soft
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. UserError if the address is in use or not of this machine."""
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        # Without the address, which Python adds once more.
+        why = str(error.strerror or error).partition(" (while attempting")[0]
+        raise UserError(f"cannot listen at {host}:{port}: {why}; choose another --host or --port") from None

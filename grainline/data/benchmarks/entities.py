@@ -6,10 +6,10 @@ Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
     Sentences/ID.txt    the captions of an image, one a line:
                         [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
     Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
-    train.txt, val.txt, test.txt   which images are whose
+    train.txt, val.txt, test.txt   the images of each split
 
 A record is an image ID.jpg with its captions, and a region for every bracket, those of number 0
-("notvisual") and those without a box included; its span says where it stands in which caption. The box of a
+("notvisual") and those without a box included; its span is its place in a caption. The box of a
 region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
 """
 
@@ -48,10 +48,6 @@ class _Sides(Fields):
     xmax: Pixels
     ymax: Pixels
 
-    @property
-    def box(self) -> Box:
-        return self.xmin, self.ymin, self.xmax, self.ymax
-
 
 Marked = tuple[str, int, int]  # number of the entity, and where its words stand in the caption
 
@@ -75,7 +71,7 @@ class Entities(FileSource):
                 f"no caption of {self._home} can be used, the first for {self._sentences[0]}; {HELP}"
             )
         self._root = images or options.get("images")
-        self._imaged = True
+        self._with_images = True
         if self._root is not None:
             require_images([[self._place(name)] for name in self._names], self._home, self._root)
 
@@ -89,20 +85,19 @@ class Entities(FileSource):
         name, captions = self._names[index], self._sentences[index]
         if isinstance(captions, CorruptSample):
             raise CorruptSample(captions.cause, captions.where)
-        boxes = self._boxes(name) if self._imaged else {}
+        image, boxes = b"", {}
+        if self._with_images:
+            if self._root is None:
+                where = f"{name}.jpg of {self._home} (say where with --images DIR)"
+                raise CorruptSample(MISSING_IMAGE, where)
+            boxes = self._boxes(name)
+            image = read_image([self._place(name)], f"{self._home}: {name}")
         regions = tuple(
             Region(text[start:end], boxes.get(number), span=(f"captions.{i}", start, end))
             for i, (text, marked) in enumerate(captions)
             for number, start, end in marked
         )
-        return Record(f"{name}.jpg", self._image(name), tuple(text for text, _ in captions), regions=regions)
-
-    def _image(self, name: str) -> bytes:
-        if not self._imaged:
-            return b""
-        if self._root is None:
-            raise CorruptSample(MISSING_IMAGE, f"{name}.jpg of {self._home} (say where with --images DIR)")
-        return read_image([self._place(name)], f"{self._home}: {name}")
+        return Record(f"{name}.jpg", image, tuple(text for text, _ in captions), regions=regions)
 
     def _boxes(self, name: str) -> dict[str, Box]:
         """The box of every entity that has one; none where annotations were not unpacked."""
@@ -115,11 +110,10 @@ class Entities(FileSource):
                 box = thing.find("bndbox")
                 if box is None:
                     continue
-                left, top, right, bottom = _Sides.of({side.tag: side.text for side in box}).box
+                sides = _Sides.of({side.tag: side.text for side in box})
+                pixels = (sides.xmin - 1, sides.ymin - 1, sides.xmax, sides.ymax)
                 for number in thing.iter("name"):
-                    entity_boxes.setdefault(str(number.text).strip(), []).append(
-                        (left - 1, top - 1, right, bottom)
-                    )
+                    entity_boxes.setdefault(str(number.text).strip(), []).append(pixels)
         except (ElementTree.ParseError, ValueError, OSError) as error:
             raise CorruptSample(CORRUPT_REGION, f"{file} ({error})") from error
         return {number: _around(boxes) for number, boxes in entity_boxes.items()}
@@ -127,7 +121,7 @@ class Entities(FileSource):
     def texts_only(self) -> "Entities":
         """The same captions and phrases, with images of no bytes and without boxes."""
         other = copy.copy(self)
-        other._imaged = False
+        other._with_images = False
         return other
 
     def keys(self) -> Iterable[str]:
@@ -135,7 +129,7 @@ class Entities(FileSource):
         return (f"{name}.jpg" for name in self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names, captions and phrases; neither images nor boxes are looked at."""
+        """sha256 over names, captions and phrases; neither images nor boxes count."""
         parts: list[str | int] = []
         for name, captions in zip(self._names, self._sentences, strict=True):
             parts += [name, len(captions)] if isinstance(captions, list) else [name, captions.cause]

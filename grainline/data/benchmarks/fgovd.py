@@ -5,23 +5,23 @@
 
 Bianchi et al., arXiv 2311.17518. Each file holds one difficulty: images[] with id and file_name,
 annotations[] with a box, the category that is right and those that are wrong, categories[] with a description
-as name. A record is an image with its regions, whose foils are of the kind that the name of the file says;
+as name. A record is an image with its regions, whose foils are of the kind that the file is named after;
 it has no caption. DIR is the folder of COCO's images: the one above val2017 and train2017, or the one that
 they are all in.
 """
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from grainline.data.decode import image_size
 from grainline.data.formats.checked import Extent, Fields, Id, Side, Text, around, checked, has_rows
-from grainline.data.formats.common import FileSource, digest, divide, read_image, require_images, split_query
-from grainline.data.formats.plain import HELP, load_json
+from grainline.data.formats.common import FileSource, divide, split_query
+from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.plain import HELP
 from grainline.data.formats.table import Row, Table, first_fields, read_rows
-from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, CorruptSample, Foil, Record, Region
+from grainline.data.record import Foil, Record, Region
 from grainline.errors import UserError
 
 DIFFICULTY = {
@@ -66,40 +66,18 @@ class _Line(Fields):
     neg_expression: Annotated[tuple[Text, ...], Field(min_length=1)]
 
 
-class _AnnotatedImage(NamedTuple):
-    name: str
-    size: tuple[int, int]  # width and height, which the boxes go by
-    regions: list[Region]
-    error: str = ""  # what is wrong with the row; its place in the file is then the name
-
-
-class FgOvd(FileSource):
+class FgOvd(ListedImages):
     """The images of a file that have regions, in its order. Raises UserError."""
 
-    images_by_path = True
+    form = "a file of FG-OVD: " + "; ".join(f"{name}[] with {', '.join(of)}" for name, of in FIELDS.items())
 
     @staticmethod
     def recognises(content: Any) -> bool:
         """Whether parsed JSON has the form of FG-OVD's files; its rows may still be wrong."""
         return _is_annotations(content) or FgOvdLines.recognises(content)
 
-    def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
-        file, options = split_query(path, ("images",))
-        data = load_json(file) if data is None else data
-        if not _is_annotations(data):
-            form = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in FIELDS.items())
-            raise UserError(f"{file} is not a file of FG-OVD: {form}; {HELP}")
-        self.path = path
-        self._file = file
-        self._root = images or options.get("images") or os.path.dirname(os.path.abspath(file))
-        stem = os.path.splitext(os.path.basename(file))[0]
-        self.difficulty = DIFFICULTY.get(stem, stem)
-        self._images = _read(data, file, self.difficulty)
-        names = [image.name for image in self._images if not image.error]
-        require_images([self._places(name) for name in names], file, self._root)
-
-    def _places(self, name: str) -> list[str]:
-        return [os.path.join(self._root, place) for place in (name, os.path.basename(name))]
+    def accepts(self, content: Any) -> bool:
+        return _is_annotations(content)
 
     @classmethod
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> FileSource:  # noqa: ARG003
@@ -112,33 +90,47 @@ class FgOvd(FileSource):
         lines = FgOvdLines.recognises(content)
         return FgOvdLines(path, images, content) if lines else cls(path, images, content)
 
-    def __len__(self) -> int:
-        return len(self._images)
+    def parse(self, content: Any) -> list[Entry]:
+        """The images with their regions, in the order of the file, then each row that is wrong."""
+        self.difficulty = DIFFICULTY.get(_stem(self._file), _stem(self._file))
+        wrong: list[Entry] = []
+        rows: dict[str, list[tuple[str, Any]]] = {}
+        for name, kind in (("categories", _Category), ("images", _Image), ("annotations", _Annotation)):
+            rows[name] = []
+            for place, row, error in checked(kind, content[name], name):
+                if row is None:
+                    wrong.append(wrong_row(place, error))
+                else:
+                    rows[name].append((place, row))
+        phrases = {row.id: row.name for _, row in rows["categories"]}
+        images = {row.id: row for _, row in rows["images"]}
+        regions: dict[int | str, list[Region]] = {number: [] for number in images}
+        for place, row in rows["annotations"]:
+            unknown = [number for number in (row.category_id, *row.neg_category_ids) if number not in phrases]
+            if row.image_id not in images or unknown:
+                which = f"category {unknown[0]}" if unknown else f"image {row.image_id}"
+                wrong.append(wrong_row(place, f"{which} is not listed, or wrong there"))
+                continue
+            phrase = phrases[row.category_id]
+            foils = tuple(Foil(phrases[number], phrase, self.difficulty) for number in row.neg_category_ids)
+            regions[row.image_id].append(Region(phrase, around(row.bbox), foils=foils))
+        entries = []
+        for image in images.values():
+            name, used = image.file_name, tuple(regions[image.id])
+            if used:
+                record = Record(name, b"", (), regions=used)
+                entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
+        if not entries:
+            first = f"{wrong[0].record.key} ({wrong[0].error})"
+            raise UserError(f"{self._file}: {first}, and no region is right; {HELP}")
+        return entries + wrong
 
-    def __getitem__(self, index: int) -> Record:
-        name, size, regions, error = self._images[index]
-        where = f"{self._file}: {name}"
-        if error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
-        record = Record(name, read_image(self._places(name), where), (), regions=tuple(regions))
-        actual = image_size(record)
-        if actual != size:
-            sizes = f"{actual[0]} x {actual[1]} pixels, its boxes are for {size[0]} x {size[1]}"
-            raise CorruptSample(CORRUPT_REGION, f"{where} ({sizes})")
-        return record
-
-    def keys(self) -> Iterable[str]:
-        """The file names of the images."""
-        return (image.name for image in self._images)
-
-    def fingerprint(self) -> str:
-        """sha256 over names, boxes and texts; images are not looked at, so their content does not count."""
-        parts: list[str | int] = [self.difficulty]
-        for name, _, regions, _ in self._images:
-            parts += [name, len(regions)]
-            for region in regions:
-                parts += [str(region.box), region.phrase, *(foil.text for foil in region.foils)]
-        return digest(parts)
+    def parts(self) -> Iterator[str | int]:
+        yield self.difficulty
+        for entry in self.entries:
+            yield from (entry.record.key, len(entry.record.regions))
+            for region in entry.record.regions:
+                yield from (str(region.box), region.phrase, *(foil.text for foil in region.foils))
 
 
 class FgOvdLines(Table):
@@ -162,8 +154,7 @@ class FgOvdLines(Table):
             raise UserError(
                 f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}; {HELP}"
             )
-        kind = os.path.splitext(os.path.basename(file))[0]
-        super().__init__(path, images, [_line(row, kind) for row in rows])
+        super().__init__(path, images, [_line(row, _stem(file)) for row in rows])
 
 
 def _line(row: Row, kind: str) -> Row:
@@ -183,33 +174,5 @@ def _is_annotations(content: Any) -> bool:
     return all(has_rows(content, name, fields) for name, fields in FIELDS.items())
 
 
-def _read(data: dict[str, Any], file: str, difficulty: str) -> list[_AnnotatedImage]:
-    """Images with their regions, in the order of the file; each row that is wrong stands for itself.
-
-    Raises UserError where no row is right.
-    """
-    broken: list[_AnnotatedImage] = []
-    rows: dict[str, list[Any]] = {}
-    for name, kind in (("categories", _Category), ("images", _Image), ("annotations", _Annotation)):
-        checked_rows = list(checked(kind, data[name], name))
-        rows[name] = [(place, row) for place, row, _ in checked_rows if row is not None]
-        broken += [
-            _AnnotatedImage(place, (0, 0), [], wrong) for place, row, wrong in checked_rows if row is None
-        ]
-    names = {row.id: row.name for _, row in rows["categories"]}
-    images = {
-        row.id: _AnnotatedImage(row.file_name, (row.width, row.height), []) for _, row in rows["images"]
-    }
-    for place, row in rows["annotations"]:
-        unknown = [number for number in (row.category_id, *row.neg_category_ids) if number not in names]
-        if row.image_id not in images or unknown:
-            wrong = f"category {unknown[0]}" if unknown else f"image {row.image_id}"
-            broken.append(_AnnotatedImage(place, (0, 0), [], f"{wrong} is not listed, or wrong there"))
-            continue
-        phrase = names[row.category_id]
-        foils = tuple(Foil(names[number], phrase, difficulty) for number in row.neg_category_ids)
-        images[row.image_id].regions.append(Region(phrase, around(row.bbox), foils=foils))
-    used = [image for image in images.values() if image.regions]
-    if not used:
-        raise UserError(f"{file}: {broken[0].name} ({broken[0].error}), and no region is right; {HELP}")
-    return used + broken
+def _stem(file: str) -> str:
+    return os.path.splitext(os.path.basename(file))[0]

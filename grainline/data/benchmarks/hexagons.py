@@ -2,9 +2,9 @@
 
     hexagons:dev.jsonl
 
-Lachmy et al., TACL 2022. A row is a procedure: steps of an instruction and the board behind it, 180 digits
+Lachmy et al., TACL 2022. A row is a procedure: steps of an instruction and the board after it, 180 digits
 for 10 rows of 18 tiles. A record is the last board as an image, drawn here; its caption is all instructions.
-Each instruction is a region: the tiles that its step painted, as far as the last board shows them still.
+Each instruction is a region: the tiles that its step painted, if the last board still has their colour.
 """
 
 import json
@@ -123,7 +123,7 @@ def board_image(board: np.ndarray) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def tile_map() -> np.ndarray:
-    """Whose pixel is it: [H, W] int64, 0 beside the board, 1 + the place of a tile on it.
+    """The tile of each pixel: [H, W] int64, 0 outside the board, else 1 + the place of the tile.
 
     Flat sides lie above and below; in every second column tiles stand half a tile lower.
     """

@@ -10,88 +10,62 @@ data.jsonl                     ImageInWords: IIW-400, DOCCI_Test, DCI_Test; rows
 
 import os
 import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from grainline.data.formats.checked import printable
-from grainline.data.formats.common import (
-    IMAGE_SUFFIXES,
-    FileSource,
-    digest,
-    read_image,
-    require_images,
-    split_query,
-)
+from grainline.data.formats.common import IMAGE_SUFFIXES, split_query
+from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
 from grainline.data.formats.plain import HELP, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError
 
 # A source gives the texts of its files unchanged; evaluation/suites/long_retrieval.py applies the protocols.
 # An image has one text, the first one in the file.
 
 
-class Pair(NamedTuple):
-    """An image and its text, or why there is none."""
-
-    key: str
-    places: tuple[str, ...]  # below the root, where the image may lie
-    text: str  # as the file has it, blanks and line breaks included
-    short: str = ""  # a caption that the text begins with, where the file has one
-    error: str = ""
-
-
-class LongCaptions(FileSource):
+class LongCaptions(ListedImages):
     """Abstract: images with one long text each."""
 
-    images_by_path = True
-    benchmark: str  # the name of the set; "" for another part of it than the one that is measured on
+    benchmark: str  # the name of the set; "" for another part of it than the field measures on
 
-    def __init__(self, path: str, file: str, root: str, pairs: Iterable[Pair]) -> None:
-        self.path = path
-        self._file = file
-        self._root = root
-        listed = list(pairs)
-        first = {pair.key: pair for pair in reversed(listed)}  # the last one set is the first in the file
-        self.pairs = tuple(pair for pair in listed if first[pair.key] is pair)
-        again = len(listed) - len(self.pairs)
+    @abstractmethod
+    def rows(self, content: Any) -> Iterable[Entry]:
+        """Each image with its text as `long`, and a caption that it begins with, where the file has one."""
+
+    def parse(self, content: Any) -> list[Entry]:
+        listed = list(self.rows(content))
+        first = {row.record.key: row for row in reversed(listed)}  # the last one set is the first in the file
+        entries = [row for row in listed if first[row.record.key] is row]
+        again = len(listed) - len(entries)
         if again:
             self.remarks = (f"{again} texts beyond the first of their image are left out",)
-        if not any(pair.text.strip() for pair in self.pairs):
-            raise UserError(f"{file} has no text in any of its {len(self.pairs)} rows; {HELP}")
-        places = [self._places(pair) for pair in self.pairs if not pair.error]
-        require_images(places, file, root, f", the folder of the images of {type(self).__name__}")
+        if not any((row.record.long or "").strip() for row in entries):
+            raise UserError(f"{self._file} has no text in any of its {len(entries)} rows; {HELP}")
+        self.which = f", the folder of the images of {type(self).__name__}"
+        return entries
 
-    def _places(self, pair: Pair) -> list[str]:
-        return [os.path.join(self._root, place) for place in pair.places]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
+    def text(self, index: int) -> str:
+        """The text at a position as the file has it, blanks and line breaks included."""
+        return self.entries[index].record.long or ""
 
     def __getitem__(self, index: int) -> Record:
-        pair = self.pairs[index]
-        record = self.record(index, pair.text)
-        return record._replace(captions=(pair.short,), long=record.captions[0]) if pair.short else record
+        captions, record = self.entries[index].record.captions, self.record(index, self.text(index))
+        return record._replace(captions=captions, long=record.captions[0]) if captions else record
 
     def record(self, index: int, text: str) -> Record:
         """The record at a position with this text instead of its own. Raises CorruptSample."""
-        pair = self.pairs[index]
-        where = f"{self._file}: {pair.key}"
-        if pair.error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({pair.error})")
-        if not text.strip():
-            raise CorruptSample(MISSING_CAPTION, where)
-        return Record(pair.key, read_image(self._places(pair), where), (text.strip(),))
+        entry = self.entries[index]
+        if not text.strip() and not entry.error:
+            raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
+        return super().__getitem__(index)._replace(captions=(text.strip(),), long=None)
 
-    def keys(self) -> Iterable[str]:
-        """The names of the images."""
-        return (pair.key for pair in self.pairs)
-
-    def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not looked at, so their sizes do not count."""
-        return digest(part for pair in self.pairs for part in (pair.key, pair.text))
+    def parts(self) -> Iterator[str | int]:
+        return (part for i, key in enumerate(self.keys()) for part in (key, self.text(i)))
 
 
 DCI_FIELDS = ("image", "short_caption", "extra_caption")
@@ -106,61 +80,68 @@ class DCI(LongCaptions):
     """Densely Captioned Images, all splits: the folder of the archive, or one that holds its JSON files."""
 
     benchmark = "dci"
+    form = (
+        f"DCI: it holds no JSON files of DCI with {', '.join(DCI_FIELDS)}, nor does complete/ or annotations/"
+    )
 
     @staticmethod
     def recognises_path(path: str) -> bool:
         """Whether a folder holds the JSON files of DCI."""
         return dci_folder(path) is not None
 
-    def __init__(self, path: str, images: str | None = None) -> None:
-        folder, options = split_query(path, ("images",))
-        inside = dci_folder(folder)
-        if inside is None:
-            raise UserError(
-                f"{folder} holds no JSON files of DCI, with {', '.join(DCI_FIELDS)}, nor do complete/ and"
-                f" annotations/ in it; {HELP}"
-            )
-        names = _names(inside, "json")
-        pairs = (_dci(os.path.join(inside, name), name) for name in names)
-        root = (
-            images
-            or options.get("images")
-            or os.path.join(os.path.dirname(os.path.abspath(inside)), "photos")
-        )
-        super().__init__(path, folder, root, pairs)
+    def load(self) -> str | None:
+        self._inside = dci_folder(self._file)
+        return self._inside
+
+    def accepts(self, content: Any) -> bool:
+        return content is not None
+
+    def folder(self) -> str:
+        return os.path.join(os.path.dirname(os.path.abspath(self._inside or "")), "photos")
+
+    def rows(self, content: Any) -> Iterator[Entry]:
+        """Short and extra caption are two lines, as the class of the authors joins them."""
+        for name in _names(content, "json"):
+            fields = _json(os.path.join(content, name))
+            if not _has_texts(fields, DCI_FIELDS) or not fields["image"].strip():
+                yield wrong_row(name, f"no JSON with {', '.join(DCI_FIELDS)}")
+                continue
+            image, short, extra = (printable(fields[field]) for field in DCI_FIELDS)
+            if extra.strip():
+                yield _entry(image, f"{short}\n{extra}", short.strip())
+            else:
+                yield _entry(image, short)
 
 
 class DOCCI(LongCaptions):
     """The descriptions of one split or several."""
 
+    options = ("images", "split")
+    form = f"DOCCI: rows with {', '.join(DOCCI_FIELDS)}"
+
     @staticmethod
     def recognises(content: Any) -> bool:
         """Whether the first sound row of a file has the form of DOCCI."""
-        return _texts(_first(content), DOCCI_FIELDS)
+        return _has_texts(first_fields(content), DOCCI_FIELDS)
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, options = split_query(path, ("images", "split"))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(f"{file} is not DOCCI: rows with {', '.join(DOCCI_FIELDS)}; {HELP}")
-        splits = Counter(str(row.fields.get("split")) for row in rows if not row.error)
-        wanted = options.get("split", "test").split(",")
-        unknown = [name for name in wanted if name not in splits]
-        if unknown:
-            has = ", ".join(f"{name} ({number})" for name, number in sorted(splits.items()))
-            raise UserError(
-                f"{file} has no split {unknown[0]}: it has {has}; name one as ?split=NAME; {HELP}"
-            )
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def rows(self, content: Any) -> list[Entry]:
+        splits = Counter(str(row.fields.get("split")) for row in content if not row.error)
+        wanted = choose_splits(splits, self._given.get("split", "test"), self._file)
         self.benchmark = "docci" if wanted == ["test"] else ""
-        selected = [row for row in rows if row.error or row.fields.get("split") in wanted]
-        pairs = (_pair(row, "image_file", "description") for row in selected)
-        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
+        selected = [row for row in content if row.error or row.fields.get("split") in wanted]
+        return [_of_row(row, "image_file", "description") for row in selected]
 
 
 class Urban1k(LongCaptions):
     """The folder of Long-CLIP, or one JSON file with all captions."""
 
     benchmark = "urban-1k"
+    form = (
+        f"Urban-1k: a folder with caption/NUMBER.txt, or annotations[] of {', '.join(sorted(URBAN_FIELDS))}"
+    )
 
     @staticmethod
     def recognises(content: Any) -> bool:
@@ -173,40 +154,44 @@ class Urban1k(LongCaptions):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        """Whether a folder has the form of Urban-1k:
-
-        numbered texts in caption/, numbered images in image/.
-        """
+        """Whether a folder has numbered texts in caption/ and numbered images in image/."""
         folders = [os.path.join(path, name) for name in ("caption", "image")]
         if not all(map(os.path.isdir, folders)):
             return False
         texts, images = (os.listdir(folder) for folder in folders)
         return bool(texts and images) and all(map(_NUMBER, [*texts, *images]))
 
-    def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
-        file, options = split_query(path, ("images",))
-        root = images or options.get("images")
-        if os.path.isdir(file):
-            folder = os.path.join(file, "caption")
-            if not os.path.isdir(folder) or not _names(folder, "txt"):
-                raise UserError(f"{file} is not Urban-1k: it holds no caption/NUMBER.txt; {HELP}")
-            pairs = [_text_file(folder, name) for name in _names(folder, "txt")]
-            root = root or os.path.join(file, "image")
-        else:
-            data = load_json(file) if data is None else data
-            if not self.recognises(data):
-                fields = ", ".join(sorted(URBAN_FIELDS))
-                raise UserError(f"{file} is not Urban-1k: annotations[] of {fields}; {HELP}")
-            rows = json_rows(file, data["annotations"])
-            pairs = [_pair(row, "image", "caption") for row in rows]
-            root = root or _folder_of(file)
-        super().__init__(path, file, root, pairs)
+    def load(self) -> Any:
+        if not os.path.isdir(self._file):
+            return load_json(self._file)
+        folder = os.path.join(self._file, "caption")
+        return _names(folder, "txt") if os.path.isdir(folder) else []
+
+    def accepts(self, content: Any) -> bool:
+        return bool(content) if os.path.isdir(self._file) else self.recognises(content)
+
+    def folder(self) -> str:
+        return os.path.join(self._file, "image") if os.path.isdir(self._file) else super().folder()
+
+    def rows(self, content: Any) -> Iterator[Entry]:
+        if isinstance(content, dict):
+            for row in json_rows(self._file, content["annotations"]):
+                yield _of_row(row, "image", "caption")
+            return
+        for name in content:
+            image = os.path.splitext(name)[0] + ".jpg"
+            try:
+                yield _entry(image, printable(read_text(os.path.join(self._file, "caption", name))))
+            except UserError as error:
+                yield wrong_row(image, str(error))
 
 
 class ShareGPT4V(LongCaptions):
     """Rows of two turns, of which the second is the text. `rows` stops after so many: the file is large."""
 
     benchmark = "sharegpt4v"
+    options = ("images", "rows")
+    form = "ShareGPT4V: a list of rows with image and conversations"
 
     @staticmethod
     def recognises_path(path: str) -> bool:
@@ -215,56 +200,65 @@ class ShareGPT4V(LongCaptions):
             first = next(elements(path), None)
         except UserError:
             return False
-        return isinstance(first, dict) and not _turns(first, 1).error
+        return isinstance(first, dict) and not _of_turns(first, 1).error
 
-    def __init__(self, path: str, images: str | None = None) -> None:
-        file, options = split_query(path, ("images", "rows"))
-        if not self.recognises_path(file):
-            raise UserError(f"{file} is not ShareGPT4V: a list of rows with image and conversations; {HELP}")
-        most = options.get("rows", "")
-        if most and not (most.isdecimal() and int(most)):
-            raise UserError(f"rows={most} in {path}: a number of rows from 1 on; {HELP}")
-        rows = islice(elements(file), int(most) if most else None)
-        pairs = (_turns(row, number) for number, row in enumerate(rows, 1))
-        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
+    def load(self) -> Iterator[Any]:
+        return elements(self._file)
+
+    def accepts(self, content: Any) -> bool:  # noqa: ARG002
+        return self.recognises_path(self._file)
+
+    def rows(self, content: Any) -> Iterator[Entry]:
+        limit = self._given.get("rows", "")
+        if limit and not (limit.isdecimal() and int(limit)):
+            raise UserError(f"rows={limit} in {self.path}: a number of rows from 1 on; {HELP}")
+        rows = islice(content, int(limit) if limit else None)
+        return (_of_turns(row, number) for number, row in enumerate(rows, 1))
 
 
 class IIW(LongCaptions):
     """One file of ImageInWords; the benchmark is three of them, joined."""
 
     benchmark = "iiw"
+    form = "ImageInWords: rows with IIW and image or image/key"
 
     @staticmethod
     def recognises(content: Any) -> bool:
         """Whether the first sound row of a file has the form of ImageInWords."""
-        first = _first(content)
-        return _texts(first, ("IIW",)) and (_texts(first, ("image/key",)) or _texts(first, ("image",)))
+        first = first_fields(content)
+        return _has_texts(first, ("IIW",)) and (
+            _has_texts(first, ("image/key",)) or _has_texts(first, ("image",))
+        )
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, options = split_query(path, ("images",))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(f"{file} is not ImageInWords: rows with IIW and image or image/key; {HELP}")
-        name = "image/key" if "image/key" in _first(rows) else "image"
-        pairs = (_in_part(_pair(row, name, "IIW")) for row in rows)
-        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def rows(self, content: Any) -> Iterator[Entry]:
+        """Two of the three files name images without a suffix, and each part has a folder of its own."""
+        field = "image/key" if "image/key" in first_fields(content) else "image"
+        for row in content:
+            entry = _of_row(row, field, "IIW")
+            if not entry.error:
+                name = entry.record.key
+                suffixes = tuple(f".{kind}" for kind in IMAGE_SUFFIXES)
+                name += "" if name.lower().endswith(suffixes) else ".jpg"
+                folders = [folder for start, folder in PARTS.items() if name.startswith(start)]
+                places = (name, *(os.path.join(folder, name) for folder in folders))
+                entry = entry._replace(places=places)
+            yield entry
 
 
 def dci_folder(path: str) -> str | None:
     """The folder that holds the JSON files of DCI: complete/ or annotations/ in the archive, or this one."""
     for folder in (os.path.join(path, "complete"), os.path.join(path, "annotations"), path):
         names = _names(folder, "json") if os.path.isdir(folder) else []
-        if names and _texts(_json(os.path.join(folder, names[0])), DCI_FIELDS):
+        if names and _has_texts(_json(os.path.join(folder, names[0])), DCI_FIELDS):
             return folder
     return None
 
 
-def _first(rows: Sequence[Row]) -> dict[str, Any]:
-    return dict(first_fields(rows))
-
-
-def _texts(fields: Any, names: Sequence[str]) -> bool:
-    return isinstance(fields, dict) and all(isinstance(fields.get(name), str) for name in names)
+def _has_texts(fields: Any, names: Sequence[str]) -> bool:
+    return isinstance(fields, Mapping) and all(isinstance(fields.get(name), str) for name in names)
 
 
 def _json(file: str) -> Any:
@@ -280,62 +274,32 @@ def _names(folder: str, kind: str) -> list[str]:
     return sorted(names, key=lambda name: (len(name), name) if _NUMBER(name) else (0, name))
 
 
-def _folder_of(file: str) -> str:
-    return os.path.dirname(os.path.abspath(file))
+def _entry(image: str, text: str, short: str = "") -> Entry:
+    image = image.strip()
+    return Entry(Record(image, b"", (short,) if short else (), text), (image,))
 
 
-def _pair(row: Row, image: str, text: str) -> Pair:
-    name = row.fields.get(image)
+def _of_row(row: Row, image: str, text: str) -> Entry:
+    name, value = row.fields.get(image), row.fields.get(text)
     if row.error or not isinstance(name, str) or not name.strip():
-        return Pair(f"row {row.number}", (), "", error=row.error or f"no {image}")
-    value = row.fields.get(text)
-    return Pair(name.strip(), (name.strip(),), printable(value) if isinstance(value, str) else "")
+        return wrong_row(f"row {row.number}", row.error or f"no {image}")
+    return _entry(name, printable(value) if isinstance(value, str) else "")
 
 
-def _in_part(pair: Pair) -> Pair:
-    """The places of an image of ImageInWords; two of its three files name images without a suffix."""
-    name = pair.key
-    if not name.lower().endswith(tuple(f".{kind}" for kind in IMAGE_SUFFIXES)):
-        name += ".jpg"
-    parts = [part for start, part in PARTS.items() if name.startswith(start)]
-    return (
-        pair._replace(places=(name, *(os.path.join(part, name) for part in parts))) if pair.places else pair
-    )
-
-
-def _dci(file: str, name: str) -> Pair:
-    """Short and extra caption in two lines, as the class of the authors puts them together."""
-    fields = _json(file)
-    if not _texts(fields, DCI_FIELDS) or not fields["image"].strip():
-        return Pair(name, (), "", error=f"no JSON with {', '.join(DCI_FIELDS)}")
-    image, short, extra = (printable(fields[field]) for field in DCI_FIELDS)
-    text = f"{short}\n{extra}" if extra.strip() else short
-    return Pair(image.strip(), (image.strip(),), text, short.strip() if extra.strip() else "")
-
-
-def _text_file(folder: str, name: str) -> Pair:
-    image = os.path.splitext(name)[0] + ".jpg"
-    try:
-        return Pair(image, (image,), printable(read_text(os.path.join(folder, name))))
-    except UserError as error:
-        return Pair(image, (image,), "", error=str(error))
-
-
-def _turns(row: Any, number: int) -> Pair:
+def _of_turns(row: Any, number: int) -> Entry:
     fields = row if isinstance(row, dict) else {}
     turns = fields.get("conversations")
-    if not isinstance(turns, list) or len(turns) < 2 or not _texts(turns[1], ("value",)):
-        return Pair(f"row {number}", (), "", error="no second turn in conversations")
-    return _pair(Row(number, {"image": fields.get("image"), "text": turns[1]["value"]}), "image", "text")
+    if not isinstance(turns, list) or len(turns) < 2 or not _has_texts(turns[1], ("value",)):
+        return wrong_row(f"row {number}", "no second turn in conversations")
+    return _of_row(Row(number, {"image": fields.get("image"), "text": turns[1]["value"]}), "image", "text")
 
 
 # HiMo-Docci: images of DOCCI with captions cut into cumulative subtexts (HiMo-CLIP, arXiv 2511.06653).
 #
 #     himo_docci_data.json   JSON Lines in spite of its name: img_path, caption (the subtexts), raw_caption
 #
-# The caption of a record is `raw_caption`. Its subtexts are unchanged but for
-# blanks at their ends: they are not always exact beginnings of the next one, nor is the last always the whole
-# caption.
+# The caption of a record is `raw_caption`. Its subtexts are stripped, else unchanged: one is not always the
+# exact beginning of the next, nor is the last always the whole caption.
 
 HIMO_FIELDS = {"img_path": str, "caption": list, "raw_caption": str}
 
@@ -348,8 +312,7 @@ class HimoDocci(Table):
     @staticmethod
     def recognises(content: Any) -> bool:
         """Whether the first sound row of a file has the form of HiMo-Docci."""
-        first = first_fields(content)
-        return _is_himo_row(first)
+        return _is_himo_row(first_fields(content))
 
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         file, _ = split_query(path, ("root",))
@@ -359,7 +322,7 @@ class HimoDocci(Table):
         super().__init__(path, images, [_himo_row(row) for row in rows])
 
 
-def _is_himo_row(fields: Any) -> bool:
+def _is_himo_row(fields: Mapping[str, Any]) -> bool:
     return all(isinstance(fields.get(name), kind) for name, kind in HIMO_FIELDS.items())
 
 

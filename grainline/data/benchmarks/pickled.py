@@ -46,7 +46,10 @@ def read_pickle(path: str) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
     try:
         has_bytes = _refuse_code(data, path)
-        content = _loaded(data)
+        try:  # strings of Python 2 are bytes: UTF-8, else Latin-1
+            content = Unpickler(BytesIO(data), encoding="utf-8").load()
+        except UnicodeDecodeError:
+            content = Unpickler(BytesIO(data), encoding="latin-1").load()
         return _with_texts(content, {}) if has_bytes else content
     except _UNPICKLING_ERRORS as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -60,7 +63,10 @@ def _refuse_code(data: bytes, path: str) -> bool:
         opcode = _OPCODES.get(code)
         if opcode is None:
             raise ValueError(f"{code!r} is no instruction")
-        argument = _argument(opcode, file)
+        if opcode.name == "STRING":  # pickletools fails where a text of Python 2 is not ASCII
+            argument: Any = file.readline()
+        else:
+            argument = opcode.arg and opcode.arg.reader(file)
         if opcode.name not in PLAIN:
             raise UserError(
                 f"{path} asks for more than plain data ({opcode.name} {argument or ''}), and was not run; "
@@ -74,37 +80,15 @@ def _refuse_code(data: bytes, path: str) -> bool:
     return has_bytes
 
 
-def _argument(opcode: Any, file: BytesIO) -> Any:
-    if (
-        opcode.name == "STRING"
-    ):  # what pickletools reads with is an error where a text of Python 2 is not ASCII
-        return file.readline()
-    return None if opcode.arg is None else opcode.arg.reader(file)
-
-
-def _loaded(data: bytes) -> Any:
-    """Strings of Python 2 are bytes: UTF-8 where they are that, else Latin-1."""
-    try:
-        return Unpickler(BytesIO(data), encoding="utf-8").load()
-    except UnicodeDecodeError:
-        return Unpickler(BytesIO(data), encoding="latin-1").load()
-
-
 def _with_texts(value: Any, done: dict[int, Any]) -> Any:
-    """The same with texts for byte strings.
-
-    done  what became of each value, by its id: a list that stands twice in another one is read once
-    """
+    """The same with texts for byte strings; `done` has results by id, so that a shared list is read once."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if not isinstance(value, dict | list | tuple):
         return value
     if id(value) not in done:
         if isinstance(value, dict):
-            converted: Any = {
-                _with_texts(name, done): _with_texts(inner, done) for name, inner in value.items()
-            }
+            done[id(value)] = {_with_texts(key, done): _with_texts(x, done) for key, x in value.items()}
         else:
-            converted = type(value)(_with_texts(inner, done) for inner in value)
-        done[id(value)] = converted
+            done[id(value)] = type(value)(_with_texts(x, done) for x in value)
     return done[id(value)]

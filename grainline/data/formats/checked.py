@@ -1,13 +1,6 @@
-"""Values of a row or a description, validated by pydantic models whose fields say what is allowed.
+"""Values of a row or a description, validated by pydantic models, whose `of` raises ValueError in one line.
 
-    class Note(Fields):
-        id: Id
-        bbox: Extent
-
-    Note.of({"id": 7, "bbox": [0, 0, 2, 2]})
-
-`of` raises ValueError with one line that names the field, its value and what is allowed. Checked numbers are
-finite and fit into 64 bits, checked texts can be encoded.
+Checked numbers are finite and fit into 64 bits, checked texts can be encoded.
 """
 
 import json
@@ -19,13 +12,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from grainline.data.record import Box
 
-_WORDS = (
-    (re.compile(r"a valid dictionary( or instance of \w+)?"), "an object"),
-    (re.compile(r"\btuple\b", re.IGNORECASE), "list"),
-    (re.compile(r"\bstring\b", re.IGNORECASE), "text"),
-    (re.compile("^(Value error, |Input )"), ""),
+_WORDS = (  # from the words of pydantic to those of JSON
+    (r"a valid dictionary( or instance of \w+)?", "an object"),
+    (r"(?i)\btuple\b", "list"),
+    (r"(?i)\bstring\b", "text"),
+    (r"^(Value error, |Input )", ""),
 )
-"""From the words of pydantic to those of JSON."""
 
 
 class Fields(BaseModel):
@@ -65,10 +57,6 @@ def _stripped(value: Any) -> Any:
     return next(iter(strings(value)), None) if isinstance(value, str) else value
 
 
-def _encodable(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
-
-
 def _number_or_text(value: Any) -> Any:
     if not isinstance(value, int | float | str):
         raise ValueError("an id is a number or a text")
@@ -98,7 +86,7 @@ Whole = Annotated[int, Field(ge=0, le=2**53)]
 Side = Annotated[int, Field(ge=1, le=2**20)]  # of an image, in pixels
 Pixels = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
 Text = Annotated[str, BeforeValidator(_stripped)]  # stripped, and not empty
-Words = Annotated[str, BeforeValidator(_encodable)]  # may be empty
+Words = Annotated[str, BeforeValidator(lambda value: printable(value) if isinstance(value, str) else value)]
 Upright = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_upright)]
 Extent = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_with_area)]
 Stretch = Annotated[tuple[str, Whole, Whole], AfterValidator(_forward)]
@@ -169,5 +157,5 @@ def _complaint(error: ValidationError, value: Any) -> str:
         return f"no {name}"
     message = first["msg"]
     for pattern, word in _WORDS:
-        message = pattern.sub(word, message)
+        message = re.sub(pattern, word, message)
     return f"{name or 'it'} is {brief_json(value)}: {message[:1].lower()}{message[1:]}"

@@ -3,35 +3,22 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
 
-Both keep exactly the first five captions of an image, as the field does: in the order of the file for
-Karpathy, by annotation id for the official one. `left_out` counts the others.
+Both take the first five captions of an image, as the field does: in the order of the file for Karpathy, by
+annotation id for the official one. `left_out` counts the others.
 """
 
 import os
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
-from grainline.data.formats.common import (
-    Captions,
-    FileSource,
-    digest,
-    read_image,
-    require_images,
-    split_query,
-)
-from grainline.data.formats.plain import HELP, load_json
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
-from grainline.errors import UserError
+from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
+from grainline.data.formats.plain import data_error
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
 
 CAPTIONS = 5
-
-
-class _CaptionedImage(NamedTuple):
-    places: tuple[str, ...]  # below the root; the first is the key
-    captions: list[str]
-    error: str = ""  # what is wrong with the row; its place in the file is then the key
 
 
 class _KarpathyImage(Fields):
@@ -52,130 +39,100 @@ class _Note(Fields):
     caption: Words
 
 
-class _Coco(FileSource):
+class _Coco(ListedImages):
     """Abstract: images with their first captions."""
 
-    images_by_path = True
+    @abstractmethod
+    def images(self, content: Any) -> list[Entry]:
+        """The images with all their captions, and the rows that are wrong."""
 
-    def __init__(self, path: str, file: str, root: str | None, entries: Sequence[_CaptionedImage]) -> None:
-        self.path = path
-        self._file = file
-        self._images = [one._replace(captions=one.captions[:CAPTIONS]) for one in entries]
-        self.left_out = sum(len(one.captions[CAPTIONS:]) for one in entries)
-        self._root = root or os.path.dirname(os.path.abspath(file))
+    def parse(self, content: Any) -> list[Entry]:
+        entries = self.images(content)
+        self.left_out = sum(len(entry.record.captions[CAPTIONS:]) for entry in entries)
         if self.left_out:
-            self.remarks = (
-                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
-            )
-        if not any(image.captions for image in self._images):
-            raise UserError(f"{file} has no captions in any of its {len(entries)} images; {HELP}")
-        sound = [image for image in self._images if not image.error]
-        require_images([self._places(image) for image in sound], file, self._root)
-
-    def _places(self, image: _CaptionedImage) -> list[str]:
-        return [os.path.join(self._root, place) for place in image.places]
-
-    def __len__(self) -> int:
-        return len(self._images)
+            remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
+            self.remarks = (remark,)
+        if not any(entry.record.captions for entry in entries):
+            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
+        records = [one.record._replace(captions=one.record.captions[:CAPTIONS]) for one in entries]
+        return [one._replace(record=record) for one, record in zip(entries, records, strict=True)]
 
     def __getitem__(self, index: int) -> Record:
-        image = self._images[index]
-        where = f"{self._file}: {image.places[0]}"
-        if image.error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({image.error})")
-        if not image.captions:
-            raise CorruptSample(MISSING_CAPTION, where)
-        return Captions(tuple(image.captions)).record(image.places[0], read_image(self._places(image), where))
+        entry = self.entries[index]
+        if not entry.error and not entry.record.captions:
+            raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
+        return super().__getitem__(index)
 
-    def keys(self) -> Iterable[str]:
-        """The file names of the images."""
-        return (image.places[0] for image in self._images)
-
-    def fingerprint(self) -> str:
-        """sha256 over names and captions; images are not looked at, so their sizes do not count."""
-        parts: list[str | int] = []
-        for image in self._images:
-            parts += [image.places[0], len(image.captions), *image.captions]
-        return digest(parts)
+    def parts(self) -> Iterator[str | int]:
+        for entry in self.entries:
+            yield from (entry.record.key, len(entry.record.captions))
+            yield from entry.record.captions
 
 
 class CocoKarpathy(_Coco):
     """One split of Karpathy's file: images[] with filename, filepath?, split, sentences[].raw."""
 
+    form = "Karpathy's file: images[] with filename, split and sentences"
+    options = ("images", "split")
+
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of Karpathy's files."""
         return has_rows(content, "images", ("filename", "split", "sentences"))
 
-    def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
-        file, options = split_query(path, ("images", "split"))
-        data = load_json(file) if data is None else data
-        if not self.recognises(data):
-            raise UserError(
-                f"{file} is not Karpathy's file: images[] with filename, split and sentences; {HELP}"
-            )
-        rows = list(checked(_KarpathyImage, data["images"], "images"))
+    def images(self, content: Any) -> list[Entry]:
+        rows = list(checked(_KarpathyImage, content["images"], "images"))
         splits = Counter(image.split for _, image, _ in rows if image)
-        wanted = options.get("split", "test").split(",")
-        unknown = [name for name in wanted if name not in splits]
-        if unknown:
-            has = ", ".join(f"{name} ({number})" for name, number in sorted(splits.items()))
-            raise UserError(f"{file} has no split {unknown[0]}: it has {has}; {HELP}")
-        entries = [
-            _CaptionedImage(_karpathy_places(image), strings([one.get("raw") for one in image.sentences]))
-            if image
-            else _CaptionedImage((place,), [], wrong)
-            for place, image, wrong in rows
-            if image is None or image.split in wanted
-        ]
-        super().__init__(path, file, images or options.get("images"), entries)
+        wanted = choose_splits(splits, self._given.get("split", "test"), self._file)
+        entries = []
+        for place, image, wrong in rows:
+            if image is None:
+                entries.append(wrong_row(place, wrong))
+            elif image.split in wanted:
+                # DIR may be the folder above val2014 and train2014, or the one that the image is in
+                name, folder = image.filename, image.filepath
+                places = (os.path.join(folder, name), name) if folder else (name,)
+                entries.append(_entry(places, strings([one.get("raw") for one in image.sentences])))
+        return entries
 
 
 class CocoVal2017(_Coco):
     """An official file: images[] with id and file_name, annotations[] with id, image_id and caption."""
 
+    form = "a caption file of COCO: images[] and annotations[] with captions"
+
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of COCO's caption files."""
         notes = ("id", "image_id", "caption")
         return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
 
-    def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
-        file, options = split_query(path, ("images",))
-        data = load_json(file) if data is None else data
-        if not self.recognises(data):
-            raise UserError(
-                f"{file} is not a caption file of COCO: images[] and annotations[] with captions; {HELP}"
-            )
-        entries: list[_CaptionedImage] = []
-        of: dict[int | str, _CaptionedImage] = {}
-        for place, image, wrong in checked(_Image, data["images"], "images"):
-            if image is None or image.id in of:
+    def images(self, content: Any) -> list[Entry]:
+        captions: dict[int | str, list[str]] = {}  # of each image
+        rows: list[_Image | Entry] = []
+        for place, image, wrong in checked(_Image, content["images"], "images"):
+            if image is None or image.id in captions:
                 wrong = f"another image has its id {image.id}" if image else wrong
-                entries.append(_CaptionedImage((place,), [], wrong))
+                rows.append(wrong_row(place, wrong))
             else:
-                entries.append(_CaptionedImage(_official_places(image, file), []))
-                of[image.id] = entries[-1]
+                captions[image.id] = []
+                rows.append(image)
         notes: list[_Note] = []
-        for place, note, wrong in checked(_Note, data["annotations"], "annotations"):
-            if note and note.image_id in of:
+        for place, note, wrong in checked(_Note, content["annotations"], "annotations"):
+            if note and note.image_id in captions:
                 notes.append(note)
             else:
                 wrong = f"image {note.image_id} is not listed, or wrong there" if note else wrong
-                entries.append(_CaptionedImage((place,), [], wrong))
+                rows.append(wrong_row(place, wrong))
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
-            of[note.image_id].captions.extend(strings(note.caption))
-        super().__init__(path, file, images or options.get("images"), entries)
+            captions[note.image_id].extend(strings(note.caption))
+        # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
+        year = os.path.splitext(os.path.basename(self._file))[0].removeprefix("captions_")
+        return [
+            row
+            if isinstance(row, Entry)
+            else _entry((row.file_name, os.path.join(year, row.file_name)), captions[row.id])
+            for row in rows
+        ]
 
 
-def _karpathy_places(image: _KarpathyImage) -> tuple[str, ...]:
-    """DIR may be the folder above val2014 and train2014, or the one that the image is in."""
-    name = image.filename
-    return (os.path.join(image.filepath, name), name) if image.filepath else (name,)
-
-
-def _official_places(image: _Image, file: str) -> tuple[str, ...]:
-    """DIR may be the folder of the images, or the one above it, named as in captions_val2017.json."""
-    name = image.file_name
-    year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
-    return (name, os.path.join(year, name))
+def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:
+    return Entry(Record(places[0], b"", tuple(captions)), places)

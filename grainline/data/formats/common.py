@@ -1,4 +1,4 @@
-"""What all sources share: the base class, and how the texts of an image and image files are read.
+"""The base class of sources, and how the texts of an image and image files are read.
 
 A description of an image, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
@@ -8,7 +8,7 @@ A description of an image, in a JSON file beside it or in a row of a table, has 
                                       foils?}
     foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
-A mask is what grainline.data.formats.masks reads. Recaptioned data has the fields of DreamLIP, see below.
+A mask has a form of grainline.data.formats.masks.
 """
 
 import glob
@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
-from grainline.data.formats.plain import HELP, parse_json, read_plain, text_of
+from grainline.data.formats.plain import data_error, parse_json, read_plain, text_of
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -35,17 +35,10 @@ from grainline.data.record import (
     Region,
     as_sentences,
 )
-from grainline.errors import UserError
 
-# Recaptioned data: images with short and long captions by three models beside the raw one (DreamLIP).
-#
-#     raw_caption, shortIB_captions, longIB_captions, shortSV_captions, longSV_captions, shortLLA_captions,
-#     longLLA_captions
-#
-# by InstructBLIP, ShareGPT4V and LLaVA, of CC3M, CC12M and YFCC15M. The fields stand in CSV or parquet files
-# beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of
-# sentences as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw
-# caption and the short ones are the captions of a record, the long ones its long descriptions.
+# Recaptioned data (DreamLIP): short and long captions of CC3M, CC12M and YFCC15M by InstructBLIP, ShareGPT4V
+# and LLaVA, as strings, or as lists of sentences as FLAIR prepares them. These fields are recognised in any
+# description: the raw caption and the short ones are captions, the long ones long descriptions.
 
 MODELS = ("IB", "SV", "LLA")
 RAW = "raw_caption"
@@ -65,13 +58,9 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A dog."})
     {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
     """
-    texts = {name: _whole(fields.get(name)) for name in FIELDS}
     others = {name: value for name, value in fields.items() if name not in FIELDS}
-    return {
-        **others,
-        "captions": [texts[n] for n in (RAW, *SHORT) if texts[n]],
-        "longs": [texts[n] for n in LONG if texts[n]],
-    }
+    captions, longs = ([_whole(fields.get(name)) for name in names] for names in ((RAW, *SHORT), LONG))
+    return {**others, "captions": list(filter(None, captions)), "longs": list(filter(None, longs))}
 
 
 def _whole(value: Any) -> str:
@@ -84,7 +73,7 @@ def _whole(value: Any) -> str:
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-_PROBES = 10_000  # how many image paths are looked up, at most, before a set is said to have no images
+_PROBES = 10_000  # image paths that are tried at most before a source counts as one without images
 
 
 class FileSource(ABC):
@@ -99,18 +88,14 @@ class FileSource(ABC):
         """The source at a path. Raises UserError.
 
         images  folder of the images, where they are named by path
-        size    side of images that are drawn, in pixels
+        size    side of scenes, in pixels
         """
-        make: Any = cls
-        source: FileSource = make(path, images) if cls.images_by_path else make(path)
-        return source
+        return cls(path, images) if cls.images_by_path else cls(path)  # type: ignore[call-arg]
 
     @classmethod
     def from_content(cls, path: str, images: str | None, content: Any) -> "FileSource":
         """The source of a file whose content, parsed JSON or rows, `recognises` accepted."""
-        make: Any = cls
-        source: FileSource = make(path, images, content)
-        return source
+        return cls(path, images, content)  # type: ignore[call-arg]
 
     @staticmethod
     def recognises(content: Any) -> bool:  # noqa: ARG004
@@ -174,11 +159,9 @@ class Captions(NamedTuple):
         return self.silent and not self.regions
 
 
-class _Wrong(Fields):
-    """A foil of a region; what it is compared with is the phrase, unless it says otherwise."""
-
+class _RegionFoil(Fields):
     text: Text
-    true: Words | None = None
+    true: Words | None = None  # None: the phrase
     kind: Words
 
 
@@ -193,32 +176,29 @@ class _Region(Fields):
     box: Upright | None = None
     mask: Mask | None = None
     span: Stretch | None = None
-    foils: tuple[_Wrong, ...] | None = None
-
-    def region(self) -> Region:
-        foils = tuple(
-            Foil(one.text, self.phrase if one.true is None else one.true, one.kind)
-            for one in self.foils or ()
-        )
-        return Region(self.phrase, self.box, self.mask, self.span, foils)
+    foils: tuple[_RegionFoil, ...] | None = None
 
 
-class _Placed(Fields):
-    """What a description says of parts of its image."""
-
+class _Regions(Fields):
     regions: tuple[_Region, ...] = ()
     boxes: tuple[_Region, ...] = ()
     foils: tuple[_Foil, ...] = ()
 
 
-def _placed(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
-    given = {name: fields[name] for name in _Placed.model_fields if fields.get(name)}
+def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
+    present = {name: fields[name] for name in _Regions.model_fields if fields.get(name)}
+    if not present:
+        return (), ()
     try:
-        placed = _Placed.of(given) if given else _Placed()
+        read = _Regions.of(present)
     except ValueError as error:
         raise CorruptSample(CORRUPT_REGION, f"{where} ({error})") from None
-    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in placed.foils)
-    return tuple(region.region() for region in placed.regions or placed.boxes), foils
+    regions = []
+    for one in read.regions or read.boxes:
+        pairs = [(foil, one.phrase if foil.true is None else foil.true) for foil in one.foils or ()]
+        foils = tuple(Foil(foil.text, true, foil.kind) for foil, true in pairs)
+        regions.append(Region(one.phrase, one.box, one.mask, one.span, foils))
+    return tuple(regions), tuple(Foil(foil.text, foil.true, foil.kind) for foil in read.foils)
 
 
 def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
@@ -235,29 +215,32 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
     longs = ([long] if long else []) + strings(fields.get("longs"))
-    regions, foils = _placed(fields, where)
-    return Captions(
-        tuple(captions),
-        longs[0] if longs else None,
-        regions,
-        foils,
-        tuple(strings(fields.get("subtexts"))),
-        tuple(longs[1:]),
-    )
+    regions, foils = _regions(fields, where)
+    first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
+    return Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:]))
 
 
-def described(data: bytes, where: str) -> Captions:
-    """The texts of a JSON file beside an image; none where it holds no object. Raises CorruptSample."""
-    fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
-    return read_captions(fields, where) if isinstance(fields, dict) else Captions()
+def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
+    """The texts of an image in files beside it: those of the JSON if it has any, else those of the .txt.
 
+    read   the bytes of the file of a suffix, "json" or "txt"; None without one
+    lines  whether each line of a .txt is a caption; otherwise all of it is one
 
-def beside(read: Callable[[bytes], Any], data: bytes, where: str) -> Any:
-    """What a reader makes of a file beside an image. Raises CorruptSample where it raises ValueError."""
+    Raises CorruptSample.
+    """
+    texts, suffix = Captions(), "json"
     try:
-        return read(data)
+        data = read(suffix)
+        fields = None if data is None else parse_json(text_of(data, "surrogatepass"))
+        if isinstance(fields, dict):
+            texts = read_captions(fields, f"{stem}.{suffix}")
+        suffix = "txt"
+        if texts.silent and (data := read(suffix)) is not None:
+            text = text_of(data)
+            texts = texts._replace(captions=tuple(strings(text.split("\n") if lines else text)))
     except ValueError as error:
-        raise CorruptSample(CORRUPT_TEXT, f"{where} ({error})") from None
+        raise CorruptSample(CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
+    return texts
 
 
 def read_image(candidates: Sequence[str], where: str) -> bytes:
@@ -268,7 +251,7 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
-            why = error.strerror if isinstance(error, OSError) else error
+            why = getattr(error, "strerror", error)
             named = path if where in ("", path) else f"{where}: {path}"
             raise CorruptSample(UNREADABLE_FILE, f"{named} ({why})") from error
     raise CorruptSample(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
@@ -280,20 +263,20 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     which  what else the error says of the folder
     """
     if not os.path.isdir(root):
-        raise UserError(
-            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
+        raise data_error(
+            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}"
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
-        raise UserError(
+        raise data_error(
             f"none of the {len(candidates)} images of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR{which}; {HELP}"
+            f" {first}): say where they lie with --images DIR{which}"
         )
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Path and options of "file.csv?image=photo&root=images". A file may have a question mark in its name.
+    """Path and options of "file.csv?image=photo&root=images".
 
     >>> split_query("rows.csv?image=photo&root=my%20images", ("image", "root"))
     ('rows.csv', {'image': 'photo', 'root': 'my images'})
@@ -305,8 +288,8 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     for part in query.split("&"):
         name, _, value = part.partition("=")
         if name not in allowed or not value:
-            raise UserError(
-                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value; {HELP}"
+            raise data_error(
+                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value"
             )
         options[name] = unquote(value)
     return base, options
@@ -377,7 +360,7 @@ def expand(path: str) -> list[str]:
         paths += matches
         missing += [one] if not matches or not os.path.exists(matches[0]) else []
     if missing:
-        raise UserError(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()}); {HELP}")
+        raise data_error(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()})")
     return paths
 
 
@@ -398,9 +381,7 @@ def _choices(brace: str, path: str) -> list[str]:
     if span:
         first, last = int(span[1]), int(span[2])
         if not first <= last < first + _MOST:
-            raise UserError(
-                f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first; {HELP}"
-            )
+            raise data_error(f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return inside.split(",") if "," in inside else [brace]
 

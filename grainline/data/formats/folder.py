@@ -10,52 +10,45 @@ A bare folder holds images without any text beside them: there is nothing to tra
 import os
 from collections.abc import Iterable, Sequence
 
-from grainline.data.formats.checked import strings
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
     Captions,
     FileSource,
-    beside,
-    described,
     digest,
     expand,
     name_and_size,
     read_image,
     some,
+    texts_beside,
 )
-from grainline.data.formats.plain import HELP, read_plain, text_of
+from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import UserError
 
 _TEXT_SUFFIXES = ("json", "txt")
 
 
 class Folder(FileSource):
-    """The images below a folder, or the given ones of them (paths relative to it).
-
-    `remarks` names texts that have no image.
-    """
+    """The images below a folder, or only the given files. `remarks` names texts that have no image."""
 
     def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
-        """allow_bare  an image without a text is a record without captions; otherwise it is corrupt"""
-        self.allow_bare = allow_bare
-        self.path = path
+        """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
+        self.path, self.allow_bare = path, allow_bare
         listed = list(files) if files is not None else files_below(path)
         self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
         if not self._names:
             kinds = sorted({suffix(name) for name in listed})
             contents = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
-            raise UserError(
+            raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
-                f" but {contents}; {HELP}"
+                f" but {contents}"
             )
         beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
         if files is None:
             if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
-                raise UserError(
+                raise data_error(
                     f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
-                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
+                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
                 )
             alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
             self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
@@ -74,19 +67,9 @@ class Folder(FileSource):
 
     def _texts(self, name: str) -> Captions:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
-        texts = Captions()
-        fields = _beside(stem, "json")
-        if fields is not None:
-            texts = described(fields, f"{stem}.json")
-        if texts.silent:
-            lines = _beside(stem, "txt")
-            if lines is not None:
-                captions = beside(text_of, lines, f"{stem}.txt").split("\n")
-                texts = texts._replace(captions=tuple(strings(captions)))
-        return texts
+        return texts_beside(stem, lambda kind: _beside(stem, kind), lines=True)
 
     def keys(self) -> Iterable[str]:
-        """The paths of the images below the folder."""
         return iter(self._names)
 
     def fingerprint(self) -> str:
@@ -95,8 +78,7 @@ class Folder(FileSource):
         for name in self._names:
             parts += name_and_size(self.path, name)
             try:
-                texts = self._texts(name)
-                parts += texts.texts
+                parts += self._texts(name).texts
             except CorruptSample as error:
                 parts.append(error.cause)
         return digest(parts)
@@ -130,8 +112,8 @@ def files_below(path: str) -> list[str]:
 
 
 def _refuse(error: OSError) -> None:
-    raise UserError(
-        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out; {HELP}"
+    raise data_error(
+        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out"
     )
 
 
@@ -152,53 +134,41 @@ def files_of(path: str, kind: str) -> list[str]:
     if os.path.isdir(path):
         files = [os.path.join(path, name) for name in files_below(path) if suffix(name) == kind]
         if not files:
-            raise UserError(f"{path} holds no .{kind} files; {HELP}")
+            raise data_error(f"{path} holds no .{kind} files")
         return files
     files = expand(path)
     others = [name for name in files if suffix(name) != kind]
     if len(files) > 1 and others:
-        raise UserError(f"{path} stands for {some(others)} too, which is no .{kind}; {HELP}")
+        raise data_error(f"{path} stands for {some(others)} too, which is no .{kind}")
     return files
 
 
-# `classes:DIR`: a folder with one subfolder for each class, for classification.
-#
-#     photos/great_white_shark/a.jpg      caption "great white shark"
-#     photos/great_white_shark/x/b.jpg    the same: the folder below DIR decides
-#
-# The caption of an image is the name of its folder, with blanks for underscores. Texts beside the images
-# are not read.
+class Classes(Folder):
+    """`classes:DIR`: a folder with one subfolder of images for each class, for classification.
 
-
-class Classes(FileSource):
-    """The images in the subfolders of a folder. `remarks` names those that lie in none."""
+    The caption is the name of the folder below DIR: "great white shark" for great_white_shark/x/b.jpg. Texts
+    beside the images are not read. `remarks` names images that lie in no subfolder.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         images = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
-            raise UserError(
+            raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
-                f" class, and {len(images)} beside them; {HELP}"
+                f" class, and {len(images)} beside them"
             )
         loose = [name for name in images if not os.path.dirname(name)]
         self.remarks = (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def __getitem__(self, index: int) -> Record:
         name = self._names[index]
         path = os.path.join(self.path, name)
         return Record(name, read_image([path], path), (label(name),))
 
-    def keys(self) -> Iterable[str]:
-        """The paths of the images below the folder."""
-        return iter(self._names)
-
     def fingerprint(self) -> str:
-        """sha256 over names and sizes of the images; the names hold the classes."""
+        """sha256 over names, which contain the classes, and sizes of the images."""
         return digest(part for name in self._names for part in name_and_size(self.path, name))
 
 

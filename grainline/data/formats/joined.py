@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from grainline.data.formats.common import FileSource, digest, divide
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.record import (
     MISSING_CAPTION,
     Box,
@@ -17,7 +17,6 @@ from grainline.data.record import (
     boxes_of,
     keys_of,
 )
-from grainline.errors import UserError
 
 
 class Joined(FileSource):
@@ -27,7 +26,6 @@ class Joined(FileSource):
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        assert sources, "no source"
         self.sources = list(sources)
         self.path = " ".join(source.path for source in sources)
         self._ends = list(accumulate(len(source) for source in sources))
@@ -55,7 +53,6 @@ class Joined(FileSource):
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
     def keys(self) -> Iterable[str]:
-        """The keys of all records in order; reads the records of sources that cannot list them."""
         for prefix, source in zip(self._prefixes, self.sources, strict=True):
             yield from (prefix + key for key in keys_of(source))
 
@@ -77,16 +74,14 @@ class SourceWrapper(FileSource):
         return self.source[index]
 
     def keys(self) -> Iterable[str]:
-        """Those of the source; reads its records where it cannot list them."""
         return keys_of(self.source)
 
     def fingerprint(self) -> str:
-        """That of the source."""
         return self.source.fingerprint()
 
 
 def parts_of(source: Source) -> list[Source]:
-    """The sources below a source: those that are joined, and the one that is wrapped."""
+    """The sources that are joined or wrapped in a source."""
     if isinstance(source, Joined):
         return [part for one in source.sources for part in parts_of(one)]
     return parts_of(source.source) if isinstance(source, SourceWrapper) else [source]
@@ -109,14 +104,11 @@ def _prefixes(sources: Sequence[Source]) -> list[str]:
     return [f"{name}/" for name in names]
 
 
-# `PATH?skip=0,1`: a source without some of the captions of each record, for example those that its
-# descriptions are made of.
-
 OPTION = "skip"
 
 
 class WithoutCaptions(SourceWrapper):
-    """A source without the captions of some numbers, from 0. A record without any left is corrupt."""
+    """`PATH?skip=0,1`: a source without the captions of some numbers. A record with none left is corrupt."""
 
     def __init__(self, source: Source, skip: tuple[int, ...]) -> None:
         super().__init__(source)
@@ -124,19 +116,18 @@ class WithoutCaptions(SourceWrapper):
         self.path = f"{source.path} without captions {', '.join(map(str, skip))}"
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position. Raises CorruptSample where no caption is left."""
         record = self.source[index]
         captions = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
         if not captions:
             raise CorruptSample(MISSING_CAPTION, f"{record.key} (all its captions are skipped)")
-        return _renumbered(record._replace(captions=captions), record.captions, self.skip)
+        return _renumber(record._replace(captions=captions), record.captions, self.skip)
 
     def fingerprint(self) -> str:
         """sha256 over that of the source and the numbers of the captions."""
         return digest([self.source.fingerprint(), OPTION, *self.skip])
 
 
-def _renumbered(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
+def _renumber(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
     """The record with the regions and foils of the remaining captions, whose spans are renumbered."""
     remaining = [number for number in range(len(before)) if number not in skip]
     name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(remaining)}
@@ -164,9 +155,9 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
         return path, ()
     numbers = ",".join(option.partition("=")[2] for option in given).split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise UserError(
+        raise data_error(
             f"{', '.join(given)} in {path} must be numbers of captions, which count from 0, such as "
-            f"{OPTION}=0,1; {HELP}"
+            f"{OPTION}=0,1"
         )
     rest = "&".join(option for option in options if option not in given)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))

@@ -17,21 +17,17 @@ from grainline.data.formats.checked import Fields, Side, Whole
 from grainline.errors import UserError
 
 
-def _counted(value: Any) -> Any:
-    return unpacked(value) if isinstance(value, str | bytes) else value
-
-
 class _Runs(Fields):
     size: tuple[Side, Side]  # height and width
-    counts: Annotated[tuple[Whole, ...], BeforeValidator(_counted)]
+    counts: Annotated[
+        tuple[Whole, ...], BeforeValidator(lambda v: unpacked(v) if isinstance(v, str | bytes) else v)
+    ]
 
 
 def read_mask(value: Any) -> np.ndarray:
     """A mask [H, W] bool from rows or from a run-length code. Raises ValueError."""
     if isinstance(value, Mapping):
-        code = _Runs.of(value)
-        height, width = code.size
-        counts = code.counts
+        (height, width), counts = (code := _Runs.of(value)).size, code.counts
         if height * width > MAX_PIXELS:
             raise ValueError(f"a mask of {height} x {width} pixels, more than {MAX_PIXELS}")
         if sum(counts) != height * width:  # before that much is allocated
@@ -111,10 +107,10 @@ def polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) 
 
 
 def coco_polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) -> np.ndarray:
-    """The same as COCO's own code draws it, for numbers that are to agree with published ones: [H, W] bool.
+    """The same as COCO's own code draws it: [H, W] bool. Raises ValueError, TypeError.
 
     Its outlines are rounded to a fifth of a pixel, so some pixels on the rim differ from `polygons_mask`.
-    Needs the extra `coco` (`require_pycocotools`). Raises ValueError, TypeError.
+    Needs the extra `coco` (`require_pycocotools`).
     """
     from pycocotools import mask
 

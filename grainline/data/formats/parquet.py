@@ -4,11 +4,11 @@ Columns are found by name as in grainline.data.formats.table (image and text col
 `file.parquet?image=COL&caption=COL&long=COL&root=DIR`. An image is bytes, a struct of {bytes, path} as the
 `datasets` library writes it, or a path.
 
-Parquet has no access to single rows: a row group is read whole, and the last two are kept. That is fast in
-order; a shuffle over large row groups reads each again and again, so write small ones (100 to 1000 rows) or
-use tars.
+Parquet has no access to single rows: a row group is read whole, and the last two are cached. For shuffled
+reading write small groups (100 to 1000 rows) or use tars.
 """
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from grainline.data.formats.common import (
-    Captions,
     FileSource,
     digest,
     divide,
@@ -27,10 +26,9 @@ from grainline.data.formats.common import (
     split_query,
 )
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import HELP, regular
+from grainline.data.formats.plain import data_error, regular
 from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import UserError
 
 CACHED_GROUPS = 2
 
@@ -59,27 +57,32 @@ class Parquet(FileSource):
                 schema = schema or opened.schema_arrow
                 missing = set(schema.names) - set(opened.schema_arrow.names)
                 if missing:
-                    raise UserError(
-                        f"{file} has no column {min(missing)}, which {self._files[0]} has; {HELP}"
+                    raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
+                first = 0
+                for number in range(opened.metadata.num_row_groups):
+                    self._groups.append(
+                        _Group(file, number, first, opened.metadata.row_group(number).num_rows)
                     )
-                sizes = [opened.metadata.row_group(n).num_rows for n in range(opened.metadata.num_row_groups)]
-            firsts = [0, *accumulate(sizes)]
-            self._groups += [
-                _Group(file, n, first, rows)
-                for n, (first, rows) in enumerate(zip(firsts, sizes, strict=False))
-            ]
+                    first += self._groups[-1].rows
         self._ends = list(accumulate(group.rows for group in self._groups))
         if not len(self):
-            raise UserError(f"{self.path} holds no rows; {HELP}")
+            raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        self._labels = _labels(self._files)
+        names = [os.path.basename(file) for file in self._files]
+        unique = names if len(set(names)) == len(names) else self._files
+        self._labels = dict(zip(self._files, unique, strict=True))
         self._forget()
-        _require_fitting(schema, self._columns, self._files[0])
-        if _is_path(schema.field(self._columns["image"]).type):
-            self._require_images()
+        if _holds_paths(schema, self._columns["image"], self._files[0]):
+            rows: list[dict[str, Any]] = []
+            with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
+                rows = self._rows(0)
+            names = [row[self._columns["image"]] for row in rows]
+            places = [[os.path.join(self._root, name)] for name in names if name]
+            if rows:
+                require_images(places, self.path, self._root)
 
     @classmethod
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Parquet":  # noqa: ARG003
@@ -89,19 +92,11 @@ class Parquet(FileSource):
         return cls(files, path, images)
 
     def _forget(self) -> None:
-        """Nothing is open and nothing read: the state in which a process starts."""
         self._process = os.getpid()
         self._cache: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
-
-    def _require_images(self) -> None:
-        try:
-            names = [row[self._columns["image"]] for row in self._rows(0)]
-        except (OSError, ValueError):  # each of its rows is corrupt
-            return
-        require_images([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -116,29 +111,24 @@ class Parquet(FileSource):
             fields = self._rows(group)[row]
         except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
             raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
-        texts = self._captions(fields, where)
+        texts = read_captions(fields_of(fields, self._columns), where)
         if texts.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        return texts.record(key, self._image(fields[self._columns["image"]], where))
-
-    def _captions(self, fields: dict[str, Any], where: str) -> Captions:
-        return read_captions(fields_of(fields, self._columns), where)
-
-    def _image(self, value: Any, where: str) -> bytes:
-        if isinstance(value, dict):
-            value = value["bytes"] if value.get("bytes") else value.get("path")
-        if not value:
+        image = fields[self._columns["image"]]
+        if isinstance(image, dict):
+            image = image.get("bytes") or image.get("path")
+        if not image:
             raise CorruptSample(MISSING_IMAGE, where)
-        return (
-            value if isinstance(value, bytes) else read_image([os.path.join(self._root, str(value))], where)
-        )
+        if not isinstance(image, bytes):
+            image = read_image([os.path.join(self._root, str(image))], where)
+        return texts.record(key, image)
 
     def _key(self, group: int, row: int) -> str:
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
 
     def _rows(self, group: int) -> list[dict[str, Any]]:
-        """The needed columns of one row group; the latest groups are kept."""
-        if self._process != os.getpid():  # a forked worker: what pyarrow holds open is not to be shared
+        """The needed columns of one row group; the latest groups are cached."""
+        if self._process != os.getpid():  # a forked worker must not share open files of pyarrow
             self._forget()
         if group not in self._cache:
             self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])
@@ -148,7 +138,6 @@ class Parquet(FileSource):
         return self._cache[group]
 
     def keys(self) -> Iterable[str]:
-        """File name and row of every record."""
         for number, group in enumerate(self._groups):
             yield from (self._key(number, row) for row in range(group.rows))
 
@@ -164,14 +153,8 @@ class Parquet(FileSource):
                 parts.append(UNREADABLE_FILE)
                 continue
             for fields in rows:
-                texts = read_captions(fields_of(fields, self._columns), self.path)
-                parts += texts.texts
+                parts += read_captions(fields_of(fields, self._columns), self.path).texts
         return digest(parts)
-
-
-def _labels(files: Sequence[str]) -> dict[str, str]:
-    names = [os.path.basename(file) for file in files]
-    return dict(zip(files, names if len(set(names)) == len(names) else files, strict=True))
 
 
 def _opened(file: str) -> Any:
@@ -180,38 +163,36 @@ def _opened(file: str) -> Any:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise UserError(f"{file} needs pyarrow: pip install 'grainline[data]'; {HELP}") from error
+        raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
         regular(file)
         return ParquetFile(file)
     except (OSError, ArrowInvalid) as error:
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
+        raise data_error(f"{file} cannot be read as parquet ({why})") from error
 
 
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(group.file) as file:
-        # Without threads: pyarrow's pool does not survive a fork.
-        rows: list[dict[str, Any]] = file.read_row_group(
-            group.number, columns=list(columns), use_threads=False
-        ).to_pylist()
+        # without threads: pyarrow's pool does not survive a fork
+        table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
-def _is_path(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _require_fitting(schema: Any, columns: dict[str, str], file: str) -> None:
-    """The image column holds bytes, {bytes, path} or a path."""
+def _holds_paths(schema: Any, column: str, file: str) -> bool:
+    """Whether the images are paths. Raises UserError unless they are paths, bytes or {bytes, path}."""
     import pyarrow
 
-    kind = schema.field(columns["image"]).type
+    kind = schema.field(column).type
+    if str(kind) in ("string", "large_string", "string_view"):
+        return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
-    if not (_is_path(kind) or str(kind).endswith("binary") or "bytes" in names or "path" in names):
-        raise UserError(
-            f"{file} has {kind} in its image column {columns['image']}: bytes, a struct of bytes and path,"
-            f" or a path is needed; {HELP}"
+    if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
+        raise data_error(
+            f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
+            f" needed"
         )
+    return False

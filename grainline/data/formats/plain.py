@@ -18,6 +18,12 @@ from grainline.errors import UserError
 
 HELP = "see docs/data.md"
 
+
+def data_error(message: str) -> UserError:
+    """A wrong source of data; the message ends with the page that helps."""
+    return UserError(f"{message}; {HELP}")
+
+
 MOST_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
 _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
 
@@ -56,9 +62,9 @@ def read_text(path: str) -> str:
     try:
         return text_of(read_plain(path, 2**62))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise UserError(f"{path} is {error}: convert it; {HELP}") from error
+        raise data_error(f"{path} is {error}: convert it") from error
 
 
 def read_lines(path: str) -> list[str]:
@@ -71,12 +77,11 @@ def read_lines(path: str) -> list[str]:
 
 def load_json(path: str) -> Any:
     """The content of a JSON file. Raises UserError."""
+    text = read_text(path)
     try:
-        return parse_json(read_text(path))
-    except UserError:
-        raise
+        return parse_json(text)
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}; {HELP}") from error
+        raise data_error(f"{path} is not JSON: {error}") from error
 
 
 def parse_json(text: str) -> Any:
@@ -144,9 +149,9 @@ def elements(path: str) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): convert it") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON list: element {number + 1} ({error}); {HELP}") from error
+        raise data_error(f"{path} is no JSON list: element {number + 1} ({error})") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _element(text: str, at: int, mark: str) -> tuple[Any, int] | None:

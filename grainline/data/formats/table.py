@@ -28,23 +28,13 @@ from grainline.data.formats.common import (
     some,
     split_query,
 )
-from grainline.data.formats.plain import HELP, parse_json, read_text
+from grainline.data.formats.plain import data_error, parse_json, read_text
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
-from grainline.errors import UserError
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "image": (
-        "image",
-        "image_path",
-        "filepath",
-        "file_name",
-        "filename",
-        "path",
-        "img",
-        "img_path",
-        "image_name",
-        "image path",
-        "imagepath",
+        *("image", "image_path", "filepath", "file_name", "filename", "path", "img", "img_path"),
+        *("image_name", "image path", "imagepath"),
     ),
     "caption": ("caption", "captions", "text", "title", "sentence", "sentences", "raw_caption"),
     "long": LONG_FIELDS,
@@ -57,7 +47,7 @@ FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called 
 
 
 class Row(NamedTuple):
-    """One row of a table, or its error."""
+    """A row of a table, or its error."""
 
     number: int  # of its line or place, from 1
     fields: Mapping[str, Any]
@@ -87,10 +77,15 @@ class Table(FileSource):
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
         self._images = list(_merge(table_rows, columns, self._file))
         if all(image.captions.empty for image in self._images if not image.error):
-            raise UserError(
-                f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
-            )
-        _refuse_shared([image.path for image in self._images if "://" in image.path], self._file)
+            raise data_error(f"{self._file} has no text in any row (column {columns.get('caption', '')})")
+        urls: dict[str, str] = {}  # by their file names
+        for url in (image.path for image in self._images if "://" in image.path):
+            first = urls.setdefault(name_of(url), url)
+            if first != url:
+                raise data_error(
+                    f"{self._file}: {url} and {first} have one file name, by which both would be found: "
+                    "download such sets as WebDataset tars that take the columns of the table along"
+                )
         places = [self._places(image) for image in self._images if image.path]
         require_images(places, self._file, self._root, self.which)
 
@@ -112,11 +107,10 @@ class Table(FileSource):
         return image.captions.record(image.key, read_image(self._places(image), where))
 
     def keys(self) -> Iterable[str]:
-        """The paths of the images, as the table writes them."""
         return (image.key for image in self._images)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not looked at, so their sizes do not count."""
+        """sha256 over names and texts; images are not read, so their sizes do not count."""
         parts: list[str | int] = []
         for image in self._images:
             parts += [image.key, *image.captions.texts]
@@ -127,18 +121,6 @@ def first_fields(rows: Any) -> Mapping[str, Any]:
     """The fields of the first valid row; none of what is no list of rows."""
     rows = rows if isinstance(rows, list) else ()
     return next((row.fields for row in rows if isinstance(row, Row) and not row.error), {})
-
-
-def _refuse_shared(urls: Iterable[str], file: str) -> None:
-    """Raises UserError where two URLs have one file name."""
-    named: dict[str, str] = {}
-    for url in urls:
-        first = named.setdefault(name_of(url), url)
-        if first != url:
-            raise UserError(
-                f"{file}: {url} and {first} have one file name, by which both would be found: download such "
-                f"sets as WebDataset tars that take the columns of the table along; {HELP}"
-            )
 
 
 def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
@@ -155,18 +137,16 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
     for role, names in COLUMNS.items():
         if role in options:
             if options[role] not in present:
-                raise UserError(
-                    f"{file} has no column {options[role]}; its columns are {some(present, 12)}; {HELP}"
-                )
+                raise data_error(f"{file} has no column {options[role]}; its columns are {some(present, 12)}")
             roles[role] = options[role]
         else:
             known = [lower[name] for name in names if name in lower]
             roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
         if role not in roles and not (role == "caption" and "long" in roles):
-            raise UserError(
+            raise data_error(
                 f"{file} has no {role} column among {some(present, 12) or 'no columns'}: call it one of"
-                f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN; {HELP}"
+                f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN"
             )
     return roles
 
@@ -199,17 +179,15 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterat
         line = f"row {row.number}"
         path = row.fields.get(columns["image"])
         if row.error:
-            images[line] = _Image(
-                row.number, line, "", Captions(), (CORRUPT_ROW, f"{file}: {line} ({row.error})")
-            )
+            error = CORRUPT_ROW, f"{file}: {line} ({row.error})"
+            images[line] = _Image(row.number, line, "", Captions(), error)
         elif not isinstance(path, str) or not path.strip():
             images[line] = _Image(row.number, line, "", Captions())
         else:
             path = path.strip()
             place = os.path.normpath(path)
-            images[place] = _joined(
-                images.get(place) or _Image(row.number, path, path, Captions()), row, columns, file
-            )
+            image = images.get(place) or _Image(row.number, path, path, Captions())
+            images[place] = _joined(image, row, columns, file)
     yield from images.values()
 
 
@@ -219,23 +197,22 @@ def _joined(image: _Image, row: Row, columns: Mapping[str, str], file: str) -> _
     except CorruptSample as error:
         return image._replace(error=(error.cause, error.where))
     old = image.captions
-    return image._replace(
-        captions=Captions(
-            old.captions + new.captions,
-            old.long or new.long,
-            old.regions + new.regions,
-            old.foils + new.foils,
-            old.subtexts or new.subtexts,
-            old.others or new.others,
-        )
+    captions = Captions(
+        old.captions + new.captions,
+        old.long or new.long,
+        old.regions + new.regions,
+        old.foils + new.foils,
+        old.subtexts or new.subtexts,
+        old.others or new.others,
     )
+    return image._replace(captions=captions)
 
 
 def read_rows(file: str) -> list[Row]:
     """The rows of a file, by its suffix. Raises UserError for what is no table."""
     text = read_text(file)
     if not text.strip():
-        raise UserError(f"{file} is empty; {HELP}")
+        raise data_error(f"{file} is empty")
     kind = Path(file).suffix.lower()
     if kind in (".csv", ".tsv"):
         return list(_csv_rows(file, text))
@@ -244,9 +221,9 @@ def read_rows(file: str) -> list[Row]:
 
 def json_lines(file: str, text: str) -> list[Row]:
     """The rows of JSON Lines. A line that is no JSON object is one corrupt row, unless all are."""
-    rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    rows = _line_rows(text)
     if all(row.error for row in rows):
-        raise UserError(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed; {HELP}")
+        raise data_error(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed")
     return rows
 
 
@@ -255,9 +232,9 @@ def json_or_rows(file: str, text: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = _line_rows(text)
         if not rows or rows[0].error:
-            raise UserError(f"{file} is not JSON: {error}; {HELP}") from error
+            raise data_error(f"{file} is not JSON: {error}") from error
         return rows
 
 
@@ -271,27 +248,26 @@ def json_rows(file: str, data: Any) -> list[Row]:
             rows = [data]  # JSON Lines of one line
     if not isinstance(rows, list) or not rows:
         what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else brief_json(data)
-        raise UserError(
-            f"{file} holds {what}: allowed are COCO's and Karpathy's files, and lists of rows; {HELP}"
-        )
+        raise data_error(f"{file} holds {what}: allowed are COCO's and Karpathy's files, and lists of rows")
     if isinstance(rows[0], Row):
         return rows
-    return [
-        Row(number, row) if isinstance(row, dict) else Row(number, {}, _no_object(row))
-        for number, row in enumerate(rows, 1)
-    ]
+    return [_row(number, row) for number, row in enumerate(rows, 1)]
 
 
-def _json_row(number: int, line: str) -> Row:
-    try:
-        fields = parse_json(line)
-    except ValueError as error:
-        return Row(number, {}, str(error))
-    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, _no_object(fields))
+def _line_rows(text: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [_row(number, parse_json(line))] if line.strip() else []
+        except ValueError as error:
+            rows.append(Row(number, {}, str(error)))
+    return rows
 
 
-def _no_object(row: Any) -> str:
-    return f"{brief_json(row)}, not an object"
+def _row(number: int, fields: Any) -> Row:
+    if isinstance(fields, dict):
+        return Row(number, fields)
+    return Row(number, {}, f"{brief_json(fields)}, not an object")
 
 
 def _csv_rows(file: str, text: str) -> Iterator[Row]:
@@ -305,21 +281,19 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
         names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
         if twice:
-            raise UserError(f"{file} has the column {some(twice)} more than once; {HELP}")
+            raise data_error(f"{file} has the column {some(twice)} more than once")
         line = reader.line_num + 1
         for number, row in enumerate(reader, 1):
-            rest = row.pop(
-                None, ()
-            )  # DictReader's key for what is left over: a caption would lose its end unseen
+            rest = row.pop(None, ())  # fields after the last column: a caption would lose its end
             if rest:
-                raise UserError(
+                raise data_error(
                     f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
-                    f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'; {HELP}"
+                    f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'"
                 )
             yield Row(number, row)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(
+        raise data_error(
             f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
-            f" holds one: {error}; write a quote inside a text twice; {HELP}"
+            f" holds one: {error}; write a quote inside a text twice"
         ) from error

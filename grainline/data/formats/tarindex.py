@@ -1,11 +1,9 @@
 """The index of a tar: where its members lie, read from its headers and cached in the user's cache folder.
 
-`members` reads the three formats in use (POSIX ustar with its name prefix, GNU with long names, pax) and
-reports a truncated archive. Archives that were simply concatenated are read to their real end. `Shard` groups
-the members into samples: all with the same name up to the first dot of the last path component. `load_shard`
-caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache/grainline/index), one file per tar, valid as long
-as the tar's size and modification time stay the same. A folder that cannot be written means no cache, and a
-cache file that is not what was written is built again. Needs a POSIX system (os.pread).
+`members` reads POSIX ustar, GNU and pax headers, concatenated archives, and reports a truncated archive.
+`Shard` groups the members into samples: all with the same name up to the first dot of the last component of
+their paths. `load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache), one file
+per tar, valid while the tar's size and modification time stay the same. Needs a POSIX system (os.pread).
 """
 
 import contextlib
@@ -20,15 +18,12 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
-from grainline.data.formats.plain import HELP, regular
-from grainline.errors import UserError
+from grainline.data.formats.plain import data_error, regular
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
 # its global header that names are percent-quoted as in URLs, so that any key can be restored.
 
 HEADER = {"GRAINLINE.keys": "quoted"}
-
-_PLAIN = "/ ,+=@()"
 
 
 def quoted(key: str) -> str:
@@ -37,15 +32,9 @@ def quoted(key: str) -> str:
     >>> quoted("cats/a.v2.jpg"), quoted("/b"), quoted("rows.parquet:7")
     ('cats/a%2Ev2%2Ejpg', '%2Fb', 'rows%2Eparquet%3A7')
     """
-    assert key, "no key"
-    name = quote(key, safe=_PLAIN, errors="surrogatepass").replace(".", "%2E")
+    name = quote(key, safe="/ ,+=@()", errors="surrogatepass").replace(".", "%2E")
     name = f"%2F{name[1:]}" if name.startswith("/") else name
     return f"{name[:-1]}%2F" if name.endswith("/") else name
-
-
-def unquoted(name: str) -> str:
-    """The key that `quoted` made a name of."""
-    return unquote(name, errors="surrogatepass")
 
 
 VERSION = 1  # of the cache files: raise it when the meaning of Shard changes
@@ -104,14 +93,12 @@ def members(path: str) -> Members:
         position, extra, common = 0, {}, dict[str, str]()
         while position < end:
             block = os.pread(handle, _BLOCK, position)
-            if (
-                not any(block) and len(block) == _BLOCK
-            ):  # two zero blocks end an archive; another one may follow
+            if block == bytes(_BLOCK):  # two zero blocks end an archive; another one may follow
                 flaw, position = "", position + _BLOCK
                 continue
             header = _header(block)
             if header is None and position == 0 and len(block) == _BLOCK:
-                raise UserError(f"{path} is not a tar (no valid header at its start); {HELP}")
+                raise data_error(f"{path} is not a tar (no valid header at its start)")
             more = None if header is None else _extension(handle, header, position + _BLOCK)
             if header is None or more is None:
                 flaw = f"has a cut or damaged header at byte {position}"
@@ -139,7 +126,7 @@ def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: in
     """Append a member if it is a file; how many bytes of data follow its header."""
     name = extra.get("path", header.name)
     if header.kind == b"S" or "GNU.sparse.major" in extra:
-        raise UserError(f"{path} holds the sparse file {name}: write the tar again without --sparse; {HELP}")
+        raise data_error(f"{path} holds the sparse file {name}: write the tar again without --sparse")
     if header.kind not in (b"0", b"\0", b"7"):
         return 0 if header.kind in b"123456" else header.size  # links, devices and folders have no data
     size = int(extra.get("size", header.size))
@@ -151,13 +138,11 @@ def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: in
 def _refuse_packed(path: str, start: bytes) -> None:
     for magic, name in _PACKED.items():
         if start.startswith(magic):
-            raise UserError(
-                f"{path} is packed with {name}: unpack it first, tars are read at random places; {HELP}"
-            )
+            raise data_error(f"{path} is packed with {name}: unpack it first, tars are read at random places")
 
 
 def _header(block: bytes) -> _Header | None:
-    """A header block taken apart; None if its checksum or a number in it is wrong."""
+    """The fields of a header block; None if its checksum or a number in it is wrong."""
     try:
         if len(block) < _BLOCK or sum(block) - sum(block[148:156]) + 8 * 32 != _number(block[148:156]):
             return None
@@ -214,7 +199,7 @@ def load_shard(path: str) -> Shard:
             return cached
         shard = group(path, members(path), state)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
     if cache is not None:
         _write_cache(cache, shard)
     return shard
@@ -228,7 +213,7 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
         name, kind = _split(member.name)
         if not name or not kind:
             continue
-        name = unquoted(name) if listing.quoted else name
+        name = unquote(name, errors="surrogatepass") if listing.quoted else name
         key = newest.get(name, name)
         if kind in samples.get(key, {}):
             key = newest[name] = next(
@@ -237,15 +222,12 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
         samples.setdefault(key, {})[kind] = member
     spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
     keys = list(samples)
-    if listing.truncated and _complete(spans[-SPANS:]):
+    image, _, json, _, txt, _ = spans[-SPANS:] or [0] * SPANS
+    if listing.truncated and image != ABSENT and (json != ABSENT or txt != ABSENT):
+        # the last sample is complete: the missing ones get a key of their own
         keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
         spans.extend([ABSENT] * SPANS)
     return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, listing.flaw, listing.truncated)
-
-
-def _complete(spans: array) -> bool:
-    """Whether the last sample has an image and a text: what is lost is not its own. True of nothing."""
-    return not spans or (spans[0] != ABSENT and (spans[2] != ABSENT or spans[4] != ABSENT))
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -271,9 +253,10 @@ def _spans(sample: dict[str, Member]) -> Iterator[int]:
 
 
 def _cache_file(path: str) -> Path | None:
+    """None for a user without a home."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
+    except RuntimeError:
         return None
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     return base / "grainline" / "index" / f"{name}.json"

@@ -1,12 +1,10 @@
-"""WebDataset tars with random access: a sample is one or two reads at a known place.
+"""WebDataset tars with random access: a sample is a few reads at known places.
 
-A sample is an image and its texts under one name: KEY.jpg (jpeg, png, webp, gif, bmp) with KEY.json, KEY.txt
-or both. The texts of the JSON win where it has any (fields: grainline.data.formats.common), else the .txt is
-one caption.
+A sample is an image and its texts under one name: KEY.jpg (jpeg, png, webp, gif, bmp) with KEY.json (fields:
+grainline.data.formats.common), KEY.txt (one caption) or both, where the JSON wins if it has texts.
 
 Differs from the webdataset library: no streaming, no pipes, no packed tars; members of a sample need not be
-neighbours. Nothing is open after the constructor and nothing open is pickled, so loader workers may be forked
-or spawned.
+neighbours. No open file is pickled, so loader workers may be forked or spawned.
 """
 
 import os
@@ -16,10 +14,9 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.formats.checked import strings
-from grainline.data.formats.common import Captions, FileSource, beside, described, digest
+from grainline.data.formats.common import FileSource, digest, texts_beside
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import HELP, text_of
+from grainline.data.formats.plain import data_error
 from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
 from grainline.data.record import (
     MISSING_CAPTION,
@@ -29,7 +26,7 @@ from grainline.data.record import (
     CorruptSample,
     Record,
 )
-from grainline.errors import UserError, amount
+from grainline.errors import amount
 
 
 class Tars(FileSource):
@@ -40,14 +37,16 @@ class Tars(FileSource):
     """
 
     def __init__(self, paths: Sequence[str], path: str | None = None) -> None:
-        assert paths, "no tar"
         self.path = paths[0] if path is None else path
         self._shards = [load_shard(name) for name in paths]
         self._ends = list(accumulate(len(shard.keys) for shard in self._shards))
-        self._prefixes = _prefixes(paths, self._shards)
-        self.remarks = tuple(
-            f"{name} {shard.flaw}" for name, shard in zip(paths, self._shards, strict=True) if shard.flaw
-        )
+        stems = [Path(path).stem for path in paths]
+        names = stems if len(set(stems)) == len(stems) else paths
+        keys = set(chain.from_iterable(shard.keys for shard in self._shards))
+        unique = len(paths) == 1 or len(keys) == len(self)
+        self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
+        flaws = zip(paths, self._shards, strict=True)
+        self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
         self._require_samples(paths)
 
     @classmethod
@@ -56,20 +55,16 @@ class Tars(FileSource):
         return cls(files_of(path, "tar"), path)
 
     def _require_samples(self, paths: Sequence[str]) -> None:
-        images = any(offset != ABSENT for shard in self._shards for offset in shard.spans[::SPANS])
-        texts = any(
-            offset != ABSENT
-            for shard in self._shards
-            for offset in chain(shard.spans[2::SPANS], shard.spans[4::SPANS])
+        images, json, txt = (
+            any(offset != ABSENT for shard in self._shards for offset in shard.spans[first::SPANS])
+            for first in (0, 2, 4)
         )
         flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
         content = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
         if not images:
-            raise UserError(f"{content} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
-        if not texts:
-            raise UserError(
-                f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}; {HELP}"
-            )
+            raise data_error(f"{content} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}")
+        if not json and not txt:
+            raise data_error(f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -80,50 +75,37 @@ class Tars(FileSource):
         shard = self._shards[number]
         row = index - self._ends[number] + len(shard.keys)
         where = f"{shard.path}: {shard.keys[row]}"
-        image, image_size, first, first_size, second, second_size = shard.spans[
-            row * SPANS : (row + 1) * SPANS
-        ]
+        spans = shard.spans[row * SPANS : (row + 1) * SPANS]
+        image, image_size, json, json_size, txt, txt_size = spans
         # the last sample of a truncated tar is incomplete
         truncated = bool(shard.flaw) and row == len(shard.keys) - 1
         if image == ABSENT:
             raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_IMAGE, where)
-        texts = Captions()
-        if first != ABSENT:
-            texts = described(_read(shard, first, first_size, where), f"{where}.json")
-        if second != ABSENT and texts.silent:
-            captions = beside(text_of, _read(shard, second, second_size, where), f"{where}.txt")
-            texts = texts._replace(captions=tuple(strings(captions)))
+        files = {"json": (json, json_size), "txt": (txt, txt_size)}
+
+        def read(suffix: str) -> bytes | None:
+            offset, size = files[suffix]
+            return None if offset == ABSENT else _read(shard, offset, size, where)
+
+        texts = texts_beside(where, read, lines=False)
         if texts.empty:
             raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_CAPTION, where)
         return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
 
     def keys(self) -> Iterable[str]:
-        """The keys of all samples in order."""
-        return (
-            prefix + key
-            for prefix, shard in zip(self._prefixes, self._shards, strict=True)
-            for key in shard.keys
-        )
+        parts = zip(self._prefixes, self._shards, strict=True)
+        return (prefix + key for prefix, shard in parts for key in shard.keys)
 
     def fingerprint(self) -> str:
         """sha256 over the sizes of the tars, and the names, places and sizes of their members.
 
-        No member is read, so a text replaced by another of equal length goes unseen.
+        No member is read: a text that is replaced by another of equal length changes nothing.
         """
         return digest(
             part
             for shard in self._shards
             for part in (shard.size, len(shard.keys), *shard.keys, *shard.spans)
         )
-
-
-def _prefixes(paths: Sequence[str], shards: Sequence[Shard]) -> list[str]:
-    number = sum(len(shard.keys) for shard in shards)
-    if len(shards) == 1 or len(set(chain.from_iterable(shard.keys for shard in shards))) == number:
-        return [""] * len(shards)
-    stems = [Path(path).stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else list(paths)
-    return [f"{name}/" for name in names]
 
 
 class _Handle:

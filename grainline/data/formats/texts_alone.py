@@ -1,9 +1,8 @@
 """Captions without images: `texts:FILE`, for methods that learn from texts alone.
 
-FILE is JSON Lines or a JSON list whose rows have a caption or several and perhaps a long text, or, with any
-other suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one
-record. Its image is a grey square: training refuses such data for a method that reads
-images.
+FILE is JSON Lines or a JSON list whose rows have captions and perhaps a long text, or, with any other suffix,
+plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is a grey
+square: training refuses such data for a method that reads images.
 """
 
 import gzip
@@ -15,10 +14,9 @@ from PIL import Image
 
 from grainline.data.formats.common import Captions, FileSource, digest, read_captions
 from grainline.data.formats.joined import parts_of
-from grainline.data.formats.plain import HELP, read_plain, read_text, text_of
+from grainline.data.formats.plain import data_error, read_plain, read_text, text_of
 from grainline.data.formats.table import Row, json_lines, json_or_rows, json_rows
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record, Source
-from grainline.errors import UserError
 
 SIDE = 8  # of the grey square, in pixels
 COLUMNS = {
@@ -35,8 +33,8 @@ class TextsAlone(FileSource):
         self._rows = _rows(path)
         self.remarks = ("captions without images: a grey square stands for each",)
         if all(row.error or _captions(row, path).silent for row in self._rows):
-            raise UserError(
-                f"{path} has no text in any row; a row has one of {', '.join(COLUMNS['caption'])}; {HELP}"
+            raise data_error(
+                f"{path} has no text in any row; a row has one of {', '.join(COLUMNS['caption'])}"
             )
 
     def __len__(self) -> int:
@@ -50,12 +48,10 @@ class TextsAlone(FileSource):
         captions = _captions(row, self.path)
         if captions.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        return captions.record(str(row.number), b"")._replace(
-            image=Image.new("RGB", (SIDE, SIDE), (128,) * 3)
-        )
+        square = Image.new("RGB", (SIDE, SIDE), (128,) * 3)
+        return captions.record(str(row.number), b"")._replace(image=square)
 
     def keys(self) -> Iterable[str]:
-        """The numbers of the rows."""
         return (str(row.number) for row in self._rows)
 
     def fingerprint(self) -> str:
@@ -75,7 +71,7 @@ def _rows(path: str) -> list[Row]:
     plain = path.removesuffix(".gz")
     text = _unpacked(path) if plain != path else read_text(path)
     if not text.strip():
-        raise UserError(f"{path} is empty; {HELP}")
+        raise data_error(f"{path} is empty")
     kind = os.path.splitext(plain)[1].lower()
     if kind in (".jsonl", ".ndjson", ".jsonlines"):
         return json_lines(path, text)
@@ -96,6 +92,6 @@ def _unpacked(path: str) -> str:
     try:
         return text_of(gzip.decompress(read_plain(path, 2**62)))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror or error})") from error
     except (EOFError, zlib.error, ValueError) as error:
-        raise UserError(f"{path} is no whole gzip file of UTF-8 text ({error}); {HELP}") from error
+        raise data_error(f"{path} is no whole gzip file of UTF-8 text ({error})") from error

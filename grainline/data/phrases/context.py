@@ -1,26 +1,18 @@
-"""The class of each word, as a letter: by the word itself, then among its neighbours.
+"""The class of each word, as a letter: by the word itself, then from left to right by its neighbours.
 
-The letter of a word among its neighbours: what is left to decide, from left to right.
-
-What the rules assume where English leaves it open:
-  - a word without a telling ending is a noun, behind a form of "to be" without a determiner an adjective;
+The letters are the classes of lexicon.py, and: N noun, R name, V verb, K the 's of a possessive, Q quotation
+mark, "," comma, "." other mark. Open until the neighbours decide: n without a typical ending, s in -s, g in
+-ing, d in -ed. Strings such as "DPO" are sets of letters. What the rules assume where English is ambiguous:
+  - a word without a typical ending is a noun, behind a form of "to be" without a determiner an adjective;
   - a word in -s behind a noun is the verb of its clause if the clause has none yet and what follows can
     follow a verb, else a plural;
   - a word in -ing or -ed behind a noun opens a clause ("a man wearing"), before a noun it describes it.
-Letters are those of context.py; strings such as "DPO" are sets of them.
 """
 
 import re
 from typing import NamedTuple
 
 from grainline.data.phrases import lexicon
-
-# The letter of a word by itself: its class where it belongs to a closed one, else what its ending allows.
-#
-# The letters are the classes of lexicon.py, and: N noun, R name, V verb, K the 's of a possessive, Q
-# quotation mark, "," comma, "." other mark. Open until the neighbours decide (context.py): n without a
-# telling ending, s in -s, g in -ing, d in -ed.
-
 
 # ruff: noqa: RUF001 (typographic quotation marks are what this file is about)
 
@@ -44,7 +36,7 @@ _NO_ADJECTIVE = re.compile(  # words with such an ending that are mostly names o
 
 
 class Word(NamedTuple):
-    """A token before its neighbours are asked."""
+    """A token of a sentence."""
 
     text: str
     low: str
@@ -64,20 +56,14 @@ def alone(word: Word, first: bool) -> str:
     if text == "A" and not first:
         return "D"
     letter = lexicon.CLASS.get(low)
-    if letter == "A" and text[0].isupper() and not first:
+    if letter in ("A", None) and text[0].isupper() and not first:
         return "R"  # Dr. Brown, OPEN
-    if letter is not None:
-        return letter
-    if text[0].isupper() and not first:
-        return "R"
-    return _by_ending(low)
+    return letter or _by_ending(low)
 
 
 def _by_ending(low: str) -> str:
     """The letter of a word of an open class."""
-    if low.endswith("ly") and low not in lexicon.NO_LY:
-        return "B"
-    if low.endswith(("ward", "wards", "wise")):
+    if low.endswith(("ward", "wards", "wise")) or (low.endswith("ly") and low not in lexicon.NO_LY):
         return "B"
     if low.endswith("ing") and low not in lexicon.NO_ING and re.search(r"[aeiouy]", low[:-3]):
         return "g"
@@ -88,7 +74,7 @@ def _by_ending(low: str) -> str:
     return "A" if _ADJECTIVE.search(low) and not _NO_ADJECTIVE.search(low) else "n"
 
 
-REACH = 60  # words that a look back or ahead takes in at most, so that time grows with the text alone
+REACH = 60  # words that are searched backward or forward, so that time is linear in the length of the text
 
 
 class Sentence:

@@ -1,4 +1,4 @@
-"""From a tagged text to its phrases, and the selection of phrases for training.
+"""Phrases, from a tagged text to the selection for training; and the interface of a provider of phrases.
 
 Section 4.1 of beta-CLIP (Zohra et al., arXiv 2512.12678) and its published code, in this order:
   1. noun chunks, and matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?; of those that overlap the longest
@@ -10,9 +10,8 @@ Each step sees all words: "on the left of" is a relation also where it has made 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
-from grainline.data.phrases.base import Kind, Phrase, Tagged, Token
 from grainline.data.phrases.lexicon import STOP
 
 SIDES = frozenset({"left", "right", "top", "bottom", "front", "back", "middle", "center"})
@@ -23,6 +22,43 @@ PLACES = SIDES | {
 NOMINAL = frozenset({"ADJ", "NOUN", "PROPN"})
 
 Keep = Literal["content", "paper", "official"]
+Kind = Literal["noun", "action", "relation"]
+
+
+class Phrase(NamedTuple):
+    """A few words of a text: text[start:end]."""
+
+    kind: Kind
+    start: int
+    end: int
+
+
+class Token(NamedTuple):
+    """A word or mark of a text, with its part of speech in the words of Universal Dependencies."""
+
+    text: str
+    start: int
+    end: int
+    pos: str  # NOUN, PROPN, PRON, DET, ADJ, NUM, VERB, AUX, ADV, ADP, SCONJ, CCONJ, PART, PUNCT, ...
+
+
+class Tagged(NamedTuple):
+    """A sentence or a whole text as a tagger sees it."""
+
+    tokens: list[Token]
+    chunks: list[tuple[int, int]]  # noun chunks: first token, one past the last; in order, disjoint
+
+
+class Provider(Protocol):
+    """Phrases of texts. The same text has the same phrases, in any process and in any order of calls."""
+
+    name: str  # what it is and which version; another name may mean other phrases
+
+    def phrases(self, text: str) -> list[Phrase]:
+        """All phrases: noun phrases, then actions, then relations, each in the order of the text.
+
+        Nothing is filtered, and no phrase stands twice at one place; `select` does the rest.
+        """
 
 
 def extract(tagged: Tagged) -> list[Phrase]:
@@ -83,7 +119,7 @@ def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def relations(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
-    """ "next to", and ADP DET? PLACE of?; a word belongs to one relation at most."""
+    """ "next to", and ADP DET? PLACE of?; no word belongs to two relations."""
     spans = []
     i = 0
     while i < len(tokens) - 1:

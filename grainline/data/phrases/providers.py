@@ -6,18 +6,13 @@ from typing import Any
 
 from grainline.data.captions import sentences
 from grainline.data.phrases import lexicon
-from grainline.data.phrases.base import Phrase, Provider, Tagged, Token
 from grainline.data.phrases.context import Sentence, Word
-from grainline.data.phrases.patterns import extract
+from grainline.data.phrases.patterns import Phrase, Provider, Tagged, Token, extract
 from grainline.data.phrases.stored import StoredPhrases
 from grainline.errors import UserError
 
-# Phrases by rule: words of closed classes, endings of the others, and neighbours. Nothing to download.
-#
-# Every word gets one letter, first by itself (context.py), then, where that leaves a choice, from what stands
-# before and behind it (context.py). Noun chunks are a regular expression over the letters.
-
-
+# Phrases by rule: each word gets one letter (context.py), and noun chunks are a regular expression over the
+# letters. Nothing to download.
 # ruff: noqa: RUF001 (typographic apostrophes)
 
 POS = {
@@ -120,7 +115,7 @@ class Pipeline:
 
 
 def tagged_by(doc: Any) -> Tagged:
-    """What a Doc of spaCy says, without its tokens of blanks."""
+    """The tokens and noun chunks of a Doc of spaCy, without tokens of blanks."""
     words = [token for token in doc if token.pos_ != "SPACE"]
     place = {token.i: i for i, token in enumerate(words)}
     tokens = [Token(token.text, token.idx, token.idx + len(token.text), token.pos_) for token in words]

@@ -1,6 +1,6 @@
 """Phrases of a file of JSON Lines, which `grainline data phrases` writes.
 
-The first line says what the file is; then there is one line for each record of the source, in its order:
+The first line is a header; then there is one line for each record of the source, in its order:
 
     {"grainline": "phrases 1", "provider": "rules 1", "source": "<fingerprint>"}
     {"record": 0, "key": "a", "texts": {"<digest>": [["noun", 0, 5], ["relation", 9, 20]]}}
@@ -14,12 +14,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from grainline.data.formats.plain import regular
-from grainline.data.phrases.base import Phrase
+from grainline.data.phrases.patterns import Phrase
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -54,42 +54,34 @@ class StoredPhrases:
 
     def phrases(self, text: str) -> list[Phrase]:
         """As `Provider.phrases`. Raises UserError for a text that the file does not know."""
-        name = digest(text)
+        name, excerpt = digest(text), repr(text if len(text) < 60 else text[:60] + "...")
         half = np.uint64(int(name[:16], 16))
         first, end = (int(np.searchsorted(self.digests, half, side)) for side in ("left", "right"))
-        for place in range(first, end):
-            texts = self.line(int(self.offsets[place]))
-            if name in texts:
-                return self.read(texts[name], text)
-        raise UserError(
-            f"{self.path} has no phrases of the text {_excerpt(text)}: the data has changed; {AGAIN}"
-        )
+        for offset in map(int, self.offsets[first:end]):
+            what = f"the line at byte {offset}"
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                line = file.readline()
+            try:
+                texts = dict(json.loads(line)["texts"])
+                if name not in texts:
+                    continue
+                what = f"the phrases of {excerpt}"
+                phrases = [Phrase(kind, start, end) for kind, start, end in texts[name]]
+                for phrase in phrases:
+                    what = f"the phrase {list(phrase)} of {excerpt}"
+                    if not _fits(phrase, text):
+                        raise ValueError
+                return phrases
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{self.path}: {what} cannot be read; {AGAIN}") from None
+        raise UserError(f"{self.path} has no phrases of the text {excerpt}: the data has changed; {AGAIN}")
 
-    def line(self, offset: int) -> dict[str, Any]:
-        """The texts of the record whose line begins there."""
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            line = file.readline()
-        try:
-            return dict(json.loads(line)["texts"])
-        except (ValueError, KeyError, TypeError):
-            self.unreadable(f"the line at byte {offset}")
 
-    def read(self, rows: Any, text: str) -> list[Phrase]:
-        """Phrases as they stand in a line, checked against their text."""
-        try:
-            phrases = [Phrase(kind, start, end) for kind, start, end in rows]
-        except (ValueError, TypeError):
-            self.unreadable(f"what it says of {_excerpt(text)}")
-        for kind, start, end in phrases:
-            whole = isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)
-            if kind not in ("noun", "action", "relation") or not whole:
-                self.unreadable(f"the phrase {[kind, start, end]} of {_excerpt(text)}")
-        return phrases
-
-    def unreadable(self, what: str) -> NoReturn:
-        """Say what cannot be read."""
-        raise UserError(f"{self.path}: {what} cannot be read; {AGAIN}")
+def _fits(phrase: Phrase, text: str) -> bool:
+    kind, start, end = phrase
+    numbers = isinstance(start, int) and isinstance(end, int)
+    return kind in ("noun", "action", "relation") and numbers and 0 <= start < end <= len(text)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -102,15 +94,7 @@ def read_header(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {reason(error)}; {AGAIN}") from None
     except ValueError:
         first = None
-    wanted = ("grainline", "provider", "source")
-    if (
-        not isinstance(first, dict)
-        or any(name not in first for name in wanted)
-        or first["grainline"] != FORMAT
-    ):
+    names = {"grainline", "provider", "source"}
+    if not isinstance(first, dict) or not names <= first.keys() or first["grainline"] != FORMAT:
         raise UserError(f"{path} is no file of phrases of this version; {AGAIN}")
     return first
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) < 60 else text[:60] + "...")

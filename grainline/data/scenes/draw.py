@@ -1,7 +1,7 @@
 """A scene as an image and as a map of labels, at any resolution.
 
 Shapes are drawn once per (shape, pattern, size in pixels), several times larger than needed, reduced, and
-kept; an image is a background and one or two pastes per object. Edges are smooth in the image; in the map
+cached; an image is a background and one or two pastes per object. Edges are smooth in the image; in the map
 a pixel belongs to the topmost object that covers at least half of it.
 """
 
@@ -81,18 +81,13 @@ class Sprite(NamedTuple):
 
     whole: Image.Image  # how much of each pixel the shape covers
     half: Image.Image  # 255 where that is at least half
-    white: (
-        Image.Image | None
-    )  # how much of each pixel is white; the rest of the shape has the object's colour
+    white: Image.Image | None  # how much of each pixel is white; the rest has the object's colour
 
 
 def _placed(thing: Thing, size: int) -> tuple[Sprite, int, int]:
     side = max(5, round(2 * thing.radius * size))
-    return (
-        _sprite(thing.shape, thing.pattern, side),
-        round(thing.x * size - side / 2),
-        round(thing.y * size - side / 2),
-    )
+    left, top = (round(at * size - side / 2) for at in (thing.x, thing.y))
+    return _sprite(thing.shape, thing.pattern, side), left, top
 
 
 @lru_cache(maxsize=4096)
@@ -101,9 +96,8 @@ def _sprite(shape: str, pattern: str, side: int) -> Sprite:
     inside = _shape(shape, side * fine)
     white = _white(pattern, inside, fine)
     whole = _coverage(inside, fine)
-    return Sprite(
-        whole, whole.point(lambda v: 255 * (v >= 128)), _coverage(white, fine) if white.any() else None
-    )
+    half = whole.point(lambda v: 255 * (v >= 128))
+    return Sprite(whole, half, _coverage(white, fine) if white.any() else None)
 
 
 def _coverage(mask: np.ndarray, fine: int) -> Image.Image:

@@ -38,56 +38,43 @@ def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Pat
             raise UserError(
                 f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
             )
-        starts = range(0, len(source), samples_per_shard)
-        return [_shard(source, out, number, start, samples_per_shard) for number, start in enumerate(starts)]
+        paths = []
+        for number, start in enumerate(range(0, len(source), samples_per_shard)):
+            rows = range(start, min(start + samples_per_shard, len(source)))
+            paths.append(out / f"{source.split}-{number:06d}.tar")
+            write_shard(paths[-1], (file for index in rows for file in _members(source, index)))
+        return paths
     except OSError as error:
         raise UserError(
             f"cannot write scenes to {out} ({error.strerror or error}): name a writable folder"
         ) from error
 
 
-def _shard(source: Scenes, out: Path, number: int, start: int, samples: int) -> Path:
-    path = out / f"{source.split}-{number:06d}.tar"
-    rows = range(start, min(start + samples, len(source)))
-    write_shard(path, (file for index in rows for file in _members(source, index)))
-    return path
-
-
 def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
-    record = source[index]
-    labels = source.labels(index)
+    record, labels = source[index], source.labels(index)
     assert isinstance(record.image, Image.Image)
+    palette = Image.fromarray(labels)
+    palette.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
     text = json.dumps(_facts(source, index, labels), ensure_ascii=False)
     return [
         (f"{record.key}.png", as_png(record.image)),
         (f"{record.key}.json", text.encode()),
-        (f"{record.key}.masks.png", as_png(_indexed(labels))),
+        (f"{record.key}.masks.png", as_png(palette)),
     ]
 
 
 def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
     scene, description = source.scene(index), source.description(index)
     codes = [run_lengths(labels == k + 1) for k in range(len(scene.things))]
+    phrases = zip(regions(description, labels), (m.thing for m in description.mentions), strict=True)
     return {
         "captions": [description.short],
         "long": description.long,
         "foils": [foil._asdict() for foil in description.foils],
         "regions": [
-            {
-                "phrase": r.phrase,
-                "span": r.span,
-                "box": r.box,
-                "mask": codes[mention.thing],
-                "thing": mention.thing,
-            }
-            for r, mention in zip(regions(description, labels), description.mentions, strict=True)
+            {"phrase": r.phrase, "span": r.span, "box": r.box, "mask": codes[thing], "thing": thing}
+            for r, thing in phrases
         ],
         "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
         "background": scene.background._asdict(),
     }
-
-
-def _indexed(labels: np.ndarray) -> Image.Image:
-    image = Image.fromarray(labels)
-    image.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
-    return image

@@ -1,8 +1,8 @@
 """Captions and phrases that are wrong in exactly one thing: which piece to replace, by which words.
 
-The text of a foil must not betray it. So what a foil alters is stated only once (attributes of objects that
-no relation sentence names, relations of objects without a stated position), the new value is drawn such that
-"true a, foil b" is as likely as "true b, foil a", and its name as the names in captions are.
+The text of a foil must not betray it. So a foil alters a fact that is stated only once (attributes of objects
+that no relation sentence names, relations of objects without a stated position), the new value is drawn such
+that "true a, foil b" is as likely as "true b, foil a", and its name is drawn as the names in captions are.
 """
 
 import random
@@ -20,10 +20,9 @@ from grainline.data.scenes.world import (
     SHAPES,
     SIZES,
     Scene,
-    Thing,
     draw_value,
-    held_out,
     holds,
+    is_compose_pair,
     pick,
 )
 
@@ -57,10 +56,10 @@ def altered(rng: random.Random, scene: Scene, lines: list[Line], kind: str) -> t
         slot = lines[where].pieces[piece].kind
         name = FIELD.get(slot, slot)
         value = _other(rng, scene, lines, k, name)
-        stated = {**_stated(lines[where], scene.things[k]), name: value}
+        stated_here = {s: getattr(scene.things[k], s) for s in stated(lines[where].pieces)} | {name: value}
         if name != "position" and attempt < 30:
-            stated.pop("position", None)  # best when the altered object is to be found nowhere at all
-        if not any(matches(thing, stated) for thing in scene.things):
+            stated_here.pop("position", None)  # best when the altered object is to be found nowhere at all
+        if not any(matches(thing, stated_here) for thing in scene.things):
             return where, piece, _named(rng, slot, value)
     raise AssertionError(f"no foil of {kind} for {scene}")
 
@@ -69,14 +68,11 @@ _EVERY = {"colour": COLOURS, "pattern": PATTERNS, "size": SIZES, "shape": SHAPES
 
 
 def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece]) -> tuple[Foil, ...]:
-    """All phrases that are wrong in one attribute that a noun phrase states: with every other value of it.
+    """The noun phrase `pieces` of object k with one attribute changed, once for each other value of it.
 
-    k       the object that the phrase speaks of
-    pieces  the phrase
-
-    Their kinds are "colour", "pattern", "size" and "noun". They are wrong of this object; another one of the
-    scene may be as they say. Pairs of shape and colour that are kept for the split `compose` come up in that
-    split only: a text that was never seen in training would be known to be wrong.
+    Kinds are "colour", "pattern", "size" and "noun". The phrases are wrong of this object; another one of the
+    scene may fit them. Pairs of shape and colour of the split `compose` occur in that split only: a text that
+    training never had would be known to be wrong.
     """
     thing, true = scene.things[k], text_of(pieces)[0]
     out = []
@@ -85,7 +81,7 @@ def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece])
         for value in _EVERY.get(name, ()):
             changed: dict[str, Any] = {name: value}
             other = thing._replace(**changed)
-            if other == thing or (scene.split != "compose" and held_out(other.shape, other.colour)):
+            if other == thing or (scene.split != "compose" and is_compose_pair(other.shape, other.colour)):
                 continue
             new = [*pieces[:j], piece._replace(text=_named(rng, piece.kind, value)), *pieces[j + 1 :]]
             out.append(Foil(text_of(new)[0], true, "noun" if name == "shape" else name))
@@ -96,11 +92,6 @@ def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:
     return [
         (i, j) for i, line in enumerate(lines) for j, piece in enumerate(line.pieces) if piece.kind in kinds
     ]
-
-
-def _stated(line: Line, thing: Thing) -> dict[str, str]:
-    """What the sentence says of its object."""
-    return {name: getattr(thing, name) for name in stated(line.pieces)}
 
 
 _OTHER_SIZES = {
@@ -129,17 +120,15 @@ def _other(rng: random.Random, scene: Scene, lines: list[Line], k: int, name: st
     while True:
         new = draw_value(rng, COLOURS if name == "colour" else SHAPES, others)
         pair = (thing.shape, new) if name == "colour" else (new, thing.colour)
-        if new != value and (scene.split == "compose" or not held_out(*pair)):
+        if new != value and (scene.split == "compose" or not is_compose_pair(*pair)):
             return new
 
 
 def _named(rng: random.Random, slot: str, value: str) -> str:
-    if slot == "shape":
-        return pick(rng, words.NOUNS[value])
-    if slot == "after":
-        return pick(rng, words.PATTERN_AFTER[value])
-    if slot == "position":
-        return pick(rng, words.PLACES[value])
-    if slot == "area":
-        return pick(rng, words.AREAS[value])
-    return pick(rng, words.ADJECTIVES[slot][value])
+    names = {
+        "shape": words.NOUNS,
+        "after": words.PATTERN_AFTER,
+        "position": words.PLACES,
+        "area": words.AREAS,
+    }
+    return pick(rng, (names.get(slot) or words.ADJECTIVES[slot])[value])

@@ -50,7 +50,7 @@ def split(templates: Sequence[str]) -> list[Template]:
 
 
 def fill(template: Template, slots: dict[str, list[Piece]], named: dict[str, int], kind: str) -> Line:
-    """A template with its slots filled; `named` says which slot names which object."""
+    """A template with its slots filled; `named` has the object of each slot that names one."""
     pieces: list[Piece] = []
     mentions = []
     for part in template:
@@ -120,10 +120,8 @@ def an(following: str) -> str:
     >>> an("hourglass"), an("orange star"), an("uniform"), an("red star")
     ('an', 'an', 'a', 'a')
     """
-    vowel = following.startswith(("a", "e", "i", "o", "u", "hour")) and not following.startswith(
-        ("uni", "one")
-    )
-    return "an" if vowel else "a"
+    vowel = following.startswith(("a", "e", "i", "o", "u", "hour"))
+    return "an" if vowel and not following.startswith(("uni", "one")) else "a"
 
 
 def text_of(pieces: Sequence[Piece]) -> tuple[str, list[int]]:

@@ -2,11 +2,11 @@
 
     scenes                                   50,000 training scenes at 224 pixels
     scenes:dev                               1,000 held-out scenes
-    scenes:compose?count=500&size=96&seed=1  scenes that hold pairs of shape and colour never seen in training
+    scenes:compose?count=500&size=96&seed=1  scenes with pairs of shape and colour that training never has
 
 Keys: count (scenes), size (pixels of a side), seed, regions (1 adds the noun phrases with their masks, which
 takes about a fifth longer; 2 adds foils to each of them as well). Nothing is stored: a record is drawn when
-it is asked for.
+it is read.
 """
 
 import copy
@@ -18,13 +18,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from grainline.data.record import Box, Foil, Record, Region, box_of
-from grainline.data.scenes import SPLITS, VERSION, Scene, SceneDescription, label_map, render, sample, tell
+from grainline.data.scenes.draw import label_map, render
 from grainline.data.scenes.foils import of_phrase
 from grainline.data.scenes.phrases import matches, stated
+from grainline.data.scenes.speech import SceneDescription, tell
+from grainline.data.scenes.world import SPLITS, VERSION, Scene, sample
 from grainline.errors import UserError
 
 SIZE = 224
 COUNT = {"train": 50_000, "dev": 1_000, "test": 1_000, "compose": 1_000}
+REGIONS = ("", "phrases", "foils", "expressions")
+"""Kinds of regions: none, noun phrases, noun phrases with foils, and expressions that name one object."""
 _LIMITS = {"count": (1, 10**9), "size": (32, 2048), "seed": (0, 2**31 - 1), "regions": (0, 2)}
 _USE = "such as scenes:dev?count=500&size=96&seed=1"
 
@@ -48,13 +52,9 @@ class Scenes:
         self.path = path
         self.split, given = _parse(path)
         self.count = given.get("count", COUNT[self.split])
-        self.size = (
-            given["size"] if "size" in given else _checked("size", SIZE if size is None else size, path)
-        )
+        self.size = given.get("size") or _checked("size", SIZE if size is None else size, path)
         self.seed = given.get("seed", 0)
-        self.regions = given.get("regions", 0) > 0
-        self.hard = given.get("regions", 0) > 1
-        self.sole = False  # regions are the expressions that name exactly one object
+        self.regions = REGIONS[given.get("regions", 0)]
         self.with_images = True  # records have images, and regions their masks
 
     @classmethod
@@ -66,47 +66,38 @@ class Scenes:
         return self.count
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position: image, a short and a long caption, six foils, regions if asked for."""
+        """The record at a position: image, a short and a long caption, six foils, perhaps regions."""
         scene = self.scene(index)
         description = tell(scene)
+        key, captions, long = self._key(index), (description.short,), description.long
         if not self.with_images:
-            return self._texts(description, index)
-        phrase_regions: tuple[Region, ...] = ()
+            spans = ((m.start, m.end) for m in description.mentions)
+            bare = tuple(Region(long[start:end], span=("long", start, end)) for start, end in spans)
+            return Record(key, b"", captions, long, bare)
+        phrases: tuple[Region, ...] = ()
         if self.regions:
             labels = label_map(scene, self.size)
-            phrase_regions = (
-                expressions(scene, description, labels) if self.sole else regions(description, labels)
+            phrases = (
+                expressions(scene, description, labels)
+                if self.regions == "expressions"
+                else regions(description, labels)
             )
-        return Record(
-            key=self._key(index),
-            image=render(scene, self.size),
-            captions=(description.short,),
-            long=description.long,
-            regions=_foiled(scene, description, phrase_regions)
-            if self.hard and not self.sole
-            else phrase_regions,
-            foils=description.foils,
-        )
+        if self.regions == "foils":
+            phrases = _with_foils(scene, description, phrases)
+        return Record(key, render(scene, self.size), captions, long, phrases, description.foils)
 
     def keys(self) -> Iterable[str]:
         """The keys of all records in order, without drawing any."""
         return map(self._key, range(self.count))
 
     def boxes(self, index: int) -> tuple[Box, ...]:
-        """The boxes of all objects of which a pixel is seen, in the order of the scene."""
+        """The boxes of all objects with a visible pixel, in the order of the scene."""
         labels = self.labels(index)
         masks = (labels == thing + 1 for thing in range(len(self.scene(index).things)))
         return tuple(box_of(mask) for mask in masks if mask.any())
 
     def _key(self, index: int) -> str:
         return f"scenes-{self.split}-{self.seed}-{index:06d}"
-
-    def _texts(self, description: SceneDescription, index: int) -> Record:
-        marked = tuple(
-            Region(description.long[m.start : m.end], span=("long", m.start, m.end))
-            for m in description.mentions
-        )
-        return Record(self._key(index), b"", (description.short,), description.long, marked)
 
     def scene(self, index: int) -> Scene:
         """All that is true of the image at a position."""
@@ -119,32 +110,32 @@ class Scenes:
         return label_map(self.scene(index), self.size)
 
     def description(self, index: int) -> SceneDescription:
-        """What is said about the image at a position, with the place of every sentence and noun phrase."""
+        """The texts of the image at a position, with the place of every sentence and noun phrase."""
         return tell(self.scene(index))
 
     def with_foils(self) -> "Scenes":
         """The same scenes with regions that have foils, as with the key regions=2."""
-        other = copy.copy(self)
-        other.regions = other.hard = True
-        return other
+        return self._variant("foils" if self.regions != "expressions" else self.regions)
 
     def with_expressions(self) -> "Scenes":
         """The same scenes with `expressions` as their regions."""
-        other = copy.copy(self)
-        other.regions = other.sole = True
-        return other
+        return self._variant("expressions")
 
     def texts_only(self) -> "Scenes":
         """The same scenes with their captions and noun phrases, and with images of no bytes."""
+        return self._variant(self.regions, with_images=False)
+
+    def _variant(self, regions: str, *, with_images: bool | None = None) -> "Scenes":
         other = copy.copy(self)
-        other.with_images = False
+        other.regions = regions
+        other.with_images = self.with_images if with_images is None else with_images
         return other
 
     def fingerprint(self) -> str:
         """Hex digest of the parameters and of the version of the world."""
-        facts: tuple[object, ...] = (VERSION, self.split, self.count, self.size, self.seed, self.regions)
-        facts += ("foils",) if self.hard and not self.sole else ()
-        facts += ("expressions",) if self.sole else ()
+        numbers = (self.count, self.size, self.seed)
+        facts: tuple[object, ...] = (VERSION, self.split, *numbers, bool(self.regions))
+        facts += (self.regions,) if self.regions in ("foils", "expressions") else ()
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -153,16 +144,13 @@ def regions(description: SceneDescription, labels: np.ndarray) -> tuple[Region, 
 
     labels  [H, W] uint8, as label_map gives it
     """
-    return _regions(
-        description, labels, [(thing, start, end) for thing, start, end, _ in description.mentions]
-    )
+    return _regions(description, labels, [(m.thing, m.start, m.end) for m in description.mentions])
 
 
 def expressions(scene: Scene, description: SceneDescription, labels: np.ndarray) -> tuple[Region, ...]:
-    """What of the long caption names exactly one object, each text once, in the order of the text.
+    """The expressions of the long caption that fit exactly one object, each text once, in their order.
 
-    These are the noun phrases, and the sentences that introduce an object, that all they state fits no other
-    object of the scene.
+    These are noun phrases, and the sentences that introduce an object.
 
     labels  [H, W] uint8, as label_map gives it
     """
@@ -190,19 +178,18 @@ def _regions(
     )
 
 
-def _foiled(
-    scene: Scene, description: SceneDescription, phrase_regions: tuple[Region, ...]
+def _with_foils(
+    scene: Scene, description: SceneDescription, phrases: tuple[Region, ...]
 ) -> tuple[Region, ...]:
-    """The regions of `told` with foils, which begin with a capital where their phrase does."""
+    """The regions with foils, which begin with a capital where their phrase does."""
     rng = random.Random(f"regions of {scene.speech}")
     out = []
-    for region, mention in zip(phrase_regions, description.mentions, strict=True):
+    for region, mention in zip(phrases, description.mentions, strict=True):
         capital = region.phrase[0].isupper()
-        foils = tuple(
-            Foil(foil.text[0].upper() + foil.text[1:] if capital else foil.text, region.phrase, foil.kind)
-            for foil in of_phrase(rng, scene, mention.thing, mention.pieces)
-        )
-        out.append(region._replace(foils=foils))
+        foils = of_phrase(rng, scene, mention.thing, mention.pieces)
+        texts = (foil.text[0].upper() + foil.text[1:] if capital else foil.text for foil in foils)
+        new = (Foil(text, region.phrase, foil.kind) for text, foil in zip(texts, foils, strict=True))
+        out.append(region._replace(foils=tuple(new)))
     return tuple(out)
 
 

@@ -3,7 +3,7 @@
 All geometry is in units of the image's side, x to the right and y down, so a scene does not depend on the
 resolution at which it is drawn. A scene is a function of (seed, split, index) and of nothing else.
 
-Every object has a cell of the thirds grid to itself (which is what position words speak of) and no two
+Every object has a cell of the thirds grid to itself (its position word names that cell) and no two
 objects agree in all of size, pattern, colour and shape, so each can be named without doubt.
 """
 
@@ -79,7 +79,7 @@ class Background(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Everything there is to know about an image. The caption speaks of the objects in this order."""
+    """Everything there is to know about an image. The caption names the objects in this order."""
 
     split: str
     things: tuple[Thing, ...]
@@ -87,17 +87,18 @@ class Scene(NamedTuple):
     speech: int  # seed of the wording
 
 
-def held_out(shape: str, colour: str) -> bool:
-    """Whether the pair is kept for the split `compose`: 14 of the 96 pairs, with every shape and colour.
+def is_compose_pair(shape: str, colour: str) -> bool:
+    """Whether only the split `compose` has the pair: 14 of the 96 pairs, with every shape and colour.
 
-    >>> held_out("circle", "red"), held_out("circle", "orange")
+    >>> is_compose_pair("circle", "red"), is_compose_pair("circle", "orange")
     (True, False)
     """
     return (3 * SHAPES.index(shape) + 5 * COLOURS.index(colour)) % 7 == 0
 
 
-HELD_OUT = tuple((shape, colour) for shape in SHAPES for colour in COLOURS if held_out(shape, colour))
-_HELD_OUT = frozenset(HELD_OUT)
+COMPOSE_PAIRS = tuple(
+    (shape, colour) for shape in SHAPES for colour in COLOURS if is_compose_pair(shape, colour)
+)
 
 
 def sample(seed: int, split: str, index: int) -> Scene:
@@ -138,18 +139,18 @@ def pick(rng: random.Random, values: Sequence[T]) -> T:
     return values[int(rng.random() * len(values))]
 
 
-def _pairs(rng: random.Random, number: int, held_out_pairs: int) -> list[tuple[str, str]]:
-    """(shape, colour) of every object, `held` of them held-out pairs at random places."""
-    places = set(rng.sample(range(number), held_out_pairs))
+def _pairs(rng: random.Random, number: int, compose_pairs: int) -> list[tuple[str, str]]:
+    """(shape, colour) of every object, some of them pairs of the split `compose` at random places."""
+    places = set(rng.sample(range(number), compose_pairs))
     pairs: list[tuple[str, str]] = []
     for i in range(number):
         if i in places:
-            pairs.append(pick(rng, HELD_OUT))
+            pairs.append(pick(rng, COMPOSE_PAIRS))
             continue
         while True:
             shape = draw_value(rng, SHAPES, [pair[0] for pair in pairs])
             colour = draw_value(rng, COLOURS, [pair[1] for pair in pairs])
-            if (shape, colour) not in _HELD_OUT:
+            if not is_compose_pair(shape, colour):
                 break
         pairs.append((shape, colour))
     return pairs
@@ -199,7 +200,7 @@ def _background(rng: random.Random) -> Background:
 
 
 def direction(a: tuple[float, float], b: tuple[float, float]) -> str:
-    """Where a clearly lies, seen from b: "left", "right", "above", "below", or "" where it is a close call.
+    """The clear direction of a from b: "left", "right", "above", "below", or "" where it is a close call.
 
     >>> direction((0.2, 0.5), (0.7, 0.6)), direction((0.5, 0.5), (0.7, 0.7))
     ('left', '')
@@ -238,6 +239,6 @@ def holds(relation: str, a: Thing, b: Thing) -> bool:
 
 
 def relations(a: Thing, b: Thing) -> list[str]:
-    """What can be said of a, seen from b, for certain: at most one direction and one of near and far."""
+    """The relations of a to b that are clear: at most one direction and one of near and far."""
     side = direction((a.x, a.y), (b.x, b.y))
     return ([side] if side else []) + [name for name in ("near", "far") if holds(name, a, b)]

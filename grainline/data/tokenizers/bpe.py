@@ -24,11 +24,8 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-BYTES = _byte_letters()
-"""A visible letter for every byte, in CLIP's order. Bytes that print as something stand for themselves."""
-
-SMALLEST = 2 * len(BYTES) + 2
-"""Tokens of a vocabulary without a single merge."""
+BYTES = _byte_letters()  # a visible letter for every byte, in CLIP's order
+SMALLEST = 2 * len(BYTES) + 2  # tokens of a vocabulary without a single merge
 
 # A letter of the private use area for every letter that ends a word.
 _LAST = {letter: chr(0xE000 + i) for i, letter in enumerate(BYTES)}
@@ -85,9 +82,9 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
 def learn(words: Counter[str], number: int) -> list[tuple[str, str]]:
     """The first merges of byte-pair encoding, until they made `number` new tokens or no pair occurs twice.
 
-    Of pairs that are equally frequent, the one that was numbered first is merged first. The library numbers
-    letters that end a word in the order of a hash table, another one in every process. So here the last
-    letter of each word is replaced by a letter of its own, and the library sorts those like all others.
+    Of equally frequent pairs the library merges first the one with the lowest number, and it numbers letters
+    that end a word in the order of a hash table, which differs between processes. So here the last letter of
+    each word becomes a letter of its own, which the library sorts like all others.
     """
     number = min(number, sum(len(word) - 1 for word in words))  # each shortens a word; room is made for all
     backend = tokenizers.Tokenizer(models.BPE())

@@ -1,17 +1,14 @@
 """Tokenizer files of SigLIP, SigLIP 2 and BERT, read into one pipeline of the tokenizers library.
 
-A file gives the vocabulary, the settings beside it a few switches, and the kind everything else:
-  bert     WordPiece. `[CLS] text [SEP]`; small letters, accents and Chinese characters as the settings say.
-  siglip   Unigram of sentencepiece. `text </s>`; small letters, no punctuation, single blanks.
-  siglip2  Gemma's byte-pair encoding, where a blank is a letter as any other. `text <eos>`; small letters.
+A file gives the vocabulary, tokenizer_config.json a few switches, and the kind everything else:
+  bert     WordPiece. `[CLS] text [SEP]`; lower case, accents and Chinese characters as the settings say.
+  siglip   Unigram of sentencepiece. `text </s>`; lower case, no punctuation, single blanks.
+  siglip2  Gemma's byte-pair encoding, where a blank is a letter as any other. `text <eos>`; lower case.
 
-Differs from the transformers library (5.x) in three places, in each of which it would read a trained model's
-texts in another way than the training did:
-  - SigLIP 2 folders that still name GemmaTokenizer get small letters too: all of them were trained on those;
-  - a BERT whose settings do not speak of small letters keeps what its tokenizer.json says;
-  - a literal `</s>` in a text for SigLIP loses its marks like all punctuation and never ends the text.
-And from sentencepiece in one place, because the tokenizers library does: a character that its table replaces
-(`²`) takes a combining mark behind it along.
+Differs from the transformers library (5.x), which would read texts in another way than the training did: a
+SigLIP 2 that still names GemmaTokenizer is lower-cased too; a BERT without `do_lower_case` follows its
+tokenizer.json; `</s>` in a text for SigLIP is punctuation. Differs from sentencepiece: a character that its
+table replaces (`²`) takes a combining mark behind it along, as in the tokenizers library.
 """
 
 import base64
@@ -48,7 +45,7 @@ class Pipeline(NamedTuple):
     backend: tokenizers.Tokenizer
 
 
-def form_of(content: Mapping[str, Any]) -> str | None:
+def _kind_of(content: Mapping[str, Any]) -> str | None:
     """The kind whose form the content of a tokenizer.json has; None: another one, CLIP's perhaps."""
     model = content.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
@@ -61,39 +58,46 @@ def form_of(content: Mapping[str, Any]) -> str | None:
 
 
 def read_pipeline(file: Path) -> Pipeline | None:
-    """From a tokenizer.json, spiece.model or vocab.txt with its tokenizer_config.json beside it.
+    """From a tokenizer.json, spiece.model or vocab.txt with its tokenizer_config.json.
 
-    None for a file of another form: CLIP's, or nothing that can be read. What `TextTokenizer.save` wrote is
-    whole and taken as it is. Raises UserError for what is broken or called something else, OSError for what
-    cannot be read.
+    None for a file of another form. A file of `TextTokenizer.save` is complete. Raises UserError for one that
+    is broken or belongs to another class, OSError for one that cannot be read.
     """
     config, content = _settings(file.with_name("tokenizer_config.json")), dict[str, Any]()
     if file.name == "spiece.model":
         kind, backend = "siglip", _from_sentencepiece(file)
     elif file.name == "vocab.txt":
-        kind, backend = "bert", _from_words(file, config)
+        # one token a line, the number of the line is its id
+        lines = file.read_text(encoding="utf-8").split("\n")
+        words = {word: number for number, word in enumerate(lines) if word}
+        model = models.WordPiece(words, unk_token=_token(config, "unk", "[UNK]"))
+        kind, backend = "bert", tokenizers.Tokenizer(model)
     else:
         text = file.read_text(encoding="utf-8")
-        content = _parsed(text)
-        form = form_of(content)
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        content = parsed if isinstance(parsed, dict) else {}
+        form = _kind_of(content)
         if form is None:
             return None
         kind, backend = form, _backend(text, str(file))
         if file.name == CONTENT and file.with_name(META).is_file():
             return Pipeline(kind, backend)
-    _check_called(kind, config, file)
+    _check_class(kind, config, file)
     backend.no_truncation()
     backend.no_padding()
-    _ASSEMBLE[kind](backend, content, config, str(file))
+    begin, end = _STEPS[kind](backend, content, config)
+    names = [name for name in (begin, end) if name is not None]
+    missing = [name for name in names if backend.token_to_id(name) is None]
+    if missing:
+        raise UserError(f"the tokenizer {file} has no {missing[0]}, which stands around every text")
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(part for part in (begin, "$A", end) if part is not None),
+        special_tokens=[(name, backend.token_to_id(name)) for name in names],
+    )
     return Pipeline(kind, backend)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -116,8 +120,8 @@ def _backend(text: str, where: str) -> tokenizers.Tokenizer:
         raise UserError(f"{where} is no tokenizer of the tokenizers library: {error}") from None
 
 
-def _check_called(kind: str, config: Mapping[str, Any], file: Path) -> None:
-    """UserError if the settings beside the file speak of another tokenizer. Of a Unigram they must speak."""
+def _check_class(kind: str, config: Mapping[str, Any], file: Path) -> None:
+    """UserError if the settings name another class of tokenizers, or none for a Unigram."""
     called = str(config.get("tokenizer_class") or "").removesuffix("Fast")
     if called and called not in _UNSAID:
         if _CLASSES.get(called) != kind:
@@ -125,44 +129,39 @@ def _check_called(kind: str, config: Mapping[str, Any], file: Path) -> None:
                 f"the tokenizer {file} is {_FORMS[kind]} and called a {called}; "
                 "known are those of CLIP, SigLIP, SigLIP 2 and BERT"
             )
-    elif kind == "siglip":
-        model = _settings(file.with_name("config.json")).get("model_type")
-        if model != "siglip":
-            raise UserError(
-                f"the tokenizer {file} is a Unigram, and nothing beside it says whether it is SigLIP's; "
-                "fetch its tokenizer_config.json too"
-            )
+    elif kind == "siglip" and _settings(file.with_name("config.json")).get("model_type") != "siglip":
+        raise UserError(
+            f"the tokenizer {file} is a Unigram, and nothing beside it says whether it is SigLIP's; "
+            "fetch its tokenizer_config.json too"
+        )
 
 
-# --- from a vocabulary to every step ---
+# The steps of each kind. Each function returns the tokens before and behind every text.
+
+Settings = Mapping[str, Any]
+Frame = tuple[str | None, str | None]
 
 
-def _bert(
-    backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
-) -> None:
+def _bert(backend: tokenizers.Tokenizer, content: Settings, config: Settings) -> Frame:
     original = content.get("normalizer") or {}
-    lower = config.get("do_lower_case", original.get("lowercase", True))
-    chinese = config.get("tokenize_chinese_chars", original.get("handle_chinese_chars", True))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=chinese,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", original.get("handle_chinese_chars", True)),
         strip_accents=config.get("strip_accents", original.get("strip_accents")),
-        lowercase=lower,
+        lowercase=config.get("do_lower_case", original.get("lowercase", True)),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     names = {key: _token(config, key, usual) for key, usual in _BERTS.items()}
     backend.add_special_tokens([name for name in names.values() if backend.token_to_id(name) is not None])
-    _frame(backend, names["cls"], names["sep"], where)
+    return names["cls"], names["sep"]
 
 
-def _siglip(
-    backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
-) -> None:
-    """What `LibraryTokenizer` does in Python before stands here as well, for other readers of the file.
+def _siglip(backend: tokenizers.Tokenizer, content: Settings, config: Settings) -> Frame:
+    """The same normalisation as `LibraryTokenizer._read`, for other readers of the file.
 
     There a blank stands before the text from the start, so marks that go from its beginning with a blank
-    among them leave a second one. What begins with that blank has been read in Python already.
+    among them leave a second one. A text that begins with that blank has been normalised already.
     """
     mark = rf"[\s{re.escape(string.punctuation)}]"
     charsmap = backend.normalizer if not content else _precompiled(content.get("normalizer"))
@@ -181,51 +180,28 @@ def _siglip(
     end = _token(config, "eos", "</s>")
     if backend.token_to_id(end) is not None:
         backend.add_special_tokens([end])
-    _frame(backend, None, end, where)
+    return None, end
 
 
-def _siglip2(
-    backend: tokenizers.Tokenizer,
-    content: Mapping[str, Any],  # noqa: ARG001
-    config: Mapping[str, Any],
-    where: str,
-) -> None:
-    before, behind = _ends(backend)  # as its file has it, unless the settings say otherwise
-    begin = _token(config, "bos", "<bos>") if config.get("add_bos_token", before) else None
-    end = _token(config, "eos", "<eos>") if config.get("add_eos_token", behind) else None
+def _siglip2(backend: tokenizers.Tokenizer, _: Settings, config: Settings) -> Frame:
+    special = backend.encode("a").special_tokens_mask  # as in its file, unless the settings differ
+    begin = _token(config, "bos", "<bos>") if config.get("add_bos_token", special[0]) else None
+    end = _token(config, "eos", "<eos>") if config.get("add_eos_token", special[-1]) else None
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(" ", BLANK)])
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence(
         [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    _frame(backend, begin, end, where)
+    return begin, end
 
 
-_ASSEMBLE = {"bert": _bert, "siglip": _siglip, "siglip2": _siglip2}
+_STEPS = {"bert": _bert, "siglip": _siglip, "siglip2": _siglip2}
 
 
 def _token(config: Mapping[str, Any], key: str, usual: str) -> str:
     """The name of a special token; settings give it as a string or with its properties."""
     token = config.get(f"{key}_token") or usual
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _frame(backend: tokenizers.Tokenizer, begin: str | None, end: str | None, where: str) -> None:
-    """Make the pipeline put these tokens around every text."""
-    names = [name for name in (begin, end) if name is not None]
-    missing = [name for name in names if backend.token_to_id(name) is None]
-    if missing:
-        raise UserError(f"the tokenizer {where} has no {missing[0]}, which stands around every text")
-    template = " ".join(part for part in (begin, "$A", end) if part is not None)
-    backend.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(name, backend.token_to_id(name)) for name in names]
-    )
-
-
-def _ends(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
-    """Whether the pipeline puts a token before every text, and one behind."""
-    special = backend.encode("a").special_tokens_mask
-    return bool(special[0]), bool(special[-1])
 
 
 def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:
@@ -236,16 +212,6 @@ def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:
         return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"]))
     tables = (_precompiled(one) for one in normalizer.get("normalizers", []))
     return next((one for one in tables if one is not None), None)
-
-
-# --- older files ---
-
-
-def _from_words(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """vocab.txt of BERT: one token a line, the number of the line is its id."""
-    lines = file.read_text(encoding="utf-8").split("\n")
-    words = {word: number for number, word in enumerate(lines) if word}
-    return tokenizers.Tokenizer(models.WordPiece(words, unk_token=_token(config, "unk", "[UNK]")))
 
 
 def _from_sentencepiece(file: Path) -> tokenizers.Tokenizer:

@@ -1,7 +1,6 @@
 """Tokenizers of SigLIP, SigLIP 2 and BERT on the tokenizers library.
 
-A text is cleaned as for CLIP (`captions.clean`) and then read as its kind reads (`library_files.py`): on
-clean text the ids are those of the transformers library.
+A text is cleaned as for CLIP (`captions.clean`); on clean text the ids are those of the transformers library.
 """
 
 import json
@@ -9,7 +8,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -22,7 +21,6 @@ from grainline.data.tokenizers.tokenized import (
     by_word,
     check_context,
     check_full,
-    write,
 )
 from grainline.files import write_text
 
@@ -31,15 +29,8 @@ _PLACEHOLDER = re.compile(r"\[unused\d+\]").fullmatch
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class _Fed(NamedTuple):
-    """The input of the pipeline for a text."""
-
-    text: str
-    places: list[int | None]  # of each of its characters in the cleaned text; None for a blank
-
-
-class LibraryTokenizer:
-    """A tokenizer of the tokenizers library. Read-only, and cheap to pickle."""
+class LibraryTokenizer(TextTokenizer):
+    """A tokenizer of the tokenizers library."""
 
     def __init__(self, pipeline: Pipeline, where: str = "the tokenizer") -> None:
         """where  what the pipeline comes from, for error messages"""
@@ -56,35 +47,29 @@ class LibraryTokenizer:
         self._lower = steps is not None and steps.normalize_str("A") == "a"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.kind, self._backend.to_str())
+        return _unpickle, (self.kind, self._backend.to_str())
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned and encoded texts, truncated to `context` tokens; the end token stays."""
         assert not isinstance(texts, str)
         check_context(context, self.around)
         room = context - self.around
-        encodings = self._backend.encode_batch_fast(
-            [self._read(text) for text in texts], add_special_tokens=False
-        )
+        inputs = [self._read(text) for text in texts]
+        encodings = self._backend.encode_batch_fast(inputs, add_special_tokens=False)
         ids = [self._framed(encoding.ids[:room]) for encoding in encodings]
         return Tokenized(ids, [max(len(encoding.ids) - room, 0) for encoding in encodings])
 
     def cleaned(self, text: str) -> str:
-        """The text in which spans count."""
         return clean(text)
 
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Where each id of `encode([text], context)` stands in clean(text): characters, end excluded.
-
-        Blanks belong to no token; a token of nothing else is an empty span. Begin and end tokens are empty
-        spans at the ends; bytes of one character share its span.
-        """
-        fed = self._fed(text)
-        offsets = self._backend.encode(fed.text, add_special_tokens=False).offsets
+        """Blanks belong to no token; a token of nothing else is an empty span."""
+        read = self._read(text)
+        in_cleaned = self._places(read, clean(text))
+        offsets = self._backend.encode(read, add_special_tokens=False).offsets
         included = offsets[: context - self.around]
         spans, last = [], 0
         for start, end in included:
-            places = [place for place in fed.places[start:end] if place is not None]
+            places = [place for place in in_cleaned[start:end] if place is not None]
             first, last = (places[0], places[-1] + 1) if places else (last, last)
             spans.append((first, last))
         if len(included) == len(offsets):
@@ -92,7 +77,7 @@ class LibraryTokenizer:
         return [(0, 0)] * (self.begin is not None) + spans + [(last, last)] * (self.end is not None)
 
     def words(self, text: str) -> list[list[int]]:
-        """The ids of a text, word by word. A mark is a word in BERT, in SigLIP 2 a part of one."""
+        """A mark is a word in BERT, in SigLIP 2 a part of one."""
         encoding = self._backend.encode(self._read(text), add_special_tokens=False)
         if self.kind != "siglip2":
             return by_word(encoding)
@@ -103,32 +88,21 @@ class LibraryTokenizer:
             words[-1].append(number)
         return words
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Entries of the vocabulary, with the marks of the kind: `##` inside words, `▁` for blanks."""
-        return [str(self._backend.id_to_token(number)) for number in ids]
-
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text as the kind reads it, begin and end tokens left out."""
         return str(self._backend.decode([i for i in ids if i not in (self.begin, self.end)])).strip()
 
     def to_json(self) -> str:
-        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
         return self._backend.to_str(pretty=True)
 
     def meta(self) -> dict[str, Any]:
-        """What `tokenizer_meta.json` holds."""
         return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
-
-    def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
-        write(self, folder)
 
     def _framed(self, ids: list[int]) -> list[int]:
         begin = [] if self.begin is None else [self.begin]
         return [*begin, *ids, *([] if self.end is None else [self.end])]
 
     def _read(self, text: str) -> str:
-        """The input of the pipeline for a text. For SigLIP that is `canonicalize_text` of the library.
+        """The input of the pipeline for a text; for SigLIP that of `canonicalize_text` in transformers.
 
         As there, a blank stands before the text from the start, so that punctuation that goes from its
         beginning can leave a second one. Only a text of nothing else has none.
@@ -141,18 +115,18 @@ class LibraryTokenizer:
         text = " ".join(text.split())
         return "" if text == BLANK else text
 
-    def _fed(self, text: str) -> _Fed:
-        read, cleaned = self._read(text), clean(text)
+    def _places(self, read: str, cleaned: str) -> list[int | None]:
+        """The place of each character of the input of the pipeline in the cleaned text; None for a blank."""
         if self.kind != "siglip":
-            return _Fed(read, [None if letter.isspace() else i for i, letter in enumerate(read)])
-        # What is left of the cleaned text are its letters in their order: a small one for each, or two.
+            return [None if letter.isspace() else i for i, letter in enumerate(read)]
+        # The letters of the cleaned text, in order: one in lower case for each, or two.
         letters = (
             i
             for i, letter in enumerate(cleaned.replace(BLANK, " "))
             for small in (letter.lower() if self._lower else letter)
             if not small.isspace() and small not in string.punctuation
         )
-        return _Fed(read, [None if letter in (" ", BLANK) else next(letters) for letter in read])
+        return [None if letter in (" ", BLANK) else next(letters) for letter in read]
 
 
 def _mask_tokens(backend: tokenizers.Tokenizer) -> MaskTokens | None:
@@ -166,31 +140,26 @@ def _mask_tokens(backend: tokenizers.Tokenizer) -> MaskTokens | None:
     return MaskTokens(vocabulary[_MASK], tuple(sorted(ordinary)))
 
 
-def _again(kind: str, content: str) -> LibraryTokenizer:
+def _unpickle(kind: str, content: str) -> LibraryTokenizer:
     return LibraryTokenizer(Pipeline(kind, tokenizers.Tokenizer.from_str(content)))
 
 
-# tokenizer_config.json: what AutoTokenizer of the transformers library reads beside a saved tokenizer.
-
-
 def write_settings(tokenizer: TextTokenizer, folder: Path, *, context: int, pad: int, masked: bool) -> None:
-    """Write `tokenizer_config.json` beside what `save` wrote.
-
-    context  longest text of the model; transformers cuts at no other place
-    pad      id that fills up texts
-    masked   whether the model gets a padding mask; one that has learnt to read padding must not
-    """
+    """Write `tokenizer_config.json` beside the files of `save`: AutoTokenizer of transformers reads it."""
     content = settings(tokenizer, context=context, pad=pad, masked=masked)
     write_text(folder / "tokenizer_config.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def settings(tokenizer: TextTokenizer, *, context: int, pad: int, masked: bool) -> dict[str, Any]:
-    """The settings of `write_settings`.
+    """The content of `tokenizer_config.json`.
 
-    But for CLIP's the class is the one that takes tokenizer.json as it stands: SiglipTokenizer would read a
-    spiece.model, which need not be there, and Siglip2Tokenizer would build its own steps. Special tokens are
-    named only where the file has them as such: the library would make one of any other, wherever it stands
-    in a text.
+    context  longest text of the model, where transformers truncates
+    pad      id of padding
+    masked   whether the model gets a padding mask; one that has learnt to read padding must not
+
+    Except for CLIP the class is the one that takes tokenizer.json as it is: SiglipTokenizer would read a
+    spiece.model, and Siglip2Tokenizer would build its own steps. Special tokens are named only where the file
+    has them as such: the library would make one of any other, wherever it stands in a text.
     """
     content = json.loads(tokenizer.to_json())
     special = {entry["id"]: entry["content"] for entry in content["added_tokens"] if entry["special"]}
@@ -205,7 +174,6 @@ def settings(tokenizer: TextTokenizer, *, context: int, pad: int, masked: bool) 
     }
     out |= {role: special[number] for role, number in roles.items() if number in special}
     if kind == "siglip":  # not in the file itself: a reader builds its steps anew
-        out["do_lower_case"] = any(
-            step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"]
-        )
+        steps = content["normalizer"]["normalizers"]
+        out["do_lower_case"] = any(step["type"] == "Lowercase" for step in steps)
     return out

@@ -1,13 +1,15 @@
-"""The interface of a tokenizer, and what all tokenizers share: files and checks."""
+"""The interface of a tokenizer; files and checks that all tokenizers share; word dropout."""
 
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from random import Random
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -23,7 +25,7 @@ CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
 
 
 class Tokenized(NamedTuple):
-    """Token ids of some texts, each from its begin token to its end token, and how many were truncated."""
+    """Token ids of some texts, each from its begin token to its end token."""
 
     ids: list[list[int]]
     truncated_tokens: list[int]  # tokens of each text that did not fit
@@ -41,76 +43,64 @@ class MaskTokens(NamedTuple):
     pieces: tuple[int, ...]  # the tokens of texts: no special token, no placeholder
 
 
-class TextTokenizer(Protocol):
-    """Text to ids and back. Read-only, and cheap to send to another process."""
+class TextTokenizer(ABC):
+    """Abstract: text to ids and back. Read-only, and cheap to send to another process."""
 
-    @property
-    def vocab(self) -> int:
-        """One more than the highest id."""
+    vocab: int  # one more than the highest id
+    begin: int | None  # the token before every text
+    end: int | None  # the token behind every text, which stays when a text is truncated
+    around: int  # the number of begin and end tokens
+    mask_tokens: MaskTokens | None = None  # None: the vocabulary has no mask token
+    _backend: tokenizers.Tokenizer
 
-    @property
-    def begin(self) -> int | None:
-        """The token before every text; None: there is none."""
-
-    @property
-    def end(self) -> int | None:
-        """The token behind every text, kept when a text is truncated; None: there is none."""
-
-    @property
-    def around(self) -> int:
-        """The number of begin and end tokens around a text."""
-
+    @abstractmethod
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
         """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
 
+    @abstractmethod
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
 
+    @abstractmethod
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
+        """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
 
-        Begin and end tokens are empty spans at the ends.
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
         """
 
+    @abstractmethod
     def words(self, text: str) -> list[list[int]]:
-        """The ids of a text of any length, word by word, without begin and end tokens.
-
-        Joined they are what `encode` makes of it.
-        """
-
-    @property
-    def mask_tokens(self) -> MaskTokens | None:
-        """What may replace a word; None: the vocabulary has no mask token."""
+        """The ids of a text of any length, word by word, without begin and end tokens."""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Entries of the vocabulary, as they stand there."""
+        """Entries of the vocabulary: `</w>` ends a word (CLIP), `##` continues one (BERT), `▁` is a blank."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text, begin and end tokens left out."""
 
+    @abstractmethod
     def to_json(self) -> str:
         """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
 
+    @abstractmethod
     def meta(self) -> dict[str, Any]:
-        """What `tokenizer_meta.json` holds beside it: kind, vocab, begin, end."""
+        """The content of `tokenizer_meta.json` except its checksum: kind, vocab, begin, end."""
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        content = (self.to_json() + "\n").encode()
+        (home / CONTENT).write_bytes(content)
+        (home / META).write_text(meta_text(self, content), encoding="utf-8")
 
 
 def by_word(encoding: tokenizers.Encoding) -> list[list[int]]:
     """Ids of an encoding without begin and end tokens, word by word, as the library found words."""
     pairs = zip(encoding.word_ids, encoding.ids, strict=True)
     return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
-
-
-def write(tokenizer: TextTokenizer, folder: str | Path) -> None:
-    """The two files of `TextTokenizer.save`."""
-    home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    content = (tokenizer.to_json() + "\n").encode()
-    (home / CONTENT).write_bytes(content)
-    (home / META).write_text(meta_text(tokenizer, content), encoding="utf-8")
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
@@ -133,3 +123,51 @@ def check_context(context: int, around: int) -> None:
     if context < around + 1:
         frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
         raise UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")
+
+
+# Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
+# (`TextTokenizer.words`) each token becomes the mask token (50 %) or a random token (10 %), or the word is
+# deleted; without a mask token (CLIP) it is always deleted. The papers leave open: one word at least stays,
+# and words are deleted before a text is truncated.
+
+_MASKED, _REPLACED = 0.5, 0.1
+
+
+def drop_words(
+    words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
+) -> list[list[int]]:
+    """The ids of words, each dropped with a probability; one at least stays.
+
+    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
+    ([[], [8, 9]], [[7], [8, 9]])
+    """
+    dropped = [rng.random() < probability for _ in words]
+    if words and all(dropped):
+        dropped[rng.randrange(len(words))] = False
+    out = []
+    for word, drop in zip(words, dropped, strict=True):
+        outcome = rng.random() if drop and mask_tokens else 1.0
+        if not drop:
+            out.append(word)
+        elif mask_tokens and outcome < _MASKED:
+            out.append([mask_tokens.mask] * len(word))
+        elif mask_tokens and outcome < _MASKED + _REPLACED:
+            out.append(rng.choices(mask_tokens.pieces, k=len(word)))
+        else:
+            out.append([])
+    return out
+
+
+def encode_word_dropout(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
+) -> Tokenized:
+    """Tokenize texts into one part each, with word dropout."""
+    check_context(context, tokenizer.around)
+    room = context - tokenizer.around
+    head = [] if tokenizer.begin is None else [tokenizer.begin]
+    tail = [] if tokenizer.end is None else [tokenizer.end]
+    ids = []
+    for text in texts:
+        words = drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng)
+        ids.append([piece for word in words for piece in word])
+    return Tokenized([[*head, *one[:room], *tail] for one in ids], [max(len(one) - room, 0) for one in ids])

@@ -1,14 +1,8 @@
 """CLIP-shaped byte-pair encoding: a checkpoint's own vocabulary, or one trained on the training captions.
 
-CLIP-shaped means, in this order:
-  1. the text is cleaned (`captions.clean`) and lower-cased;
-  2. CLIP's pattern splits it into words, single digits and runs of other marks;
-  3. every word becomes its UTF-8 bytes, the last one marked with `</w>`;
-  4. merges are applied in the order in which they were learnt.
-Every text has ids: the alphabet (`bpe.py`) holds all 256 bytes twice, inside a word and at its end.
-
-Whatever file a vocabulary comes from, steps 1 to 3 are ours. The tokenizers of the transformers library leave
-out most of the cleaning, which captions written by language models need.
+A text is cleaned (`captions.clean`) and lower-cased; CLIP's pattern splits it into words, digits and runs of
+other marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges are applied in the
+order in which they were learnt. Tokenizers of the transformers library leave out most of the cleaning.
 """
 
 import gzip
@@ -38,28 +32,21 @@ from grainline.data.tokenizers.tokenized import (
     check_context,
     check_full,
     meta_text,
-    write,
 )
 from grainline.errors import UserError
 
-# Files of a tokenizer: in a folder, on the Hugging Face hub, or inside an installed open_clip_torch.
-
 NAMES = ("tokenizer.json", "vocab.json", "spiece.model", "vocab.txt")
-"""Files of which one is enough (vocab.json has its merges.txt); the first that is there is read."""
-
-_SUFFIXES = (".json", ".gz", ".txt", ".model")  # of files, not of names on the hub
-_BESIDE = ("merges.txt", "tokenizer_config.json", "config.json")
+"""Files of which one is enough (vocab.json has its merges.txt); the first that exists is read."""
 
 
-def find_file(folder: Path) -> Path | None:
-    """The tokenizer file of a folder; None without one."""
+def _file_in(folder: Path) -> Path | None:
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def resolve_file(path: str | Path) -> Path:
+def _resolve_file(path: str | Path) -> Path:
     """The tokenizer file of a path or of a name on the hub. Raises UserError without one."""
     place = Path(path) if Path(path).exists() else _on_hub(str(path))
-    file = find_file(place) if place.is_dir() else place
+    file = _file_in(place) if place.is_dir() else place
     if file is not None:
         return file
     if (place / "tokenizer.model").is_file():
@@ -68,16 +55,15 @@ def resolve_file(path: str | Path) -> Path:
 
 
 def _on_hub(name: str) -> Path:
-    """The folder into which the hub's files were fetched. Files, not a class of the transformers library:
-
-    some of those return a tokenizer of two entries without a network and say nothing.
-    """
-    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is None or Path(name).suffix in _SUFFIXES:
+    """The folder into which the hub's files were fetched."""
+    # not by a class of transformers: without a network, some return a tokenizer of two entries
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.endswith((".json", ".gz", ".txt", ".model")):
         raise UserError(f"no tokenizer at {name}: give a folder, a tokenizer.json or a Hugging Face name")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[*NAMES, *_BESIDE]))
+        further = "merges.txt", "tokenizer_config.json", "config.json"
+        return Path(snapshot_download(name, allow_patterns=[*NAMES, *further]))
     except (OSError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), repr(error))
         raise UserError(
@@ -86,7 +72,7 @@ def _on_hub(name: str) -> Path:
         ) from None
 
 
-def in_open_clip() -> Path | None:
+def _in_open_clip() -> Path | None:
     """CLIP's vocabulary, by the list of installed files: importing the package would import torchvision."""
     try:
         files = metadata.files("open_clip_torch") or []
@@ -96,19 +82,27 @@ def in_open_clip() -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-_REMEMBERED = 200_000  # words whose ids are kept: about 40 MB
+_CACHED_WORDS = 200_000  # about 40 MB
 _CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
 _ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the first, fewer rows more
 
 
-class Tokenizer:
-    """CLIP's tokenizer. Read-only, and cheap to pickle."""
+class Tokenizer(TextTokenizer):
+    """CLIP's tokenizer."""
+
+    begin: int
+    end: int
 
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
     ) -> None:
-        """where  what the vocabulary comes from, for error messages"""
-        _check(vocabulary, where)
+        """where: the origin of the vocabulary, for error messages"""
+        check_full(vocabulary, where)
+        missing = [token for token in (BEGIN, END) if token not in vocabulary]
+        if missing:
+            raise _unlike_clip(where, f"it has no {missing[0]}")
+        if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+            raise _unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
         try:
             model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)
         except Exception as error:  # the library knows no narrower one
@@ -119,30 +113,27 @@ class Tokenizer:
         self._words: dict[str, list[int]] = {}
         self.vocab = len(vocabulary)
         self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
-        self.mask_tokens = None
         self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer.from_json, (self.to_json(),)
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned, lower-cased and encoded texts, truncated to `context` tokens; the end token stays.
-
+        """
         >>> toy = Tokenizer.train(["a cat sat on a mat"] * 2, vocab=530)
-        >>> ids, lost = toy.encode(["A CAT sat", "a"], context=4)
-        >>> [toy.pieces(row)[1:] for row in ids], lost
+        >>> ids, truncated = toy.encode(["A CAT sat", "a"], context=4)
+        >>> [toy.pieces(row)[1:] for row in ids], truncated
         ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
         """
         assert not isinstance(texts, str)
-        if context <= self.around:
-            check_context(context, self.around)
+        check_context(context, self.around)
         lines = [clean(text).lower().split(" ") for text in texts]
-        known = self._known(lines)
+        cached = self._encode_words({word for line in lines for word in line})
         ids, truncated = [], []
         for line in lines:
             row = [self.begin]
             for word in line:
-                row += known[word]
+                row += cached[word]
             overflow = len(row) + 1 - context
             if overflow > 0:
                 del row[context - 1 :]
@@ -152,14 +143,9 @@ class Tokenizer:
         return Tokenized(ids, truncated)
 
     def cleaned(self, text: str) -> str:
-        """The text in which spans count."""
         return clean(text).lower()
 
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
-
-        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
-        """
         cleaned = self.cleaned(text)
         offsets = self._backend.encode(cleaned, add_special_tokens=False).offsets
         included = offsets[: context - 2]
@@ -167,7 +153,7 @@ class Tokenizer:
         return [(0, 0), *included, (last, last)]
 
     def words(self, text: str) -> list[list[int]]:
-        """The ids of a text, word by word: runs of letters, single digits, runs of other marks.
+        """A word is a run of letters, a single digit, or a run of other marks.
 
         >>> toy = Tokenizer.train(["a cat's mat"] * 2, vocab=530)
         >>> [toy.decode(word) for word in toy.words("A cat's hat, 24")]
@@ -175,12 +161,8 @@ class Tokenizer:
         """
         return by_word(self._backend.encode(self.cleaned(text), add_special_tokens=False))
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Entries of the vocabulary: bytes as CLIP writes them, `</w>` at the end of words."""
-        return [str(self._backend.id_to_token(number)) for number in ids]
-
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text: lower case, one space after every word, begin and end tokens left out."""
+        """Lower case, one space after every word."""
         letters = "".join(piece for piece in self.pieces(ids) if piece not in (BEGIN, END))
         data = b"".join(
             b" " if part == SUFFIX else bytes(bpe.BYTES[letter] for letter in part)
@@ -188,20 +170,17 @@ class Tokenizer:
         )
         return data.decode("utf-8", "replace").strip()
 
-    def _known(self, lines: list[list[str]]) -> dict[str, list[int]]:
+    def _encode_words(self, words: set[str]) -> dict[str, list[int]]:
         """Ids of every word between blanks. No merge crosses a blank, so each word is encoded only once."""
-        if len(self._words) > _REMEMBERED:
+        if len(self._words) > _CACHED_WORDS:
             self._words.clear()
-        new = list({word for line in lines for word in line} - self._words.keys())
+        new = list(words - self._words.keys())
         if new:
             encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
             self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
         return self._words
 
-    # --- files ---
-
     def to_json(self) -> str:
-        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
         full = tokenizers.Tokenizer.from_str(self._backend.to_str())
         blanks = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
         full.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
@@ -225,12 +204,7 @@ class Tokenizer:
             raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
         return Tokenizer(vocabulary, merges, where)
 
-    def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
-        write(self, folder)
-
     def meta(self) -> dict[str, Any]:
-        """What `tokenizer_meta.json` holds."""
         return {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
 
     @staticmethod
@@ -241,11 +215,9 @@ class Tokenizer:
             raise _unlike_clip(str(path), f"it is of the kind {tokenizer.meta()['kind']}")
         return tokenizer
 
-    # --- training ---
-
     @staticmethod
     def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
-        """Learn merges from captions: at most `vocab` tokens, fewer if pairs seen twice run out.
+        """Learn merges from captions: at most `vocab` tokens, fewer if no pair occurs twice any more.
 
         The same captions give the same tokenizer, in any order and on any number of threads.
         """
@@ -263,7 +235,7 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     Files are tokenizer.json, vocab.json beside merges.txt or a .txt.gz of CLIP, spiece.model of SigLIP,
     vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
     """
-    file = resolve_file(path)
+    file = _resolve_file(path)
     meta = file.with_name(META)
     if file.name != CONTENT or not meta.is_file():
         return _read(file)
@@ -285,7 +257,7 @@ def load_tokenizer(
 ) -> TextTokenizer:
     """The tokenizer that goes with a checkpoint; never a silent stand-in.
 
-    path        a folder, a file or a Hugging Face name; taken if given
+    path        a folder, a file or a Hugging Face name; it comes first
     checkpoint  else a folder of weights, if it holds a tokenizer
                 else CLIP's vocabulary inside an installed open_clip_torch
     vocab       size of the model's token table; another size is an error. Only a table that was filled
@@ -293,10 +265,10 @@ def load_tokenizer(
     """
     if path is not None:
         tokenizer, where = read_tokenizer(path), str(path)
-    elif checkpoint is not None and find_file(Path(checkpoint)) is not None:
+    elif checkpoint is not None and _file_in(Path(checkpoint)) is not None:
         tokenizer, where = read_tokenizer(checkpoint), str(checkpoint)
     else:
-        file = in_open_clip()
+        file = _in_open_clip()
         if file is None:
             raise UserError(
                 f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
@@ -321,24 +293,18 @@ def load_tokenizer(
 def _read(file: Path) -> TextTokenizer:
     try:
         regular(file)
-        pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
-        return _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
+        if file.suffix == ".gz":
+            lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
+            merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
+            return Tokenizer(bpe.vocabulary(merges), merges, str(file))
+        if file.name == "vocab.json":
+            return _from_two_files(file)
+        pipeline = read_pipeline(file)
+        if pipeline is not None:
+            return LibraryTokenizer(pipeline, str(file))
+        return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the tokenizer {file}: {error}") from error
-
-
-def _read_clip(file: Path) -> Tokenizer:
-    if file.suffix == ".gz":
-        return _from_list(file)
-    if file.name == "vocab.json":
-        return _from_two_files(file)
-    return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
-
-
-def _from_list(file: Path) -> Tokenizer:
-    lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
-    merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
-    return Tokenizer(bpe.vocabulary(merges), merges, str(file))
 
 
 def _from_two_files(file: Path) -> Tokenizer:
@@ -350,15 +316,6 @@ def _from_two_files(file: Path) -> Tokenizer:
     except ValueError as error:
         raise UserError(f"{file} is no JSON: {error}") from error
     return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))
-
-
-def _check(vocabulary: Mapping[str, int], where: str) -> None:
-    check_full(vocabulary, where)
-    missing = [token for token in (BEGIN, END) if token not in vocabulary]
-    if missing:
-        raise _unlike_clip(where, f"it has no {missing[0]}")
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise _unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
 
 
 def _unlike_clip(where: str, why: str) -> UserError:

@@ -3,28 +3,22 @@
 Only this folder knows names of other programs' parameters, classes and settings. In three steps:
   1. read a Hugging Face folder or name, or a state dict of OpenAI, open_clip or Long-CLIP;
   2. fit its positions to the wanted size of images and length of texts;
-  3. build the modules of the transformers library and fill them strictly: every tensor has its place and
-     every place its tensor. Heads that no encoder has (a classifier, say) are left out by name and listed.
+  3. build the modules of the transformers library and fill them strictly. Heads that no encoder has (such as
+     a classifier) are left out by name and listed.
 
-Differs from the library: pixels are normalised inside, padding never counts, a text is summed up by its
-last real token where the library looks for an end token (of one text they are the same), patches are as
-finished as the summary, and the logit scale is a tensor of shape [1].
+Differs from the library: pixels are normalised inside, padding never counts, the summary of a text is its
+last real token where the library searches for an end token (in one text they are the same), patches pass
+the same last layers as the summary, and the logit scale is a tensor of shape [1].
 
     adapters    Models of the transformers library as encoders of this package.
-    archive     Tensors out of files that other programs wrote, without running what the files say.
-    build       From the description of an architecture to its encoders, and back to the library's whole
-                model.
-    config      The settings of an encoder that starts from a checkpoint, in the place of those of one from
-                scratch.
-    convert     Pretrained towers back into files that other programs read, and how far that moved their
-                vectors.
+    archive     Tensors from files of other programs, without running code in these files.
+    build       The configs of encoders from a checkpoint, and from an architecture to its encoders and back.
+    convert     Pretrained towers as files that other programs read, and the difference that this makes.
     hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.
     hub         The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
-    llava       Descriptions by LLaVA, through the transformers library: images to texts, drawn, but the
-                same each time.
+    llava       Descriptions by LLaVA, through the transformers library.
     openclip    State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
-    preprocess  How a checkpoint wants its images: mean and spread, the filter, and how any image becomes
-                a square.
+    preprocess  How images are prepared for a checkpoint: mean and std, the filter, and the way to a square.
 """
 
 import json
@@ -40,18 +34,19 @@ from grainline.encoders.pretrained.build import (
     Source,
     build_pretrained,
     fresh_model,
+    is_vector,
     joined,
     sides_of,
+    space_of,
     split,
-    whole_model,
 )
 from grainline.encoders.pretrained.hf import from_hugging_face
-from grainline.encoders.pretrained.hub import NAME, fetched
+from grainline.encoders.pretrained.hub import NAME, download
 from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
-__all__ = ["Pretrained", "build_pretrained", "joined", "load_pretrained", "whole_model"]
+__all__ = ["NAME", "Pretrained", "build_pretrained", "is_vector", "joined", "load_pretrained", "space_of"]
 
 
 def load_pretrained(
@@ -70,12 +65,11 @@ def load_pretrained(
     size        side of the images, another than that of the checkpoint: positions become a finer or coarser
                 grid (`to_grid`)
     context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
-    quick_gelu  x * sigmoid(1.702 x) in place of GELU in a CLIP. Weights do not tell. Unless said here,
-                folders say it themselves, and of files those of OpenAI (TorchScript), those of Long-CLIP and
-                those with "quickgelu" in their name have it. Other files do not: say True for OpenAI's
-                weights in a file of another kind.
-    resize      how an image becomes a square, in another way than the checkpoint says: its short side and
-                the middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
+    quick_gelu  x * sigmoid(1.702 x) in place of GELU in a CLIP. None: by the config of a folder; files of
+                OpenAI (TorchScript), of Long-CLIP and with "quickgelu" in their name have it, other files
+                do not. Weights do not show it: give True for OpenAI's weights in a file of another kind.
+    resize      how an image becomes a square, in place of the checkpoint's way: its short side and the
+                middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     """
     source = _read(name, quick_gelu)
     architecture, state = _fitted(source.architecture, source.state, size, context, stretch)
@@ -83,8 +77,7 @@ def load_pretrained(
         architecture |= {"resize": resize, "margin": 1.0}
     model = fresh_model(architecture)
     model.load_state_dict(state, strict=True)
-    made = split(model, architecture)
-    return made._replace(tokenizer=source.tokenizer, left_out=made.left_out + source.left_out)
+    return split(model, architecture)._replace(tokenizer=source.tokenizer, left_out=source.left_out)
 
 
 def _fitted(
@@ -99,8 +92,8 @@ def _fitted(
     kind, sides = KINDS[architecture["kind"]], sides_of(architecture)
     if size is not None and kind.image is not None:
         image = sides["image"]
-        old, new = image["image_size"] // image["patch_size"], size // image["patch_size"]
         _check_size(architecture["kind"], image, size)
+        old, new = image["image_size"] // image["patch_size"], size // image["patch_size"]
         image["image_size"] = size
         if kind.grid in state:  # Swin has relative positions only
             table = state[kind.grid]
@@ -138,7 +131,7 @@ def _read(name: str | Path, quick_gelu: bool | None) -> Source:
             raise UserError(
                 f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
             )
-        place = fetched(str(name))
+        place = download(str(name))
     if place.is_file():
         return from_file(place, quick_gelu, {})
     if not (place / "config.json").is_file():

@@ -2,47 +2,42 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.encoders.base import ImageTokens, Layered, TextTokens
-from grainline.encoders.text import Grouping, length_groups
-from grainline.encoders.vit import Colour, normalised
+from grainline.encoders.base import Colour, ImageTokens, Layered, PixelEncoder, TextTokens
+from grainline.encoders.text import Grouping
 from grainline.errors import UserError
 from grainline.nn.attention import first_attends
-from grainline.nn.hashing import DropPath, drop_by_rows, dropped, some_rows
+from grainline.nn.hashing import DropPath, drop_by_rows, dropped
 from grainline.nn.positions import PartlyFrozen
 from grainline.nn.runtime import is_static
 
 
 class LibraryEncoder(Layered):
-    """Abstract: where the parts of all the library's models that are read here stand."""
+    """Abstract: names of the parts of the library's models."""
 
     before = ("model.embeddings", "model.pre_layrnorm")
     behind = ("model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.head")
     attention = r"(.*\.)?([qkvo]_proj|out_proj|query|key|value|attention\.output\.dense)"
 
 
-class ImageEncoder(LibraryEncoder):
+class ImageEncoder(LibraryEncoder, PixelEncoder):
     """An image model of the transformers library as an ImageBackbone."""
 
-    mean: Tensor
-    spread: Tensor
-
     def __init__(
-        self, model: nn.Module, kind: str, config: Mapping[str, Any], mean: Colour, spread: Colour
+        self, model: nn.Module, kind: str, config: Mapping[str, Any], mean: Colour, std: Colour
     ) -> None:
-        super().__init__()
+        super().__init__(mean, std)
         self.model, self.kind, self.read = model, kind, IMAGE_READERS[kind]
         self.size, self.grid = config["image_size"], _grid(kind, config)
         self.segmented = kind == "groupvit"  # outside training its groups have places in the image
         stages = len(config["depths"]) if kind == "swin" else 1  # each stage of Swin doubles the width
         self.width = config["embed_dim"] << (stages - 1) if kind == "swin" else config["hidden_size"]
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(spread).view(3, 1, 1))
 
     def train(self, mode: bool = True) -> "ImageEncoder":
         """GroupViT has no noise even where it learns: the assignment of its groups stays as in evaluation."""
@@ -52,7 +47,7 @@ class ImageEncoder(LibraryEncoder):
         return self
 
     def keep_values(self) -> None:
-        """From now on a patch takes up nothing of the others in the last layer; the class token is as before.
+        """Let a patch take up nothing of the others in the last layer; the class token stays as it is.
 
         UserError for what is not CLIP: its summary may read the patches.
         """
@@ -66,10 +61,10 @@ class ImageEncoder(LibraryEncoder):
     def forward(self, pixels: Tensor) -> ImageTokens:
         """pixels [N, 3, size, size] uint8 or float -> ImageTokens; GroupViT's groups are its patches"""
         placed = self.segmented and not self.training and not is_static()
-        asked = {"output_attentions": True} if placed else {}
-        found = self.model(pixel_values=normalised(pixels, self.mean, self.spread), **asked)
-        seen = self.read(self.model, found.last_hidden_state)
-        return seen._replace(places=group_places(found.attentions, self.size)) if placed else seen
+        options = {"output_attentions": True} if placed else {}
+        out = self.model(pixel_values=self.normalised(pixels), **options)
+        tokens = self.read(self.model, out.last_hidden_state)
+        return tokens._replace(places=group_places(out.attentions, self.size)) if placed else tokens
 
 
 @torch.no_grad()
@@ -79,23 +74,18 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
     maps  of each stage [N, K, L], how much of every token each of K groups takes; the tokens of the first
           stage are patches in a square, those of the others the groups before them
 
-    The product of all maps says how much of a patch each last group takes. It is interpolated between the
-    centres of patches, and a pixel belongs to the group that takes most of it.
+    The product of all maps is the share of a patch that each last group takes. It is interpolated between the
+    centres of patches, and a pixel belongs to the group with the largest share.
     """
     share = maps[0].float()
     for later in maps[1:]:
         share = later.float() @ share
     side = math.isqrt(share.shape[2])
     small = torch.uint8 if share.shape[1] <= 256 else torch.int64
-    found = share.new_empty(len(share), size, size, dtype=small)
-    for few in torch.arange(len(share), device=share.device).split(IMAGES):  # maps of pixels are large
-        spread = F.interpolate(share[few].unflatten(2, (side, side)), (size, size), mode="bilinear")
-        found[few] = spread.argmax(1).to(small)
-    return found
-
-
-IMAGES = 16
-"""Images whose maps are laid over pixels at a time: 26 MB for 8 groups at 224 pixels."""
+    places = []
+    for images in share.unflatten(2, (side, side)).split(16):  # 26 MB of maps, for 8 groups at 224 pixels
+        places.append(F.interpolate(images, (size, size), mode="bilinear").argmax(1).to(small))
+    return torch.cat(places)
 
 
 class ValueOnly(nn.Module):
@@ -112,14 +102,8 @@ class ValueOnly(nn.Module):
     ) -> tuple[Tensor, None]:
         """hidden_states [N, L, W] -> [N, L, W], and no weights"""
         assert attention_mask is None
-        q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer, x in (
-                (self.q_proj, hidden_states[:, :1]),
-                (self.k_proj, hidden_states),
-                (self.v_proj, hidden_states),
-            )
-        )
+        projected = self.q_proj(hidden_states[:, :1]), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
         return self.out_proj(first_attends(q, k, v)), None
 
 
@@ -136,7 +120,7 @@ class TextEncoder(LibraryEncoder, Grouping):
         self.table = "embeddings.position_embeddings" if kind == "bert" else "embeddings.position_embedding"
 
     def freeze_positions(self, count: int) -> None:
-        """Let the first `count` positions learn nothing from now on, whatever the rules of a run say."""
+        """Freeze the first `count` positions, also against the rules of a run."""
         table: Any = self.model.get_submodule(self.table)
         self.model.set_submodule(self.table, PartlyFrozen(table.weight, count))
 
@@ -158,25 +142,14 @@ class TextEncoder(LibraryEncoder, Grouping):
 
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
-        length = ids.shape[1]
-        if not is_static() and length > self.context and bool(mask[:, self.context :].any()):
-            raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
         if self.whole:
+            self.check_length(mask)
+            length = ids.shape[1]
             ids = F.pad(ids.masked_fill(~mask, self.pad), (0, self.context - length), value=self.pad)
             hidden, pooled = self.read(self.model, ids, mask)
             tokens = F.pad(hidden, (0, 0, 0, length - self.context))
-            return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
-        if is_static():  # the caller keeps to the context
-            hidden, pooled = self.read(self.model, ids, mask)
-            return TextTokens(pooled * mask.any(1, keepdim=True), hidden, mask)
-        groups = length_groups(mask.sum(1), self.buckets)
-        parts = []
-        for rows, most in groups:
-            with some_rows(rows, len(ids)):
-                parts.append(self.read(self.model, ids[rows, :most], mask[rows, :most]))
-        back = torch.cat([rows for rows, _ in groups]).argsort()
-        tokens = torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])[back]
-        pooled = torch.cat([pooled for _, pooled in parts])[back]
+        else:
+            tokens, pooled = self.read_in_groups(partial(self.read, self.model), ids, mask, (-2, None))
         return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
 
 
@@ -186,9 +159,8 @@ def _read_clip_image(model: Any, hidden: Tensor) -> ImageTokens:
 
 
 def _read_siglip_image(model: Any, hidden: Tensor) -> ImageTokens:
-    """Patches as the attention pool would sum them up if it looked at one only: then they can be compared."""
-    head = model.head
-    width = hidden.shape[-1]
+    """Each patch as the attention pool would summarise an image of this patch alone."""
+    head, width = model.head, hidden.shape[-1]
     attention = head.attention
     value = F.linear(hidden, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
     each = attention.out_proj(value)
@@ -204,11 +176,11 @@ def _read_patches(model: Any, hidden: Tensor) -> ImageTokens:  # noqa: ARG001
 
 
 def _read_causal(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """No mask is needed: padding stands on the right, where causal attention does not look.
+    """No mask is needed: padding stands on the right, which causal attention does not read.
 
-    The summary stands at the last real token. Of a text with one end token that is where OpenAI (the highest
-    id), open_clip and transformers (the first end token, or the highest id where its number is given as 2)
-    look too. Of several parts in a row it is the end of the last, which alone has seen all of them.
+    The summary is the state of the last real token. In a text with one end token OpenAI (the highest id),
+    open_clip and transformers (the first end token, or the highest id where its number is given as 2) take
+    the same state. Of several parts in a row it is the end of the last, the only one that attends to all.
     """
     hidden = model(input_ids=ids).last_hidden_state
     last = (mask.sum(1) - 1).clamp(min=0)
@@ -222,8 +194,8 @@ def _read_siglip_text(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Te
 
 
 def _read_bert(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    seen = mask | ~mask.any(1, keepdim=True)  # a row of padding sees itself: no NaN
-    hidden = model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
+    attended = mask | ~mask.any(1, keepdim=True)  # a row of padding attends to itself: no NaN
+    hidden = model(input_ids=ids, attention_mask=attended.long()).last_hidden_state
     return hidden, hidden[:, 0]
 
 
@@ -256,10 +228,9 @@ def _grid(kind: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     return side, side
 
 
-# The noise of the transformers library's models, drawn by rows (`nn/hashing.py`), not by torch's generator.
-#
-# Their dropout layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library
-# passes its share to a function of attention, and lets others register one.
+# Noise by rows (`nn/hashing.py`) in models of the transformers library, not from torch's generator. Dropout
+# layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library passes its share
+# to a function of attention, and lets others register one.
 
 
 ATTENTION = "grainline_rows"
@@ -305,30 +276,26 @@ def attention(
     is_causal: bool | None = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the library's `sdpa_attention_forward` computes: [N, L, h, D] from [N, h, L, D], and no weights.
+    """The library's `sdpa_attention_forward`, but dropout by rows: [N, h, L, D] -> [N, L, h, D], no weights.
 
     With dropout all weights [N, h, L, L] are in memory at once.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not dropout:
-        found: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, 0.0, scaling, is_causal, **rest
-        )
-        return found
-    fit = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    bias = rest.get("position_bias")
-    fit = fit if bias is None else fit + bias
-    if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal:
-            seen = torch.ones(fit.shape[-2:], dtype=torch.bool, device=fit.device).tril()
-            fit = fit.masked_fill(~seen, -torch.inf)
-    elif attention_mask.dtype == torch.bool:
-        fit = fit.masked_fill(~attention_mask, -torch.inf)
-    else:
-        fit = fit + attention_mask
-    weight = dropped(module, fit.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
+        options = 0.0, scaling, is_causal
+        return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)
+    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if rest.get("position_bias") is not None:
+        logits = logits + rest["position_bias"]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal:
+        attention_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        logits = logits.masked_fill(~attention_mask, -torch.inf)
+    elif attention_mask is not None:
+        logits = logits + attention_mask
+    weight = dropped(module, logits.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
     return (weight @ value).transpose(1, 2).contiguous(), None
 
 
@@ -336,5 +303,5 @@ def _attention_share(module: nn.Module) -> float:
     """The share of its weights that a module of attention drops in training; 0 for every other module."""
     if not hasattr(module, "config") or not any(hasattr(module, name) for name in ("k_proj", "key")):
         return 0.0
-    found: Any = getattr(module, "attention_dropout", getattr(module, "dropout", 0.0))
-    return float(getattr(found, "p", found))
+    share: Any = getattr(module, "attention_dropout", getattr(module, "dropout", 0.0))
+    return float(getattr(share, "p", share))

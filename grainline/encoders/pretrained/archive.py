@@ -1,9 +1,9 @@
-"""Tensors out of files that other programs wrote, without running what the files say.
+"""Tensors from files of other programs, without running code in these files.
 
 Three kinds of files: safetensors, pickled state dicts (read by torch with weights_only), and TorchScript
-archives. OpenAI's published CLIP weights are such archives: programs, pickled together with their weights.
-Only their weights are read here. The pickle in them may build tensors, numbers, lists and dicts. A module of
-the program becomes an inert object that holds its attributes, and any other name stops the reading.
+archives, such as OpenAI's published CLIP: programs, pickled together with their weights. The pickle in them
+may build tensors, numbers, lists and dicts. A module of the program becomes an inert object that holds its
+attributes, and any other name stops the reading.
 """
 
 import collections
@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,67 +21,39 @@ from torch import Tensor
 from grainline.errors import UserError
 from grainline.files import Unpickler
 
-_DTYPES = {
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "DoubleStorage": torch.float64,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
+_DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+_STORAGES = ["Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool"]
 _SAME = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
-_DAMAGE = (
-    AttributeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    OSError,
-    RecursionError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-)
-"""What the readers raise on files that are cut, damaged or not what their name says."""
+_DAMAGE = (AttributeError, EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
+           ValueError, pickle.UnpicklingError, zipfile.BadZipFile)  # fmt: skip
+"""What the readers raise on files that are cut, damaged or of another type than their name."""
 
 
-class Contents(NamedTuple):
-    """The tensors of a file by name, and whether it is a TorchScript archive."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], bool]:
+    """All tensors of a .safetensors, .pt, .pth or .bin file by name, and whether it is a TorchScript archive.
 
-    tensors: dict[str, Tensor]
-    script: bool
-
-
-def read_tensors(path: Path) -> Contents:
-    """All tensors of a .safetensors, .pt, .pth or .bin file. UserError where it holds anything else."""
+    UserError where it holds anything else.
+    """
     try:
         if path.suffix == ".safetensors":
-            return Contents(load_file(path), False)
+            return load_file(path), False
         if _is_script(path):
-            return Contents(_script_tensors(path), True)
+            return _script_tensors(path), True
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
     except _DAMAGE as error:
         raise UserError(
             f"cannot read tensors from {path} ({str(error).split('. ')[0]}); give a .safetensors file, "
             "a state dict saved by torch, or one of OpenAI's .pt files"
         ) from None
-    return Contents(_state_dict(content, path), False)
+    return _state_dict(content, path), False
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict that a training checkpoint keeps beside epoch and optimizer, or the file itself."""
+    """The state dict inside a training checkpoint with epoch and optimizer, or the file itself."""
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
-        raise UserError(f"{path} holds no state dict: what is in it are not tensors by name")
+        raise UserError(f"{path} holds no state dict: its content is not tensors by name")
     if all(name.startswith("module.") for name in content):  # saved from inside DDP
         return {name.removeprefix("module."): x for name, x in content.items()}
     return dict(content)
@@ -117,12 +89,12 @@ class _Reader(Unpickler):
     """Knows names for tensors, containers and inert objects. All other names are an error."""
 
     def __init__(self, file: IO[bytes], archive: zipfile.ZipFile, folder: str) -> None:
-        same = {("torch.jit._pickle", name): self.same for name in _SAME}
-        dtypes = {("torch", name): dtype for name, dtype in _DTYPES.items()}
-        ordered = {("collections", "OrderedDict"): collections.OrderedDict}
-        super().__init__(
-            file, {**same, **dtypes, **ordered, ("torch._utils", "_rebuild_tensor_v2"): self.rebuilt}
-        )
+        known: dict[tuple[str, str], Any] = {("torch.jit._pickle", name): self.same for name in _SAME}
+        for storage, dtype in zip(_STORAGES, _DTYPES, strict=True):
+            known["torch", f"{storage}Storage"] = getattr(torch, dtype)
+        known["collections", "OrderedDict"] = collections.OrderedDict
+        known["torch._utils", "_rebuild_tensor_v2"] = self.rebuilt
+        super().__init__(file, known)
         self.archive, self.folder = archive, folder
         self.inert = type("_Inert", (_Inert,), {})  # its own for each file: no file can alter another's
         self.storages: dict[str, Tensor] = {}
@@ -140,7 +112,7 @@ class _Reader(Unpickler):
         return self.storages[key]
 
     def rebuilt(self, storage: Tensor, offset: int, size: tuple[int, ...], stride: Any, *_: Any) -> Tensor:
-        """torch refuses sizes that reach beyond the storage."""
+        """torch refuses sizes that do not fit the storage."""
         return torch.as_strided(storage, size, stride, offset).clone()
 
     def same(self, value: Any, *_: Any) -> Any:

@@ -1,17 +1,54 @@
-"""From the description of an architecture to its encoders, and back to the library's whole model."""
+"""The configs of encoders from a checkpoint, and from an architecture to its encoders and back."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
+from grainline.config import Config
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
 from grainline.encoders.pretrained.hub import library, quiet
 
 
+class PretrainedConfig(Config):
+    """Abstract: one side of a checkpoint."""
+
+    pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
+    quick_gelu: bool | None = None  # None: that of the checkpoint
+    architecture: dict[str, Any] | None = (
+        None  # `start` reads it from the checkpoint, which is not needed again
+    )
+
+
+class PretrainedImageConfig(PretrainedConfig):
+    """The image side of a checkpoint."""
+
+    size: int | None = Field(None, gt=0)  # side of the square input in pixels; None: that of the checkpoint
+    resize: Literal["crop", "squash"] | None = None  # to a square; None: that of the checkpoint
+    patches: Literal["attention", "values"] = "attention"  # what they take up in the last layer of a CLIP
+
+
+class PretrainedTextConfig(PretrainedConfig):
+    """The text side of a checkpoint."""
+
+    context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
+    stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
+    frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
+
+    @model_validator(mode="after")
+    def _some_learn(self) -> "PretrainedTextConfig":
+        if self.context is not None and self.frozen_positions >= self.context:
+            raise ValueError(
+                f"frozen_positions {self.frozen_positions} is not less than the context, "
+                f"{self.context} tokens"
+            )
+        return self
+
+
 class Kind(NamedTuple):
-    """What has to be known of one model of the transformers library."""
+    """One model of the transformers library."""
 
     model: str  # its class; that of its config is config
     config: str
@@ -43,7 +80,7 @@ HEADS = ("visual_projection", "text_projection")  # a matrix each, but for Group
 
 
 class Pretrained(NamedTuple):
-    """What a checkpoint gives; a side that it does not have is None."""
+    """The encoders of a checkpoint; a side that it does not have is None."""
 
     image: ImageEncoder | None
     text: TextEncoder | None
@@ -60,7 +97,7 @@ class Pretrained(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a reader finds: enough for an architecture and the weights of the library's whole model."""
+    """An architecture and the weights of the library's whole model."""
 
     architecture: dict[str, Any]
     state: dict[str, Tensor]  # by the names of transformers
@@ -74,22 +111,16 @@ def build_pretrained(architecture: Mapping[str, Any]) -> Pretrained:
 
 
 def joined(towers: Pretrained) -> dict[str, Tensor]:
-    """The state dict of the library's whole model: the inverse of taking it apart, for CLIP and SigLIP."""
-    kind = KINDS[towers.architecture["kind"]]
-    state: dict[str, Tensor] = {}
+    """The state dict of the library's whole model, for CLIP and SigLIP: the inverse of `split`."""
     assert towers.image is not None
     assert towers.text is not None
-    for place, side in (
-        (kind.image, towers.image.model.state_dict()),
-        (kind.text, towers.text.library_state()),
-    ):
-        state |= {f"{place}.{name}": x for name, x in side.items()}
-    matrices = {
-        "visual_projection.weight": towers.image_projection,
-        "text_projection.weight": towers.text_projection,
-    }
-    state |= {name: x for name, x in matrices.items() if x is not None}
     assert towers.scale is not None
+    image, text = towers.image.model.state_dict(), towers.text.library_state()
+    state = {f"vision_model.{name}": x for name, x in image.items()}
+    state |= {f"text_model.{name}": x for name, x in text.items()}
+    for head, matrix in zip(HEADS, (towers.image_projection, towers.text_projection), strict=True):
+        if matrix is not None:
+            state[f"{head}.weight"] = matrix
     state["logit_scale"] = towers.scale.log()
     if towers.bias is None:
         state["logit_scale"] = state["logit_scale"][0]  # CLIP's is a scalar, SigLIP's has one element
@@ -112,16 +143,14 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
     kind = KINDS[name]
     image = text = None
     if kind.image is not None:
-        mean, spread = architecture["mean"], architecture["spread"]
-        image = ImageEncoder(model.get_submodule(kind.image), name, sides["image"], mean, spread).eval()
+        mean, std = architecture["mean"], architecture["spread"]
+        image = ImageEncoder(model.get_submodule(kind.image), name, sides["image"], mean, std).eval()
     if kind.text is not None:
         text = TextEncoder(model.get_submodule(kind.text), name, sides["text"], architecture["pad"]).eval()
     own = (*(f"{head}.weight" for head in HEADS), "logit_scale", "logit_bias")
     loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
     scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
-    heads = None
-    if name == "groupvit":
-        heads = two_layers(model.visual_projection), two_layers(model.text_projection)
+    two = name == "groupvit"
     return Pretrained(
         image=image,
         text=text,
@@ -132,11 +161,11 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         tokenizer=None,
         left_out=(),
         architecture=dict(architecture),
-        heads=heads,
+        heads=(_two_layers(model.visual_projection), _two_layers(model.text_projection)) if two else None,
     )
 
 
-def two_layers(head: Any) -> nn.Sequential:
+def _two_layers(head: Any) -> nn.Sequential:
     """A head of GroupViT (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
 
     The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
@@ -170,8 +199,8 @@ def sides_of(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def fresh_model(architecture: Mapping[str, Any]) -> Any:
     """A model of the transformers library with fresh weights."""
     kind = KINDS[architecture["kind"]]
-    found = library()
+    transformers = library()
     with quiet():
-        config = getattr(found, kind.config).from_dict(architecture["config"])
+        config = getattr(transformers, kind.config).from_dict(architecture["config"])
         headless = {"add_pooling_layer": False} if architecture["kind"] in HEADLESS else {}
-        return getattr(found, kind.model)(config, **headless).float()
+        return getattr(transformers, kind.model)(config, **headless).float()

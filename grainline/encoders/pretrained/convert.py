@@ -1,4 +1,4 @@
-"""Pretrained towers back into files that other programs read, and how far that moved their vectors."""
+"""Pretrained towers as files that other programs read, and the difference of vectors that this makes."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, preprocess, whole_model
+from grainline.encoders.pretrained import Pretrained, load_pretrained, preprocess
+from grainline.encoders.pretrained.build import joined, whole_model
 from grainline.encoders.pretrained.hub import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
@@ -28,7 +29,7 @@ def to_hugging_face(
 ) -> None:
     """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
 
-    also  writes more into the folder before it stands in its place: the `save` of a tokenizer, say
+    also  functions that write more into the folder, such as the `save` of a tokenizer
     """
     home = Path(folder)
     _check(towers, ("clip", "siglip"), "a Hugging Face folder")
@@ -37,16 +38,15 @@ def to_hugging_face(
     with replacing(home) as place:
         with quiet():
             model = whole_model(towers)
-            # Whoever reads the folder has the config alone to tell what fills up texts.
+            # Readers of the folder find the padding of texts in the config only.
             model.config.text_config.pad_token_id = towers.architecture["pad"]
             model.save_pretrained(place)
         for write in also:
             write(place)
         for file in sorted(place.iterdir()):
             sync(file)
-        kind, architecture = towers.architecture["kind"], towers.architecture
-        size = architecture["config"]["vision_config"]["image_size"]
-        processor = preprocess.to_hugging_face(kind, architecture, size)
+        size = towers.architecture["config"]["vision_config"]["image_size"]
+        processor = preprocess.to_hugging_face(towers.architecture["kind"], towers.architecture, size)
         write_text(place / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")
 
 
@@ -55,37 +55,37 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     _check(towers, ("clip",), "a state dict of open_clip")
     config = towers.architecture["config"]
     for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
-        width, mine = config[side]["hidden_size"], config[side]["num_attention_heads"]
-        if heads(width) != mine:
+        width, number = config[side]["hidden_size"], config[side]["num_attention_heads"]
+        if heads(width) != number:
             raise UserError(
-                f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
+                f"the {side} has {number} heads; readers of a state dict would take width {width} for "
                 f"{heads(width)} heads; write a Hugging Face folder instead"
             )
-    told = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
-    if json.dumps(told) != json.dumps(preprocess.KNOWN["clip"]):
+    pixels = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
+    if json.dumps(pixels) != json.dumps(preprocess.KNOWN["clip"]):
         raise UserError(
-            "images are made for this CLIP in another way than for OpenAI's, which a state dict does not "
-            "tell; write a Hugging Face folder instead"
+            "images are prepared for this CLIP in another way than for OpenAI's, and a state dict has no "
+            "field for that; write a Hugging Face folder instead"
         )
     with replacing(Path(file)) as place:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
 
 
 def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 0) -> Parity:
-    """Towers against what was written of them, on seeded random images and texts of random lengths.
+    """Towers against the written files, on seeded random images and texts of random lengths.
 
-    The activation is taken from the towers: a state dict does not tell.
+    The activation is taken from the towers: a state dict does not hold it.
     """
     quick = None
     if towers.architecture["kind"] == "clip":
         quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
     again = load_pretrained(place, quick_gelu=quick)
-    before, after = vectors(towers, rows, seed), vectors(again, rows, seed)
+    before, after = _vectors(towers, rows, seed), _vectors(again, rows, seed)
     return Parity(*(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
 
 
 @torch.no_grad()
-def vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+def _vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
     """Unit vectors [rows, D] of random images and of random texts, the same for the same seed."""
     assert towers.image is not None
     assert towers.text is not None
@@ -95,11 +95,9 @@ def vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
     lengths = torch.randint(1, towers.text.context + 1, (rows, 1), generator=g)
     mask = torch.arange(towers.text.context) < lengths
     image, text = towers.image(images).pooled, towers.text(ids, mask).pooled
-    return _projected(image, towers.image_projection), _projected(text, towers.text_projection)
-
-
-def _projected(pooled: Tensor, matrix: Tensor | None) -> Tensor:
-    return F.normalize(pooled if matrix is None else pooled @ matrix.T, dim=-1)
+    image = image if towers.image_projection is None else image @ towers.image_projection.T
+    text = text if towers.text_projection is None else text @ towers.text_projection.T
+    return F.normalize(image, dim=-1), F.normalize(text, dim=-1)
 
 
 def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:

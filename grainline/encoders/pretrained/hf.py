@@ -17,12 +17,12 @@ from grainline.weights import summarize_names
 
 def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder as `save_pretrained` of the transformers library writes it."""
-    found, name = library(), str(folder)
+    transformers, name = library(), str(folder)
     with quiet(), readable(folder):
-        config = found.AutoConfig.from_pretrained(name).to_dict()
+        config = transformers.AutoConfig.from_pretrained(name).to_dict()
     kind = _kind_of(name, config)
-    for settings_of_side in sides_of({"config": config}).values():
-        _square(name, settings_of_side)
+    for settings in sides_of({"config": config}).values():
+        _square(name, settings)
     if quick_gelu is not None:
         if kind != "clip":
             raise UserError(f"{name} is a {kind}, which has one activation; quick_gelu is for CLIP")
@@ -30,7 +30,7 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
             config[side]["hidden_act"] = "quick_gelu" if quick_gelu else "gelu"
     headless = {"add_pooling_layer": False} if kind in HEADLESS else {}
     with quiet(), readable(folder):
-        model, report = getattr(found, KINDS[kind].model).from_pretrained(
+        model, report = getattr(transformers, KINDS[kind].model).from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **headless
         )
     unread = {key for key in report["unexpected_keys"] if re.fullmatch(KINDS[kind].left_out, key)}
@@ -44,10 +44,8 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     if wrong:
         raise UserError(f"the weights of {name} do not fit its config.json: {wrong}; fetch both again")
     pad = _pad(folder, config.get("text_config", config))
-    if kind == "siglip":
-        config["text_config"]["pad_token_id"] = (
-            pad  # its model reads padding, so whoever has the config must know
-        )
+    if kind == "siglip":  # its model reads padding
+        config["text_config"]["pad_token_id"] = pad
     pixels = of_hugging_face(kind, _processor(folder), name)
     architecture = {"kind": kind, "config": plain(config), "pad": pad, **pixels}
     left_out = tuple(sorted({key.split(".")[0] for key in unread}))
@@ -78,26 +76,24 @@ def _square(name: str, config: dict[str, Any]) -> None:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of the file they came from: where it lay, its precision, its version."""
-    left = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
-    kept = {key: plain(x) if isinstance(x, dict) else x for key, x in config.items() if key not in left}
-    content: dict[str, Any] = json.loads(json.dumps(kept))
+    """Settings as JSON has them, without path, precision and version of the file they came from."""
+    file = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
+    own = {key: plain(x) if isinstance(x, dict) else x for key, x in config.items() if key not in file}
+    content: dict[str, Any] = json.loads(json.dumps(own))
     return content
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor; the second file is what version 5 of the library writes."""
-    whole = json_beside(folder, "processor_config.json")
-    found: dict[str, Any] = json_beside(folder, "preprocessor_config.json") or whole.get(
-        "image_processor", {}
-    )
-    return found
+    """The settings of the image processor; version 5 of the library writes the second file."""
+    whole = read_settings(folder, "processor_config.json")
+    settings: dict[str, Any] = read_settings(folder, "preprocessor_config.json")
+    return settings or whole.get("image_processor", {})
 
 
 def _pad(folder: Path, config: Mapping[str, Any]) -> int:
-    """The id that fills up texts: SigLIP reads it. The tokenizer knows, the config often does not."""
-    token = json_beside(folder, "tokenizer_config.json").get("pad_token")
-    tokens = json_beside(folder, "tokenizer.json").get("added_tokens", [])
+    """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
+    token = read_settings(folder, "tokenizer_config.json").get("pad_token")
+    tokens = read_settings(folder, "tokenizer.json").get("added_tokens", [])
     try:
         token = token["content"] if isinstance(token, dict) else token
         ids = {entry["content"]: int(entry["id"]) for entry in tokens}
@@ -109,8 +105,8 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     return ids.get(str(token), int(config.get("pad_token_id") or 0))
 
 
-def json_beside(folder: Path, file: str) -> dict[str, Any]:
-    """A file beside the weights; empty where there is none."""
+def read_settings(folder: Path, file: str) -> dict[str, Any]:
+    """A JSON file of the folder; empty where there is none."""
     try:
         content = json.loads((folder / file).read_text(encoding="utf-8"))
     except OSError:

@@ -1,9 +1,8 @@
 """The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
 
-Models of the Hugging Face hub as folders of its cache: fetched once, read from there ever after.
-
-All that follows reads a folder, so a name costs one question to the hub, and nothing waits for a network that
-is not there: without one the libraries ask again and again, for half a minute a file.
+A model of the hub is a folder of its cache, downloaded once. All later code reads that folder: a name costs
+one request to the hub, and nothing waits for a network that is not there: without one the libraries repeat
+each request for half a minute.
 """
 
 import logging as python_logging
@@ -17,7 +16,7 @@ from typing import Any
 from grainline.errors import UserError
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""What can be a name of the hub: `owner/model`, or `model` alone for a few old ones."""
+"""A name of the hub: `owner/model`, or `model` alone for a few old ones."""
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
 SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]  # settings, tokenizers, chat templates
@@ -31,7 +30,7 @@ WEIGHTS = {  # the first of these files that there is, and what belongs to it
 }
 
 
-def fetched(name: str) -> Path:
+def download(name: str) -> Path:
     """The folder of a model in the cache of the hub, brought up to date where the hub can be reached.
 
     Raises UserError where neither hub nor cache has it.
@@ -39,18 +38,18 @@ def fetched(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     try:
-        found = HfApi().model_info(name, timeout=PATIENCE).siblings or []
-        return Path(snapshot_download(name, allow_patterns=wanted({file.rfilename for file in found})))
+        files = HfApi().model_info(name, timeout=PATIENCE).siblings or []
+        return Path(snapshot_download(name, allow_patterns=wanted({file.rfilename for file in files})))
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
-        said = next(iter(str(error).strip().splitlines()), repr(error))
+        message = next(iter(str(error).strip().splitlines()), repr(error))
     for settings in ("config.json", "open_clip_config.json"):
-        held = try_to_load_from_cache(name, settings)
-        if isinstance(held, str) and any(Path(held).with_name(file).is_file() for file in WEIGHTS):
-            return Path(held).parent  # half a model would hide why the rest did not come
+        file = try_to_load_from_cache(name, settings)
+        if isinstance(file, str) and any(Path(file).with_name(weights).is_file() for weights in WEIGHTS):
+            return Path(file).parent  # half a model would hide why the rest did not come
     raise UserError(
-        f"no folder {name} here, and the Hugging Face hub gave no model of that name ({said.rstrip('.')}); "
-        "download the folder where the hub can be reached and give its path, or set HF_HOME to a cache that "
-        "holds it"
+        f"no folder {name} here, and the Hugging Face hub gave no model of that name "
+        f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "
+        "set HF_HOME to a cache that holds it"
     )
 
 
@@ -64,33 +63,29 @@ def wanted(files: Collection[str]) -> list[str]:
     return SETTINGS if weights is None else [*SETTINGS, weights]
 
 
-# The transformers library: imported late, kept quiet, and its errors in one line.
-
-
 def library() -> Any:
     """The transformers library, or one line about why it cannot be imported (often a broken torchvision)."""
     try:
         import transformers
 
-        transformers.CLIPModel  # noqa: B018  modules of models are imported when they are asked for
+        transformers.CLIPModel  # noqa: B018  modules of models are imported with their first use
         return transformers
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None:  # the library wraps what happened, once for each module on the way
             cause = cause.__cause__
         reason = next(reversed(str(cause).strip().splitlines()), repr(cause))
-        if any(found.name == "torchvision" for found in metadata.distributions()):
+        hint = "install it with `pip install 'transformers>=5,<6'`"
+        if any(package.name == "torchvision" for package in metadata.distributions()):
             hint = (
                 "the torchvision that is installed may not fit torch: `pip uninstall torchvision` mends that"
             )
-        else:
-            hint = "install it with `pip install 'transformers>=5,<6'`"
         raise UserError(f"transformers cannot be imported ({reason}); {hint}") from error
 
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """What the library raises about a folder, as one line."""
+    """Turn an error of the library about a folder into one line."""
     try:
         yield
     except UserError:

@@ -1,8 +1,8 @@
-"""Descriptions by LLaVA, through the transformers library: images to texts, drawn, but the same each time.
+"""Descriptions by LLaVA, through the transformers library: images to sampled texts, the same each time.
 
-Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are drawn with top-p 0.9 at temperature 0.2. Every image
-has random numbers of its own, so neither batch nor order changes what is drawn, but for the rounding of
-products of other shapes. Prompts are padded on the left; what the model was asked is no part of the answer.
+Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are sampled with top-p 0.9 at temperature 0.2. Every image
+has its own random numbers, so neither batch nor order changes the sample, except by the rounding of products
+of other shapes. Prompts are padded on the left; the prompt is no part of the answer.
 """
 
 import hashlib
@@ -15,21 +15,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.encoders.pretrained.hub import fetched, library, quiet, readable
+from grainline.encoders.pretrained.hub import download, library, quiet, readable
 from grainline.errors import UserError
 
 MODEL = "llava-hf/llava-1.5-7b-hf"
 PROMPT = "Provide a comprehensive description of this image"
 TOP_P, TEMPERATURE = 0.9, 0.2
-KIND = "llava"
 
 
 class Generated(NamedTuple):
-    """What was said of an image."""
+    """The description of an image."""
 
     text: str
     n_tokens: int  # without the end token
-    hit_limit: bool  # no end came before the most tokens
+    hit_limit: bool  # the text stopped at the maximum number of tokens, without an end token
 
 
 class Llava:
@@ -42,26 +41,29 @@ class Llava:
 
         Raises UserError where there is none, where it is no LLaVA, and where it has no chat template.
         """
-        found, folder = library(), Path(name) if Path(name).is_dir() else fetched(name)
+        transformers, folder = library(), Path(name) if Path(name).is_dir() else download(name)
         self.name, self.revision = name, _revision(folder)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = "auto" if self.device.type == "cuda" else torch.float32  # half precision is slow on a CPU
         with quiet(), readable(folder):
-            config = found.AutoConfig.from_pretrained(str(folder))
-            if config.model_type != KIND:
-                raise UserError(f"{name} is a {config.model_type}; descriptions are made by a {KIND}")
-            self.processor = found.AutoProcessor.from_pretrained(str(folder))
-            model = found.LlavaForConditionalGeneration.from_pretrained(str(folder), dtype=kind)
+            config = transformers.AutoConfig.from_pretrained(str(folder))
+            if config.model_type != "llava":
+                raise UserError(f"{name} is a {config.model_type}; descriptions are made by a llava")
+            self.processor = transformers.AutoProcessor.from_pretrained(str(folder))
+            model = transformers.LlavaForConditionalGeneration.from_pretrained(str(folder), dtype=kind)
         if not self.processor.chat_template:
-            raise UserError(f"{name} has no chat template, so nothing says how it is asked; fetch it again")
+            raise UserError(
+                f"{name} has no chat template, so the form of its prompt is unknown; fetch it again"
+            )
         self.model = model.to(self.device).eval()
-        self.ends = _numbers(model.generation_config.eos_token_id)
+        ends = model.generation_config.eos_token_id
+        self.ends = frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
         tokenizer = self.processor.tokenizer
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-        # Its own settings would join those of a call: penalties, other ways to draw.
-        model.generation_config = found.GenerationConfig(
+        # Its own settings would join those of a call: penalties, other ways to sample.
+        model.generation_config = transformers.GenerationConfig(
             eos_token_id=sorted(self.ends) or None, pad_token_id=tokenizer.pad_token_id
         )
 
@@ -69,52 +71,52 @@ class Llava:
     def describe(
         self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
     ) -> list[Generated]:
-        """What is said of each image: at most so many tokens, drawn by its own seed."""
+        """A description of each image: at most `tokens` tokens, sampled by the image's own seed."""
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        asked = self.processor.apply_chat_template(
+        text = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True
         )
-        given = self.processor(
-            images=list(images), text=[asked] * len(images), padding=True, return_tensors="pt"
+        inputs = self.processor(
+            images=list(images), text=[text] * len(images), padding=True, return_tensors="pt"
         ).to(self.device)
-        given["pixel_values"] = given["pixel_values"].to(self.model.dtype)
-        drawing = library().LogitsProcessorList([drawn(seeds)])
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        sampling = library().LogitsProcessorList([_sampler(seeds)])
         with quiet():
             out = self.model.generate(
-                **given, max_new_tokens=tokens, do_sample=False, logits_processor=drawing
+                **inputs, max_new_tokens=tokens, do_sample=False, logits_processor=sampling
             )
-        return [self._said(ids, tokens) for ids in out[:, given["input_ids"].shape[1] :].tolist()]
+        return [self._generated(ids, tokens) for ids in out[:, inputs["input_ids"].shape[1] :].tolist()]
 
-    def _said(self, ids: list[int], tokens: int) -> Generated:
-        end = next((i for i, one in enumerate(ids) if one in self.ends), None)
-        kept = ids[:end]  # behind the end stands padding
-        text = self.processor.tokenizer.decode(kept, skip_special_tokens=True)
-        return Generated(" ".join(text.split()), len(kept), end is None and len(kept) >= tokens)
+    def _generated(self, ids: list[int], limit: int) -> Generated:
+        end = next((i for i, token in enumerate(ids) if token in self.ends), None)
+        tokens = ids[:end]  # padding follows the end
+        text = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Generated(" ".join(text.split()), len(tokens), end is None and len(tokens) >= limit)
 
 
-def drawn(seeds: Sequence[int]) -> Any:
-    """A processor of logits that draws the next token of every row and leaves only that one possible.
+def _sampler(seeds: Sequence[int]) -> Any:
+    """A processor of logits that samples the next token of every row and leaves only that one possible.
 
-    seeds  of the rows: what is drawn in a row depends on its own seed and logits
+    seeds  of the rows: the sample of a row depends on its own seed and logits
     """
-    found = library()
-    warmers = [found.TemperatureLogitsWarper(TEMPERATURE), found.TopPLogitsWarper(TOP_P)]
+    transformers = library()
+    warpers = transformers.TemperatureLogitsWarper(TEMPERATURE), transformers.TopPLogitsWarper(TOP_P)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    class Drawn(found.LogitsProcessor):  # type: ignore[name-defined]
+    class Sampler(transformers.LogitsProcessor):  # type: ignore[name-defined]
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            warm = scores.float()
-            for one in warmers:
-                warm = one(input_ids, warm)
+            warped = scores.float()
+            for warper in warpers:
+                warped = warper(input_ids, warped)
             at = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
-            chosen = draw(warm.softmax(-1), at.to(scores.device))
-            return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
+            token = draw(warped.softmax(-1), at.to(scores.device))
+            return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
 
-    return Drawn()
+    return Sampler()
 
 
 def draw(share: Tensor, at: Tensor) -> Tensor:
-    """The entry of each row into which a number falls, if entries stand in a row, as long as their shares.
+    """The entry of each row into which a number falls, in a row of entries as long as their shares.
 
     share  [N, K] >= 0, each row of sum 1
     at     [N] in [0, 1)
@@ -126,12 +128,8 @@ def draw(share: Tensor, at: Tensor) -> Tensor:
     return torch.searchsorted(ends, at.double()[:, None] * ends[:, -1:], right=True)[:, 0]
 
 
-def _numbers(ids: int | list[int] | None) -> frozenset[int]:
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
-
-
 def _revision(folder: Path) -> str:
-    """The commit of a folder of the hub's cache; of another the sha256 of its settings and weights."""
+    """The commit of a folder of the hub's cache; of another folder the sha256 of its settings and weights."""
     if folder.resolve().parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", folder.resolve().name):
         return folder.resolve().name
     total = hashlib.sha256()

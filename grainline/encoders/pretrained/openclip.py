@@ -1,7 +1,7 @@
 """State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
 
-Widths, depths and the rest are deduced from the shapes; heads are 64 wide except in a few large models. What
-the deduced model has no place for, and what it lacks, is an error.
+Widths, depths and the rest are deduced from the shapes; heads are 64 wide except in a few large models.
+Missing and unknown tensors are errors.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.build import Source, fresh_model
-from grainline.encoders.pretrained.hf import json_beside, plain, tokenizer_of
+from grainline.encoders.pretrained.hf import plain, read_settings, tokenizer_of
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import of_open_clip
 from grainline.errors import UserError
@@ -46,39 +46,37 @@ _NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # 
 
 
 def heads_of_image(width: int) -> int:
-    """64 wide; wider in ViT-H, ViT-g and ViT-bigG, which have 16. 0 where that cannot be."""
+    """64 wide; ViT-H, ViT-g and ViT-bigG have 16 wider ones. 0 for a width that no CLIP has."""
     return 16 if width in (1280, 1408, 1664) else heads_of_text(width)
 
 
 def heads_of_text(width: int) -> int:
-    """Always 64 wide. 0 where that cannot be."""
+    """Always 64 wide. 0 for a width that no CLIP has."""
     return 0 if width % 64 else width // 64
 
 
 def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
-    """A CLIP from a file of weights. settings: what open_clip's config beside it says, where there is one."""
-    found, script = read_tensors(file)
-    long = "positional_embedding_res" in found
-    state = {name: x.float() for name, x in _tidy(found).items()}
+    """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
+    tensors, script = read_tensors(file)
+    long = "positional_embedding_res" in tensors
+    state = {name: x.float() for name, x in _tidy(tensors).items()}
     if "logit_bias" in state:
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
     architecture = _deduced(file, state, quick, settings)
     wrong = state_dict_mismatch(state, to_open_clip_names(fresh_model(architecture).state_dict()))
     if wrong:
-        raise UserError(
-            f"{file} is not the CLIP that its shapes speak of: {wrong}; give a complete state dict"
-        )
+        raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
     return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), ())
 
 
-def _tidy(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
-    state = {name: x for name, x in found.items() if name not in _NUMBERS}
+    state = {name: x for name, x in tensors.items() if name not in _NUMBERS}
     if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
         state = {name.removeprefix("text."): x for name, x in state.items()}
     if {"positional_embedding", "positional_embedding_res"} <= state.keys():
-        # Long-CLIP keeps the first positions apart: there they never train.
+        # Long-CLIP has the first positions in a table of their own, where they never train.
         rest = state.pop("positional_embedding_res")[KEEP:]
         state["positional_embedding"] = torch.cat([state["positional_embedding"][:KEEP], rest])
     if "logit_scale" in state and state["logit_scale"].numel() == 1:
@@ -87,13 +85,10 @@ def _tidy(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _TABLES = (
-    "visual.conv1.weight",
-    "visual.positional_embedding",
-    "positional_embedding",
-    "token_embedding.weight",
+    "visual.conv1.weight", "visual.positional_embedding", "positional_embedding", "token_embedding.weight",
     "visual.proj",
-)
-"""What the architecture is deduced from."""
+)  # fmt: skip
+"""Tensors from whose shapes the architecture is deduced."""
 
 
 def _deduced(
@@ -118,41 +113,34 @@ def _deduced(
     text = _tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
-    config = (
-        library()
-        .CLIPConfig(
-            vision_config=image | {"image_size": side * patch, "patch_size": patch},
-            text_config=text | {"max_position_embeddings": len(rows), "vocab_size": len(words)},
-            projection_dim=out.shape[1],
-        )
-        .to_dict()
-    )
-    for part in ("vision_config", "text_config"):
-        config[part]["hidden_act"] = "quick_gelu" if quick else "gelu"
+    act = "quick_gelu" if quick else "gelu"
+    image |= {"image_size": side * patch, "patch_size": patch, "hidden_act": act}
+    text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
+    whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
     pixels = of_open_clip(settings.get("pixels", {}), str(file))
-    return {"kind": "clip", "config": plain(config), "pad": 0, **pixels}
+    return {"kind": "clip", "config": plain(whole.to_dict()), "pad": 0, **pixels}
 
 
 def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
     """Depth, heads and the width of the MLP of one of the two transformers."""
-    mine = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    if "0.mlp.c_fc.bias" not in mine:
+    blocks = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+    if "0.mlp.c_fc.bias" not in blocks:
         raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
     if not heads or width % heads:
         raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
         "hidden_size": width,
-        "num_hidden_layers": len({name.split(".")[0] for name in mine}),
+        "num_hidden_layers": len({name.split(".")[0] for name in blocks}),
         "num_attention_heads": heads,
-        "intermediate_size": len(mine["0.mlp.c_fc.bias"]),
+        "intermediate_size": len(blocks["0.mlp.c_fc.bias"]),
     }
 
 
 def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
-    """A folder as open_clip puts it on the hub: open_clip_config.json and weights."""
+    """A folder of open_clip, as on the hub: open_clip_config.json and weights."""
     files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
     weights = next((file for file in files if file.is_file()), None)
-    content = json_beside(folder, "open_clip_config.json")
+    content = read_settings(folder, "open_clip_config.json")
     if weights is None or not content:
         raise UserError(
             f"{folder} holds neither config.json nor open_clip_config.json with weights; "
@@ -160,35 +148,26 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
         )
     model = content.get("model_cfg", {})
     image, text = model.get("vision_cfg", {}), model.get("text_cfg", {})
-    strange = {key for side in (image, text) for key in _STRANGE & side.keys() if side[key]}
-    strange |= {"pool_type"} & {key for key in text if text[key] not in ("argmax", "tok")}
-    if strange:
-        raise UserError(f"{folder} is no plain CLIP: its config gives {', '.join(sorted(strange))}")
-    settings: dict[str, Any] = {"text_heads": text.get("heads")}
-    settings["image_heads"] = image["width"] // image["head_width"] if "head_width" in image else None
-    settings["pixels"] = content.get("preprocess_cfg", {})
+    other = {key for side in (image, text) for key in _OTHER & side.keys() if side[key]}
+    other |= {"pool_type"} & {key for key in text if text[key] not in ("argmax", "tok")}
+    if other:
+        raise UserError(f"{folder} is no plain CLIP: its config gives {', '.join(sorted(other))}")
+    image_heads = image["width"] // image["head_width"] if "head_width" in image else None
+    pixels = content.get("preprocess_cfg", {})
     quick = bool(model.get("quick_gelu", False)) if quick_gelu is None else quick_gelu
+    settings = {"text_heads": text.get("heads"), "image_heads": image_heads, "pixels": pixels}
     return from_file(weights, quick, settings)
 
 
-_STRANGE = {
-    "timm_model_name",
-    "hf_model_name",
-    "no_causal_mask",
-    "global_average_pool",
-    "attentional_pool",
-} | {
-    "norm_kwargs",
-    "act_kwargs",
-    "final_ln_after_pool",
-    "no_ln_pre",
-    "embed_cls",
-}
-"""Settings of open_clip that change what the same weights compute."""
+_OTHER = {
+    "timm_model_name", "hf_model_name", "no_causal_mask", "global_average_pool", "attentional_pool",
+    "norm_kwargs", "act_kwargs", "final_ln_after_pool", "no_ln_pre", "embed_cls",
+}  # fmt: skip
+"""Settings of open_clip that change the result of the same weights."""
 
 
 def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of OpenAI or open_clip by the names of transformers; queries, keys, values apart."""
+    """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
         ours = _renamed(name, _NAMES, _IN_BLOCKS)

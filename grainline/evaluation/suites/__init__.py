@@ -17,7 +17,7 @@ regions         What the suites of regions share; sums, means and IoU of boxes.
 retrieval       Retrieval both ways, fold by fold: ranks as outcomes, and metrics from ranks.
 similarity      How alike an image looks to its own texts; retrieval in a gallery made from own captions.
 stability       How much does a sentence that has nothing to do with the image change a score?
-subtexts        Captions changed on purpose: cut to their first sentences, or with a sentence of noise put in.
+subtexts        Cumulative subtexts of captions, encoded each once, and their scores.
 transfer        Retrieval on a set that the model was not trained on.
 zeroshot        Classification by prompts: is the class of an image the one whose prompts fit it best?
 """

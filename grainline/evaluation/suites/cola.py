@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
-from PIL import Image
 from torch import Tensor
 
 from grainline.data.benchmarks.cola import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.case import marked
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Panel, Row, lead, marked
 from grainline.types import Encoded, rows
 
 MULTI = "multi-object accuracy"
@@ -85,30 +82,28 @@ class ColaSuite(Suite[NoOptions]):
         right, ties = [run["right"] for run in runs], int(np.sum([run["tied"] for run in runs]))
         return {MULTI: accuracy(right, connected(np.array(runs[0]["images"])), CHANCE, ties, settings)}
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "By the lesser of the two differences: the own image of a caption less the other one."
-        return [
-            Section("Items: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(self._crossed(on, 1))),
-            Section("Items: most right", hint(order) + _html(self._crossed(on, -1))),
-        ]
-
-    def _crossed(self, on: Evaluation, sign: int) -> list["Crossed"]:
-        """The items with the smallest margin (sign 1) or the largest (-1)."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         items, data = self.collected(on.data), on.data
-        score = item_scores(on.model.method, data.images, data.texts, items).cpu()
-        out = []
-        for i in (sign * margins(score)).argsort(stable=True)[:EXAMPLES].tolist():
-            images, texts = items.images[i].tolist(), items.texts[i].tolist()
-            out.append(
-                Crossed(
-                    items.number[i] + 1,
-                    [on.image(row) for row in images],
-                    [data.keys[row] for row in images],
-                    [data.strings[row] for row in texts],
-                    score[i].tolist(),
-                )
-            )
-        return out
+        scores = item_scores(on.model.method, data.images, data.texts, items).cpu()
+        margin = margins(scores)
+
+        def case(i: int) -> Case:
+            rows = items.images[i].tolist()
+            texts = marked(*(data.strings[row] for row in items.texts[i].tolist()))
+            score = scores[i].tolist()
+            panels = []
+            for own, row in enumerate(rows):
+                right, wrong = score[own][own], score[1 - own][own]
+                which = "this image" if right > wrong else "the other image" if right < wrong else "neither"
+                score_of = f"score {right:.3f} with this one, {wrong:.3f} with the other"
+                below = f"{data.keys[row]}. This caption finds {which}: {score_of}."
+                panels.append(Panel(texts[own], on.image(row), below, alt=f"image {data.keys[row]}"))
+            by = float(margin[i])
+            return Case(lead(by), f"item {items.number[i] + 1:,}", by > 0, rows=[Row(panels, large=True)])
+
+        order = "By the lesser of the two differences: the own image of a caption less the other one."
+        titles = ("Items: most wrong", "Items: most right")
+        return on.both_ends(titles, order, extremes(margin, number=number), case)
 
 
 def items_file(source: Source) -> Cola:
@@ -185,28 +180,3 @@ def connected(images: np.ndarray) -> np.ndarray:
         if np.array_equal(lowest, label):
             return label[images[:, 0]]
         label = lowest
-
-
-class Crossed(NamedTuple):
-    """An item on the page: caption i describes image i, and is compared with both."""
-
-    number: int  # in the file, from 1
-    images: Sequence[Image.Image | MissingImage]  # two
-    names: Sequence[str]  # of the images
-    captions: Sequence[str]
-    scores: Sequence[Sequence[float]]  # [image 2, caption 2]
-
-    @property
-    def leads(self) -> tuple[float, float]:
-        """By how much each caption prefers its own image."""
-        (a, b), (c, d) = self.scores
-        return a - c, d - b
-
-    @property
-    def marked(self) -> tuple[Markup, Markup]:
-        """The captions, the words marked that only one of them has."""
-        return marked(*self.captions)
-
-
-def _html(shown: Sequence[Crossed]) -> Markup:
-    return render("items.html", shown=shown)

@@ -11,22 +11,17 @@ training for it. In five steps:
 Boxes come from a file of detections, or are those of the things in the image. Chance is the share of right
 boxes among them. Where no box is right, none can be chosen: the share of expressions with one bounds all.
 
-Maps are
-    gradient     what each image token does for the score (gradient_maps.py), of methods whose scores read
-                 tokens; and a second one about the mean token
-    heat         the method's own, stretched to 0 .. 1: neither its sign nor its offset counts
-    attention    what its last attention passes on to the score (gradient_maps.py), on request
-    largest box  the same everywhere: the accuracy of a map that ignores the text
+Maps are `gradient` and `centred gradient` (gradient_maps.py) of methods whose scores read tokens; `heat`, the
+method's own, stretched to 0 .. 1, so that neither its sign nor its offset counts; on request `attention`
+(gradient_maps.py); and `largest box`, the same everywhere: the accuracy of a map that ignores the text.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
 from torch import Tensor
@@ -38,8 +33,7 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation
-from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
 from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
@@ -56,13 +50,11 @@ from grainline.evaluation.suites.regions import (
     box_scores,
     clipped,
     number_flat,
+    pixel_maps,
     unit_range,
-    variant,
 )
-from grainline.methods.base import Method
-from grainline.model import Model, given, on_pixels
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, facts, hint, render
+from grainline.model import Model, given
+from grainline.report.case import Case, CaseList, Look, SentenceScore
 from grainline.types import Encoded, Images, rows
 
 ACCURACY, AMONG = "box accuracy", "a right box among them"
@@ -114,6 +106,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
+    card = ("Protocol", "What was chosen from, and how")
     Options = ComprehensionOptions
     headline = (*(f"{ACCURACY}, {name}" for name in MAPS.values()), AMONG)
 
@@ -168,31 +161,29 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(on.data).expressions
+        name = next(name for name in MAPS if name in on.result.queries["scores"])  # the first one
+        on = self.prepared(on)
+
+        def case(i: int) -> Case:
+            one = expressions[i]
+            choice, key = one.by[name], on.data.keys[one.image]
+            box = one.boxes[choice.box] if choice.box >= 0 else None
+            iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
+            title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
+            look = _look(on, one, box, name)
+            return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
+
         order = (
-            f"By the score of the best right box less that of the best wrong one, in the"
-            f" {MAPS[first_map(on.result.queries)]}; one expression for each image. The frame of black"
-            " between white is the true box, dashes are around the chosen one, thin lines around all that"
-            " were to choose from. Images are shown as the model sees them here: pressed into a square."
+            f"By the score of the best right box less that of the best wrong one, in the {MAPS[name]}; one"
+            " expression for each image. The frame of black between white is the true box, dashes are around"
+            " the one that the map chose, thin lines around all that were to choose from."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Protocol", facts(on.result.settings["card"], "What was chosen from, and how")),
-            Section("Expressions: most wrong", hint(order) + _html(worst, "w")),
-            Section("Expressions: most right", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        on.write_heat(path, [one.look._replace(alt=one.outcome) for one in both])
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Picked"]:
-        """The expressions whose right box leads by least (sign 1) or most (-1), each of another image."""
-        expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
-        order = np.argsort([sign * one.by[name].lead for one in expressions], kind="stable")
-        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
-        return [_picked(whole, expressions[i], name) for i in order[np.sort(first)[:number]].tolist()]
+        titles = ("Expressions: most wrong", "Expressions: most right")
+        leads = [one.by[name].lead for one in expressions]
+        places = extremes(leads, image=on.result.queries["image"], number=number)
+        return on.both_ends(titles, order, places, case)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -231,11 +222,6 @@ def _notes(choices: Compared, queries: dict[str, Any]) -> tuple[str, ...]:
             " is 0: its only gradient maps are those about the mean token",
         )
     return notes
-
-
-def first_map(queries: dict[str, Any]) -> str:
-    """The map that examples show: the first of MAPS that was compared."""
-    return next(name for name in MAPS if name in queries["scores"])
 
 
 class ChoiceCollector(ExpressionCollector):
@@ -285,7 +271,7 @@ class ChoiceCollector(ExpressionCollector):
         true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
         right = box_iou(true, boxes) > 0.5  # [E, B]
         by_map = {}
-        for name, heat in maps(self.method, images, texts, of.size, square).items():
+        for name, heat in maps(self.model, images, texts, of.size, square).items():
             self._flat[name] += number_flat(heat)
             score = box_scores(heat.cpu(), boxes)
             by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
@@ -313,27 +299,25 @@ class ChoiceCollector(ExpressionCollector):
 
 
 def maps(
-    method: Method, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
+    model: Model, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
 ) -> dict[str, Tensor]:
     """Every map of each text in its image: name -> [N, H, W] >= 0. Raises UserError for NaN.
 
     square  the one image that all rows are of, for the map of its attention; None: without
     """
+    method = model.method
     heat: dict[str, Tensor] = {}
     if method.pairwise:
-        both = gradient_heat(method, images, texts)
-        names = (GRADIENT, CENTRED)
-        heat = {name: on_pixels(method, images, x, size) for name, x in zip(names, both, strict=True)}
+        heat[GRADIENT], heat[CENTRED] = gradient_heat(method, images, texts)
     if square is not None:
-        heat[ATTENTION] = on_pixels(method, images, attention_heat(method, square, texts), size)
+        heat[ATTENTION] = attention_heat(method, square, texts)
+    out = {name: pixel_maps(method, images, one, size) for name, one in heat.items()}
     with torch.no_grad():
-        raw = on_pixels(method, images, method.heat(images, texts), size)
-    for one in (*heat.values(), raw):
-        refuse_nan(int(one.isnan().any(2).any(1).sum()), len(one))
+        raw = pixel_maps(method, images, method.heat(images, texts), size)
     least, most = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
     flat = most - least <= ROUNDING * torch.maximum(most.abs(), least.abs())  # spreading it rounds
-    heat[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
-    return heat | {LARGEST: torch.ones_like(heat[HEAT])}
+    out[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
+    return out | {LARGEST: torch.ones_like(out[HEAT])}
 
 
 def choose(score: Tensor, right: Tensor) -> BoxChoice:
@@ -366,56 +350,24 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
 
 
-class Picked(NamedTuple):
-    """An expression on the page, and the box that its map chose."""
-
-    look: Look  # the image with all boxes, the chosen and the true one, the expression, and its map
-    name: str  # of the image
-    right: bool
-    iou: float  # of the chosen box with the true one
-    number: int  # of boxes to choose from
-
-    @property
-    def outcome(self) -> str:
-        """The outcome in words.
-
-        >>> Picked(Look(None, ""), "a.jpg", False, 0.25, 4).outcome
-        'wrong, IoU 25.0 %, 4 boxes, a.jpg'
-        """
-        outcome = "right" if self.right else "wrong"
-        return f"{outcome}, IoU {100 * self.iou:.1f} %, {self.number} boxes, {self.name}"
-
-
-def _html(shown: Sequence[Picked], name: str) -> Markup:
-    """Choices one below the other. name: letters and digits, another one for each list on a page"""
-    return render("picked.html", shown=shown, name=name)
-
-
-def _picked(on: Evaluation, one: Choice, name: str) -> Picked:
-    choice, key = one.by[name], on.data.keys[one.image]
-    box = one.boxes[choice.box] if choice.box >= 0 else None
-    iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
-    return Picked(_look(on, one, box, name), key, choice.right, iou, len(one.boxes))
-
-
 def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, [SentenceScore(text, 0.0, role=name)])
-    images, texts = on.model.encode(images=[on.given(one.image, image)]), on.model.encode(texts=[text])
+    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    if not isinstance(look.image, Image.Image):
+        return look
+    images = on.model.encode(images=[on.given(one.image, look.image)])
+    texts = on.model.encode(texts=[one.text])
     score = float(on.model.score(images, texts))
-    heat = maps(on.model.method, rows(images, slice(0, 1)), texts, (image.height, image.width))[name]
-    true, chosen, *others = _in_square([one.true, box or one.true, *one.boxes], on, one.image, image)
-    return Look(
-        image,
-        alt,
-        [SentenceScore(text, score, role=name)],
-        (heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
-        true,
-        others=others,
-        chosen=None if box is None else chosen,
+    heat = maps(on.model, rows(images, slice(0, 1)), texts, (look.image.height, look.image.width))[name]
+    boxes = [one.true, box or one.true, *one.boxes]
+    true, prediction, *candidates = _in_square(boxes, on, one.image, look.image)
+    return look._replace(
+        sentences=[SentenceScore(one.text, score, role=name)],
+        heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
+        box=true,
+        candidates=candidates,
+        prediction=None if box is None else prediction,
     )
 
 

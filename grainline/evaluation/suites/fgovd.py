@@ -1,48 +1,47 @@
 """Fine-grained descriptions of regions: does the right one score higher than all that are almost right?
 
 Bianchi et al., arXiv 2311.17518, evaluate open-vocabulary detectors so; Xie et al., arXiv 2505.05071
-(FG-CLIP), take the boxes as given and compare the image tokens inside, of images that are squashed into the
-square, as here. A question is a region with one right text and its foils of one difficulty, or of one kind.
-Differs from theirs: a tie is wrong.
+(FG-CLIP), take the boxes as given and compare the image tokens inside, of images squashed into the square, as
+here. A question is a region with one right text and its foils of one difficulty, or of one kind. Differs from
+theirs: a tie is wrong.
 
-The feature of a region is the mean over its box of the image tokens of the method: by RoIAlign on their grid,
-and of segments over the pixels of the box. At length 1 it is compared with the vectors of the texts. Where
-image tokens are compared with texts through a pooling alone (CAFT), the mean is one token that each text
-pools, or ignores, and the score is the mean cosine of the parts of the text with what they pool. The paper of
-CAFT does not say how it scores a box in its table 8; this is our reading. How the method scores whole images
-does not count.
+The feature of a region is the mean of the image tokens over its box, at length 1, and scores are cosines with
+the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), the mean is one token
+that each text pools, or ignores, and the score is the mean cosine of the parts of the text with what they
+pool. The paper of CAFT does not say how it scores a box in its table 8; this is our reading.
 """
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
 from grainline.data.benchmarks.fgovd import DIFFICULTY
-from grainline.data.formats.common import digest
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
-from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
+from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.score import Cosine, Scorer, pair_scores
+from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
-from grainline.evaluation.suites.regions import RegionCollector, RegionSuite, box_means, variant
+from grainline.evaluation.suites.regions import (
+    RegionCollector,
+    RegionSuite,
+    box_means,
+    region_queries,
+    region_scorer,
+)
 from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
-from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore, lead
 from grainline.types import Encoded, rows, vectors_only, without_places
 
 ACCURACY, RANK = "accuracy", "mean rank"
@@ -94,13 +93,13 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
     name = "fg-ovd"
     Options = FgOvdOptions
     title = "FG-OVD"
+    source_variant = "with_foils"
     replaces_scores = "compares vectors"
     must_match = ("regions",)
     headline = (ACCURACY,)
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        squash = self.options.resize == "squash"
-        return (model.pressed() if squash else model), variant(source, "with_foils")
+        return super().prepare(model.pressed() if self.options.resize == "squash" else model, source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> "FoilCollector":
         return FoilCollector(model, settings.batch_size)
@@ -109,12 +108,9 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         regions: Regions = self.collected(data)
         questions = regions.questions
         rank, tied = ranks_of(question_scores(regions))
-        image = regions.image.tolist()
-        queries = {
-            "keys": list(data.keys),
-            "texts": digest(regions.texts.strings[i] for question in questions for i in question.texts),
-            "region": [question.region for question in questions],
-            "image": [regions.same[image[question.region]] for question in questions],
+        image, region = regions.image.tolist(), [question.region for question in questions]
+        texts = (regions.texts.strings[i] for question in questions for i in question.texts)
+        queries = region_queries(data, regions.same, texts, (image[i] for i in region), region) | {
             "kind": [question.kind for question in questions],
             "foils": [len(question.texts) - 1 for question in questions],
             "rank": rank.tolist(),
@@ -145,78 +141,34 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        regions: Regions = self.collected(on.data)
+        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
+        margin = margins(scores)
+        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
+        on = self.prepared(on)
+
+        def case(i: int) -> Case:
+            question = regions.questions[i]
+            row = int(regions.image[question.region])
+            left, top, right, bottom = regions.box[question.region].tolist()
+            texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
+            look = _look(on, row, texts, (left, top, right, bottom), null)
+            rank = f"rank {queries['rank'][i]} of {len(question.texts)}"
+            detail = f"{question.kind}, {rank}, {on.data.keys[row]}"
+            return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
+
         order = (
             "By the score of the right text less that of the best foil; one region for each image, with the"
             f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text"
             f" with what lies in the box. {CONTRAST_HINT}"
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Regions: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(worst, "w")),
-            Section("Regions: most right", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        looks = [
-            one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}") for one in both
-        ]
-        on.write_heat(path, looks)
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Judged"]:
-        """The regions whose right text leads by least (sign 1) or most (-1), each of another image."""
-        regions: Regions = self.collected(on.data)
-        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
-        lead = margins(scores)
-        order = np.argsort(sign * lead, kind="stable")
-        _, first = np.unique(np.array(queries["image"])[order], return_index=True)  # one of each image
-        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        on = on._replace(model=on.model.pressed()) if regions.squash else on
-        out = []
-        for i in order[np.sort(first)[:number]].tolist():
-            question = regions.questions[i]
-            row = int(regions.image[question.region])
-            left, top, right, bottom = regions.box[question.region].tolist()
-            shown = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            look = _look(on, row, shown, (left, top, right, bottom), null)
-            key, texts = on.data.keys[row], len(question.texts)
-            out.append(Judged(look, key, question.kind, float(lead[i]), queries["rank"][i], texts))
-        return out
+        titles = ("Regions: most wrong", "Regions: most right")
+        return on.both_ends(titles, order, extremes(margin, image=queries["image"], number=number), case)
 
 
 def _place(kind: str) -> tuple[int, str]:
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind
-
-
-def region_scorer(model: Model) -> Scorer:
-    """What compares regions with texts.
-
-    Raises UserError where image tokens have no places, or no loss makes them like texts.
-    """
-    name, method = model.description.method, model.method
-    if not method.has_layout:
-        raise UserError(f"the image tokens of {name} have no places, so it has no features of regions")
-    if method.tokens_in_text_space:
-        return Cosine()
-    pool = getattr(method, "pool", None)
-    if not isinstance(pool, PartPool):
-        raise UserError(
-            f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
-        )
-    return PooledRegions(pool)
-
-
-class PooledRegions(Cosine):
-    """Scores regions that are one image token each, by what the parts of a text pool of it."""
-
-    pairwise = blockwise = True
-
-    def __init__(self, pool: PartPool) -> None:
-        self.pool = pool
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.pool.cosines(images, texts)
 
 
 class FoilCollector(RegionCollector):
@@ -225,8 +177,8 @@ class FoilCollector(RegionCollector):
     def __init__(self, model: Model, batch: int) -> None:
         super().__init__(model, batch)
         self._scorer = region_scorer(model)
-        kept = without_places if self._scorer.pairwise else vectors_only
-        self._rows = Rows(lambda items: kept(model.encode(texts=items)), batch)
+        reduce = without_places if self._scorer.pairwise else vectors_only
+        self._rows = Rows(lambda items: reduce(model.encode(texts=items)), batch)
         self._queue = SubtextQueue(model.read, self._rows.add)
         self._box: list[Box] = []  # of each region, in the square
         self._image: list[int] = []  # of each region
@@ -274,12 +226,10 @@ class FoilCollector(RegionCollector):
         questions = tuple(
             Question(region, kind, tuple(islice(places, number))) for region, kind, number in self._questions
         )
-        vector = torch.cat(self._vectors)
-        refuse_nan(int(vector.isnan().any(1).sum()), len(vector))
         squash = self.model.transform.resize == "squash"
         return Regions(
-            torch.tensor(self._image), torch.tensor(self._box), vector, tuple(self.same), texts, questions,
-            self._counts, self._scorer, squash,
+            torch.tensor(self._image), torch.tensor(self._box), torch.cat(self._vectors), tuple(self.same),
+            texts, questions, self._counts, self._scorer, squash,
         )  # fmt: skip
 
     def _in_square(self, region: Region, size: tuple[int, int]) -> Box | None:
@@ -346,22 +296,6 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
     return np.array([float(one[0] - one[1:].max()) for one in scores])
 
 
-class Judged(NamedTuple):
-    """A region on the page with its right text and the foils that score highest."""
-
-    look: Look  # the image with the box, and the texts from the highest score to the lowest
-    name: str  # of the image
-    kind: str  # of the foils
-    lead: float  # of the right text over the best foil
-    rank: int  # of the right text, 1 = best
-    number: int  # of texts to choose from
-
-
-def _html(shown: Sequence[Judged], name: str) -> Markup:
-    """Regions one below the other. name: letters and digits, another one for each list on a page"""
-    return render("regions.html", shown=shown, name=name)
-
-
 def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
     foils = [
@@ -374,20 +308,13 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     return [*foils[:place], right, *foils[place:]]
 
 
-def _look(
-    on: Evaluation,
-    row: int,
-    texts: list[SentenceScore],
-    box: tuple[float, float, float, float],
-    null: list[str],
-) -> Look:
+def _look(on: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]) -> Look:
     """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    image = on.image(row)
-    alt = f"a region of {on.data.keys[row]}"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, texts)
+    look = Look(on.image(row), f"a region of {on.data.keys[row]}", texts)
+    if not isinstance(look.image, Image.Image):
+        return look
     strings = [one.text for one in texts]
     others = [text for text in dict.fromkeys(null) if text not in strings]
     contrast = len(others) >= FEWEST
-    heat = on.model.heat(on.given(row, image), strings, others if contrast else None).cpu().numpy()
-    return Look(image, alt, texts, heat, box, contrast=contrast)
+    heat = on.model.heat(on.given(row, look.image), strings, others if contrast else None).cpu().numpy()
+    return look._replace(heat=heat, box=box, contrast=contrast)

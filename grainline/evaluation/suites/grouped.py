@@ -1,218 +1,211 @@
-"""What a model makes of captions with annotated phrases: groups of their tokens, clusters of their states.
+"""The groups that a model makes of the tokens of captions, and clusters of the states of these tokens.
 
-Captions are read batch by batch; states of tokens are clustered at once and not kept.
+Captions are read batch by batch, as they are and with their words in another order. States are clustered at
+once and not stored.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from grainline.data.batches import texts_of
+from grainline.errors import UserError
+from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.suites.annotations import Caption, Token, segments, shuffled, tokens_of, up_to
-from grainline.evaluation.suites.baselines import CLUSTERINGS, SEED, Labelled, can_cluster, clusterings
-from grainline.methods.base import HasTokenGroups
+from grainline.evaluation.suites.annotations import (
+    Caption,
+    Token,
+    captions_of,
+    segments,
+    shuffled,
+    tokens_of,
+    up_to,
+)
+from grainline.evaluation.suites.baselines import SEED, Labelled, can_cluster, clusterings
+from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import to
 
+BARE = "texts have no marked phrase and are left out"
+UNMAPPED = "texts are left out, because their tokens cannot be told apart"
+OVERFLOW = "phrases lie beyond what the model reads and are left out"
+
 
 class Shuffled(NamedTuple):
-    """A caption with its words in another order, as a method groups it."""
+    """The groups of a caption with its words in another order."""
 
-    found: Labelled
-    staying: np.ndarray  # [P, L] bool, phrases at the places of their words
-    going: np.ndarray  # [P, L] bool, phrases that go with their words
+    groups: Labelled
+    in_place: np.ndarray  # [P, L] bool, phrases at the places of their words
+    moved: np.ndarray  # [P, L] bool, phrases that go with their words
 
 
-class Grouped(NamedTuple):
-    """Captions with the tokens of their phrases, and what became of them. Begin and end are left out."""
+@dataclass
+class Grouped:
+    """Captions with the tokens of their phrases, in groups and clusters; without begin and end tokens."""
 
-    texts: tuple[str, ...]
-    tokens: tuple[tuple[Token, ...], ...]
-    image: tuple[int, ...]  # whose caption it is
-    gold: tuple[np.ndarray, ...]  # [P, L] bool, the tokens of each phrase
-    soft: (
-        tuple[np.ndarray, ...] | None
-    )  # [K, L] how much of a token each group takes; None: the method has none
-    shuffled: tuple[Shuffled, ...] | None
-    clusters: dict[str, tuple[Labelled, ...]]  # by clustering; {} where there is none
-    words: bool  # whether the method keeps a state of every token
-    bare: int  # texts without a phrase
-    unmapped: int  # texts whose tokens could not be told apart
-    lost: int  # phrases beyond what the model reads
-    cut: int  # texts longer than the model reads
+    texts: list[str] = field(default_factory=list)
+    tokens: list[list[Token]] = field(default_factory=list)
+    image: list[int] = field(default_factory=list)  # of each caption
+    gold: list[np.ndarray] = field(default_factory=list)  # [P, L] bool, the tokens of each phrase
+    soft: list[np.ndarray] = field(default_factory=list)  # [K, L] share of each token in every group, if any
+    shuffled: list[Shuffled] = field(default_factory=list)  # [] for a method without groups, as `soft`
+    clusters: dict[str, list[Labelled]] = field(default_factory=dict)  # by clustering
+    has_states: bool = True  # whether the method has a state of every token
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BARE, UNMAPPED, OVERFLOW), 0))
 
     @property
     def groups(self) -> int | None:
         """How many groups the method has."""
-        return None if self.soft is None else len(self.soft[0])
+        return len(self.soft[0]) if self.soft else None
 
 
-class _Read(NamedTuple):
-    """A caption that waits for its batch."""
-
-    caption: Caption
-    tokens: list[Token]
-    gold: np.ndarray
-    image: int
-
-
-class _Mixed(NamedTuple):
-    """The same with its words in another order."""
+class _Caption(NamedTuple):
+    """A caption, or its words in another order, with the tokens of phrases."""
 
     text: str
-    tokens: list[Token]
-    staying: np.ndarray
-    going: np.ndarray
+    columns: list[int]  # [L] of the tokens
+    gold: tuple[np.ndarray, ...]  # [P, L] bool; of shuffled words in place and moved
 
 
-class Groups:
-    """Collects captions and reads them batch by batch.
+class GroupCollector(Collector):
+    """Reads captions with marked phrases batch by batch.
 
     batch  texts that the model sees at once
+
+    Raises UserError for a method that composes texts of chunks, which are no run of words.
     """
 
     def __init__(self, model: Model, batch: int) -> None:
-        self._model, self._batch, self._grouping = model, batch, makes_groups(model)
-        self._waiting: list[tuple[_Read, _Mixed | None]] = []
-        self._read: list[_Read] = []
-        self._soft: list[np.ndarray] = []
-        self._shuffled: list[Shuffled] = []
-        self._clusters: dict[str, list[Labelled]] = {name: [] for name in CLUSTERINGS}
-        self._words = True
-        self._bare = self._unmapped = self._lost = self._cut = 0
+        if model.method.chunking is not None:
+            raise UserError(
+                f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
+                " methods that read its words one after the other"
+            )
+        self._model, self._batch, self._has_groups = model, batch, makes_groups(model)
+        self.truncated = 0
+        self._waiting: list[tuple[_Caption, _Caption | None]] = []
+        self._grouped = Grouped()
 
-    def add(self, captions: Sequence[Caption], image: int) -> None:
-        """The texts of the next image."""
-        for caption in captions:
+    def add(self, sample: Sample) -> None:
+        out = self._grouped
+        for caption in captions_of(sample.record):
             if not caption.phrases:
-                self._bare += 1
+                out.counts[BARE] += 1
                 continue
-            tokens = self._tokens(caption)
-            gold = None if tokens is None else segments(caption, tokens)
-            if tokens is None or gold is None:
-                self._unmapped += 1
+            tokens = self._tokens_of(caption)
+            if tokens is None:
+                out.counts[UNMAPPED] += 1
                 continue
-            self._lost += len(caption.phrases) - len(gold)
+            gold = segments(caption, tokens)
+            out.counts[OVERFLOW] += len(caption.phrases) - len(gold)
             if not len(gold):
                 continue
-            self._queue(_Read(caption, tokens, gold, image))
+            other = self._in_other_order(up_to(caption, tokens[-1].end)) if self._has_groups else None
+            if self._has_groups and other is None:
+                out.counts[UNMAPPED] += 1
+                continue
+            out.texts.append(caption.text)
+            out.tokens.append(tokens)
+            out.image.append(sample.row)
+            out.gold.append(gold)
+            self._waiting.append((_Caption(caption.text, [one.column for one in tokens], (gold,)), other))
+            if len(self._waiting) == self._batch:
+                self._read_waiting()
 
-    def found(self) -> Grouped:
-        """All of them; the last batch is read now."""
-        self._flush()
-        clustered = self._words and can_cluster() and bool(self._read)
-        return Grouped(
-            tuple(one.caption.text for one in self._read),
-            tuple(tuple(one.tokens) for one in self._read),
-            tuple(one.image for one in self._read),
-            tuple(one.gold for one in self._read),
-            tuple(self._soft) if self._grouping else None,
-            tuple(self._shuffled) if self._grouping else None,
-            {name: tuple(found) for name, found in self._clusters.items()} if clustered else {},
-            self._words,
-            self._bare,
-            self._unmapped,
-            self._lost,
-            self._cut,
-        )
+    def result(self, data: Encodings) -> Grouped:
+        """Raises UserError where no caption has a marked phrase."""
+        self._read_waiting()
+        unmapped = self._grouped.counts[UNMAPPED]
+        if not self._grouped.texts:
+            why = f"; of {unmapped} the tokens cannot be told apart" if unmapped else ""
+            raise UserError(
+                f"no phrase in {data.path} that the model reads is marked in its caption{why}; the phrases"
+                " suite needs regions with a span, as flickr30k-entities and scenes have"
+            )
+        return self._grouped
 
-    def _tokens(self, caption: Caption) -> list[Token] | None:
+    def _tokens_of(self, caption: Caption) -> list[Token] | None:
         method = self._model.method
-        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, caption.edges)
+        edges = sorted({edge for phrase in caption.phrases for run in phrase for edge in run})
+        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, edges)
 
-    def _queue(self, one: _Read) -> None:
-        mixed = None
-        if self._grouping:
-            mixed = self._mixed(one)
-            if mixed is None:
-                self._unmapped += 1
-                return
-        self._read.append(one)
-        self._waiting.append((one, mixed))
-        if len(self._waiting) == self._batch:
-            self._flush()
-
-    def _mixed(self, one: _Read) -> _Mixed | None:
-        """The words that are read, in an order drawn for each caption."""
-        generator = np.random.default_rng((SEED, len(self._read)))
-        staying, going = shuffled(up_to(one.caption, one.tokens[-1].end), generator)
-        tokens = self._tokens(going._replace(phrases=(*going.phrases, *staying.phrases)))
+    def _in_other_order(self, caption: Caption) -> _Caption | None:
+        """The words of a caption in an order of its own; None where tokens or phrases have no places."""
+        generator = np.random.default_rng((SEED, len(self._grouped.texts)))
+        in_place, moved = shuffled(caption, generator)
+        tokens = self._tokens_of(moved._replace(phrases=(*moved.phrases, *in_place.phrases)))
         if tokens is None:
             return None
-        both = segments(staying, tokens), segments(going, tokens)
-        return _Mixed(staying.text, tokens, *both) if all(len(gold) for gold in both) else None
+        gold = segments(in_place, tokens), segments(moved, tokens)
+        return _Caption(moved.text, [one.column for one in tokens], gold) if all(map(len, gold)) else None
 
-    def _flush(self) -> None:
+    def _read_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        reads = [one for one, _ in waiting]
-        texts = [one.caption.text for one in reads]
-        parted = self._model.read(texts)
-        self._cut += sum(parted.truncated)
-        self._soft += self._soft_of(texts, [one.tokens for one in reads])
-        mixed = [one for _, one in waiting if one is not None]
-        taken = self._soft_of([one.text for one in mixed], [one.tokens for one in mixed])
-        self._shuffled += [
-            Shuffled(hard(soft), one.staying, one.going) for soft, one in zip(taken, mixed, strict=True)
-        ]
-        if self._words and can_cluster():
-            self._cluster(texts, reads, [sum(map(len, ids)) for ids in parted.ids])
+        out, captions = self._grouped, [one for one, _ in waiting]
+        texts = [one.text for one in captions]
+        read = self._model.read(texts)
+        self.truncated += sum(read.truncated)
+        if self._has_groups:
+            out.soft += self._soft_of(captions)
+            others = [other for _, other in waiting if other is not None]
+            for soft, other in zip(self._soft_of(others), others, strict=True):
+                out.shuffled.append(Shuffled(hard(soft), *other.gold))
+        if out.has_states and can_cluster():
+            states = self._states(texts, [sum(map(len, ids)) for ids in read.ids])
+            if states is None:
+                out.has_states, out.clusters = False, {}
+                return
+            for one, caption in zip(states, captions, strict=True):
+                for name, labelled in clusterings(one[caption.columns]).items():
+                    out.clusters.setdefault(name, []).append(labelled)
 
-    def _soft_of(self, texts: Sequence[str], tokens: Sequence[Sequence[Token]]) -> list[np.ndarray]:
-        """How much of each token every group takes, [K, L] for each text; [] for a method without groups."""
-        if not texts or not self._grouping:
-            return []
-        weight = _token_groups(self._model, texts)
+    def _soft_of(self, captions: Sequence[_Caption]) -> list[np.ndarray]:
+        """The share of each token in every group: [K, L] for each caption"""
+        weight = _token_groups(self._model, [one.text for one in captions]).weight
         assert weight is not None
-        taken = weight.float().cpu().numpy()
-        found = [one[:, [token.column for token in mine]] for one, mine in zip(taken, tokens, strict=True)]
-        refuse_nan(sum(bool(np.isnan(one).any()) for one in found), len(found))
-        assert all(np.allclose(one.sum(0), 1, atol=1e-3) for one in found), "a token is not shared out"
-        return found
-
-    def _cluster(self, texts: Sequence[str], reads: Sequence[_Read], lengths: Sequence[int]) -> None:
-        """Clusters of the states of each caption, if there is a state of every token."""
-        states = self._states(texts, lengths)
-        self._words = states is not None
-        if states is None:
-            return
-        for one, read in zip(states, reads, strict=True):
-            for name, labelled in clusterings(one[[token.column for token in read.tokens]]).items():
-                self._clusters[name].append(labelled)
+        soft = [x[:, one.columns] for x, one in zip(weight.float().cpu().numpy(), captions, strict=True)]
+        refuse_nan(sum(bool(np.isnan(one).any()) for one in soft), len(soft))
+        assert all(np.allclose(one.sum(0), 1, atol=1e-3) for one in soft), "shares of a token sum to 1"
+        return soft
 
     @torch.no_grad()
     def _states(self, texts: Sequence[str], lengths: Sequence[int]) -> np.ndarray | None:
-        """The state of every token, [n, L, W]; None where the method keeps none."""
-        method = self._model.method
-        if isinstance(method, HasTokenGroups):
-            ids = to(texts_of(self._model.read(texts).ids), self._model.device)
-            states: np.ndarray = method.token_groups(ids).states.float().cpu().numpy()
+        """The state of every token, [n, L, W]; None where the method has none."""
+        model = self._model
+        if isinstance(model.method, HasTokenGroups):
+            states: np.ndarray = _token_groups(model, texts).states.float().cpu().numpy()
             return states
-        encoded = self._model.encode(texts=texts)
-        each = encoded.mask.sum(1).tolist() == list(lengths)
-        return encoded.tokens.float().cpu().numpy() if each else None
+        truncated = model.cut
+        encoded = model.encode(texts=texts)
+        self.truncated -= model.cut - truncated  # they are counted already
+        return encoded.tokens.float().cpu().numpy() if encoded.mask.sum(1).tolist() == lengths else None
 
 
 def makes_groups(model: Model) -> bool:
     """Whether a model puts tokens into groups; the baseline of the Text Group Transformer does not."""
-    return isinstance(model.method, HasTokenGroups) and _token_groups(model, ["a"]) is not None
+    return isinstance(model.method, HasTokenGroups) and _token_groups(model, ["a"]).weight is not None
+
+
+def require_groups(model: Model) -> None:
+    """Raise UserError for a figure of groups that a model does not make."""
+    if not makes_groups(model):
+        raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
 
 
 @torch.no_grad()
-def _token_groups(model: Model, texts: Sequence[str]) -> Tensor | None:
-    """The weights of the groups of some texts; None for a model without groups."""
+def _token_groups(model: Model, texts: Sequence[str]) -> TokenGroups:
     assert isinstance(model.method, HasTokenGroups)
-    return model.method.token_groups(to(texts_of(model.read(texts).ids), model.device)).weight
+    return model.method.token_groups(to(texts_of(model.read(texts).ids), model.device))
 
 
 def hard(soft: np.ndarray) -> Labelled:
-    """Each token to the group that takes most of it, of equals the first. soft: [K, L]
+    """Each token to the group with its largest share, the first of equals. soft: [K, L]
 
-    Groups behind the last that takes anything are not used by the caption, and do not count as empty.
+    Groups behind the last one with a share of any token are not used by the caption, and are not counted.
     """
     return Labelled(soft.argmax(0), int(np.flatnonzero(soft.sum(1) > 0)[-1]) + 1)

@@ -7,8 +7,8 @@ al., arXiv 2602.02977, whose figures show it). In three steps:
   3. AUROC: the share of pairs of a foreign and an own part in which the foreign one has the larger weight.
 
 A pair that is equal counts one half. The other text is the next one in a fixed random order of all distinct
-texts, so that each text serves as a foreign one as often as it serves as an own one. A part that both texts
-have is true of the image, and does not count as a foreign one.
+texts, so that each text is a foreign one as often as an own one. A part that both texts have is true of the
+image, and does not count as a foreign one.
 """
 
 import copy
@@ -18,17 +18,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 
 from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    Suite,
+    mean_metric,
+    mean_of,
+)
 from grainline.evaluation.text_attention import (
     Part,
     attention_maps,
@@ -37,10 +44,9 @@ from grainline.evaluation.text_attention import (
     parts_of,
     require_attention,
 )
-from grainline.methods.base import Method
 from grainline.model import Model
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
 AUROC, WITHIN = "AUROC of the empty slot", "AUROC within an image"
@@ -48,15 +54,12 @@ OWN, OTHER = "empty slot, own texts", "empty slot, other texts"
 ROLES = ("own", "of another image")  # of parts on the page
 SEED = 0  # of the order of texts: results that are compared or pooled must pair the same texts
 
-EncodeTexts = Callable[[Sequence[str]], Encoded]
-Split = Callable[[str], list[str]]  # a text to its parts
-
 
 class EmptySlots(NamedTuple):
     """The weights of the empty slot in an image, for its own text and for another one."""
 
     own: tuple[tuple[str, float], ...]  # its parts, each with the weight of the empty slot
-    other: tuple[tuple[str, float], ...]
+    other: tuple[tuple[str, float], ...]  # a part that both texts have is no foreign one
     foreign: str  # the whole of the other text
 
 
@@ -76,38 +79,28 @@ class InactivitySuite(Suite[NoOptions]):
         require_attention(model.method, model.description.method, f"--suite {self.name}")
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        method = model.method
-        uncounted = copy.copy(model)  # has its own count of truncated texts
-        number = uncounted.encode(texts=["a"]).tokens.shape[1]
-        assert settings.captions is not None, "the frame sets them"
-        other = partners(texts_in(source, settings.captions), lambda text: parts_of(method, text, number))
-        encode, again = (lambda texts, m=m: m.encode(texts=texts) for m in (model, uncounted))
-        return EmptySlotCollector(method, encode, again, other)
+        return EmptySlotCollector(model, source, self.choose_captions(settings.captions))
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError without two different texts, and for weights that are not a number."""
         slots: tuple[EmptySlots | None, ...] = self.collected(data)
-        image = [i for i, one in enumerate(slots) if one is not None]
-        usable = [one for one in slots if one is not None]
+        usable = {i: one for i, one in enumerate(slots) if one is not None}
         if not usable:
             raise UserError(
                 f"all texts of {data.path} say the same; the {self.name} suite compares different ones"
             )
         scores = {
-            name: [[weight for _, weight in getattr(one, field)] for one in usable]
-            for name, field in ((OWN, "own"), (OTHER, "other"))
+            OWN: [[weight for _, weight in one.own] for one in usable.values()],
+            OTHER: [[weight for _, weight in one.other] for one in usable.values()],
         }
         weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
         refuse_nan(int(np.isnan(weights).sum()), len(weights))
-        texts = [
-            text for i, one in zip(image, usable, strict=True) for text in (data.strings[i], one.foreign)
-        ]
-        queries = {"keys": list(data.keys), "image": image, "texts": digest(texts), "scores": scores}
+        texts = [text for i, one in usable.items() for text in (data.strings[i], one.foreign)]
+        queries = {"keys": list(data.keys), "image": [*usable], "texts": digest(texts), "scores": scores}
         notes = []
-        if len(slots) > len(image):
-            notes.append(
-                f"{len(slots) - len(image)} images have no other text to compare with and are left out"
-            )
+        alone = len(slots) - len(usable)
+        if alone:
+            notes.append(f"{alone} images have no other text to compare with and are left out")
         if len(np.unique(weights)) < len(weights):
             notes.append("in AUROC a tie counts one half")
         return Outcomes(queries, tuple(notes), {"order_seed": SEED}, {"parts": len(weights)})
@@ -115,36 +108,25 @@ class InactivitySuite(Suite[NoOptions]):
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images, the same for every metric."""
         tables = [_metrics_of_run(run["scores"], settings) for run in runs]
-        return {
-            name: metric._replace(
-                value=float(np.mean([table[name].value for table in tables])),
-                samples=np.mean([table[name].samples for table in tables], axis=0),
-                queries=sum(table[name].queries for table in tables),
-                ties=sum(table[name].ties for table in tables),
-            )
-            for name, metric in tables[0].items()
-        }
+        return {name: mean_of([table[name] for table in tables]) for name in tables[0]}
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """By AUROC within the image; of equals by the difference of the means."""
+        slots = [(i, one) for i, one in enumerate(self.collected(on.data)) if one is not None]
+        weights = [([w for _, w in one.own], [w for _, w in one.other]) for _, one in slots]
+        share = [within(*both) for both in weights]
+        gap = [float(np.mean(other) - np.mean(own)) for own, other in weights]
+
+        def case(place: int) -> Case:
+            i, one = slots[place]
+            return Case(f"AUROC {100 * share[place]:.1f} %", on.data.keys[i], look=_look(on, i, one))
+
         order = (
             "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
-            " weight of what it looks at beside it. All maps of all images share one scale."
+            " weight of the image tokens. All maps of all images share one scale."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Images: told apart least", hint(f"{order} {on.crop_sentence()}") + _html(worst, "l")),
-            Section("Images: told apart best", hint(order) + _html(best, "b")),
-        ]
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Emptied"]:
-        """The images with the least (sign 1) or largest (-1) AUROC; of equals by the difference of means."""
-        ranked = []
-        for i, one in enumerate(self.collected(on.data)):
-            if one is not None:
-                own, other = ([weight for _, weight in side] for side in (one.own, one.other))
-                ranked.append((within(own, other), float(np.mean(other) - np.mean(own)), i, one))
-        ranked.sort(key=lambda one: (sign * one[0], sign * one[1], one[2]))
-        return [Emptied(_look(on, i, one), on.data.keys[i], share) for share, _, i, one in ranked[:number]]
+        titles = ("Images: told apart least", "Images: told apart best")
+        return on.both_ends(titles, order, extremes(share, gap, number=number), case)
 
 
 def texts_in(source: Source, captions: Captions) -> list[str]:
@@ -159,8 +141,10 @@ def texts_in(source: Source, captions: Captions) -> list[str]:
     return out
 
 
-def partners(texts: Sequence[str], split: Split) -> dict[str, str]:
+def partners(texts: Sequence[str], split: Callable[[str], list[str]]) -> dict[str, str]:
     """For each distinct text another one with a part that it lacks: the next in an order fixed by SEED.
+
+    split  a text to its parts
 
     A text without such another one is left out.
 
@@ -180,52 +164,43 @@ def partners(texts: Sequence[str], split: Split) -> dict[str, str]:
 
 
 class EmptySlotCollector(Collector):
-    """Takes the weights of each image while its tokens are there.
+    """Takes the weights of each image while its tokens are there."""
 
-    encode            encodes the texts of images
-    encode_uncounted  encodes them as texts of other images, where truncated ones are not counted
-    other             text -> the text of another image
-    """
-
-    def __init__(
-        self, method: Method, encode: EncodeTexts, encode_uncounted: EncodeTexts, other: dict[str, str]
-    ) -> None:
-        self._method, self._encode, self._encode_uncounted = method, encode, encode_uncounted
-        self._other = other
+    def __init__(self, model: Model, source: Source, captions: Captions) -> None:
+        uncounted = copy.copy(model)  # has its own count of truncated texts
+        parts = uncounted.encode(texts=["a"]).tokens.shape[1]
+        self._model, self._uncounted = model, uncounted
+        self._other = partners(
+            texts_in(source, captions), lambda text: parts_of(model.method, text, parts)
+        )  # text -> the text of another image
         self._slots: list[EmptySlots | None] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        strings = [text for (text,) in texts]
-        own = attention_of(self._method, images, self._encode(strings), strings)
+        method, strings = self._model.method, [text for (text,) in texts]
+        own = attention_of(method, images, self._model.encode(texts=strings), strings)
         there = [i for i, text in enumerate(strings) if text in self._other]
         foreign = [self._other[strings[i]] for i in there]
-        other: dict[int, list[Part]] = {}
+        other: list[list[Part]] = []
         if there:
             some = rows(images, torch.tensor(there, device=images.vector.device))
-            parts = attention_of(self._method, some, self._encode_uncounted(foreign), foreign)
-            other = dict(zip(there, parts, strict=True))
-        self._slots += [
-            _slots(parts, other[i], self._other[strings[i]]) if i in other else None
-            for i, parts in enumerate(own)
-        ]
+            other = attention_of(method, some, self._uncounted.encode(texts=foreign), foreign)
+        slots: list[EmptySlots | None] = [None] * len(strings)
+        for i, text, parts in zip(there, foreign, other, strict=True):
+            known = {_key(part.words) for part in own[i]}
+            slots[i] = EmptySlots(
+                tuple((part.words, part.empty) for part in own[i]),
+                tuple((part.words, part.empty) for part in parts if _key(part.words) not in known),
+                text,
+            )
+        self._slots += slots
 
     def result(self, data: Encodings) -> tuple[EmptySlots | None, ...]:
         """Of every image; None where no other text has a part that its own lacks."""
         return tuple(self._slots)
 
 
-def _slots(own: Sequence[Part], other: Sequence[Part], foreign: str) -> EmptySlots:
-    """A part that both texts have is no foreign one."""
-    known = {_key(part.words) for part in own}
-    return EmptySlots(
-        tuple((part.words, part.empty) for part in own),
-        tuple((part.words, part.empty) for part in other if _key(part.words) not in known),
-        foreign,
-    )
-
-
 def _key(words: str) -> str:
-    """What two parts have alike that say the same: only the last of a text may keep its period."""
+    """Equal for parts with the same words: only the last of a text may end in a period."""
     return words.rstrip(" .")
 
 
@@ -268,28 +243,13 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     tied = int(np.isin(place[other], place[~other]).sum())
     inside = np.array([within(*pair) for pair in zip(*sides, strict=True)])
     ties = sum(bool(set(own) & set(foreign)) for own, foreign in zip(*sides, strict=True))
-    again = replicates(inside, **settings.bootstrap)
     out = {
         AUROC: MetricSamples(auroc(place, other), samples, len(weight), 0.5, tied, "share"),
-        WITHIN: MetricSamples(float(inside.mean()), again, len(inside), 0.5, ties, "share"),
+        WITHIN: mean_metric(inside, None, len(inside), 0.5, ties, "share", settings),
     }
     for name, kind in ((OWN, ~other), (OTHER, other)):
-        samples = replicates(weight[kind], image[kind], **settings.bootstrap)
-        out[name] = MetricSamples(float(weight[kind].mean()), samples, int(kind.sum()), None, 0, "share")
+        out[name] = mean_metric(weight[kind], image[kind], int(kind.sum()), None, 0, "share", settings)
     return out
-
-
-class Emptied(NamedTuple):
-    """An image on the page with the parts of its own text and of another one."""
-
-    look: Look  # the image, and the parts of both texts, each with the weight of its empty slot
-    name: str  # of the image
-    share: float  # of pairs of both in which the foreign part has the larger weight
-
-
-def _html(shown: Sequence[Emptied], name: str) -> Markup:
-    """Images one below the other. name: letters and digits, another one for each list on a page"""
-    return render("empty.html", shown=shown, name=name)
 
 
 def _look(on: Evaluation, row: int, one: EmptySlots) -> Look:

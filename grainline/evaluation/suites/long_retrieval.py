@@ -1,29 +1,26 @@
 """Retrieval with long captions: under which protocol a set is read, and the card that says so.
 
-The metrics are those of retrieval. Numbers of papers on such sets differ by what is compared: which text of a
-record, how it is cleaned, which images. A rule settles that for a set, and a card tells it with the result.
+The metrics are those of retrieval. Numbers of papers on such sets differ by the text of a record they read,
+how it is cleaned, and the images. A rule settles that for a set, and a card in the result says it.
 The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read them, as far as that is known.
 """
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from grainline.data.benchmarks.long_captions import LongCaptions
-from grainline.data.descriptions import Descriptions
 from grainline.data.formats.common import FileSource, digest
 from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
-from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import Outcomes, Settings
+from grainline.evaluation.suite import Inputs, Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.model import Model
-from grainline.report.page import Section, facts
 
 DEFAULT, PLAIN = "default", "plain"
 
@@ -43,16 +40,16 @@ class Rule(NamedTuple):
 
     benchmark: str  # of the source
     name: str  # of the set, for people
-    text: Callable[[str], str]  # what is done with the text of the file
+    text: Callable[[str], str]  # cleans the text of the file
     rows: int | None  # the first so many; None: all
     pairs: int  # of the whole set
-    which: str  # text of a record is taken, and why
+    which: str  # text of a record is read, and why
     images: str
     papers: str  # how far it is from them
 
 
 class Card(NamedTuple):
-    """What a result was measured under, in words. `pairs` 0: nobody says how many there should be."""
+    """The texts and images behind a result, in words."""
 
     set: str
     protocol: str
@@ -61,14 +58,14 @@ class Card(NamedTuple):
     captions: str
     ranks: str
     papers: str
-    pairs: int
+    pairs: int  # 0: no published number of pairs
 
     def for_images(self, images: int) -> dict[str, str]:
         """The card for a result on so many images."""
+        words = self._asdict()
+        del words["pairs"]
         of = f" of {self.pairs:,}" if self.pairs else ""
-        names = ("set", "protocol", "text", "images", "captions", "ranks", "papers")
-        words = {name: getattr(self, name) for name in names}
-        return {**words, "images": f"{images:,}{of}: {self.images}"}
+        return words | {"images": f"{images:,}{of}: {self.images}"}
 
 
 def rejoined(text: str) -> str:
@@ -100,11 +97,6 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def as_it_stands(text: str) -> str:
-    """The text."""
-    return text
-
-
 _CUT = "cut at line breaks, </s> and periods and joined again by '. ', as FLAIR reads it"
 _SHARE = "the second turn of conversations, which describes the image"
 _CAFT = "CAFT names the set and not its reader; FLAIR's is taken, which CAFT builds upon."
@@ -117,7 +109,7 @@ RULES: dict[str, Rule] = {
         _CAFT,
     ),
     "docci": Rule(
-        *("docci", "DOCCI", as_it_stands, None, 5000),
+        *("docci", "DOCCI", str, None, 5000),
         "the full description as it stands",
         "the test split",
         "FLAIR's own file of DOCCI holds single sentences, which is another task.",
@@ -170,6 +162,7 @@ class LongRetrievalSuite(RetrievalSuite):
     """The metrics of retrieval on a set of long captions, each set under its own protocol."""
 
     name = "long-retrieval"
+    card = ("Protocol", "What was compared, and how far it is from published numbers")
     Options = LongRetrievalOptions
     captions = ("whole", "first")
     reads = "one text an image"
@@ -178,32 +171,22 @@ class LongRetrievalSuite(RetrievalSuite):
     def fold_protocol(self) -> str:
         return "plain"
 
-    def encode(
-        self,
-        model: Model,
-        source: Source,
-        settings: Settings = Settings(),  # noqa: B008
-        descriptions: Descriptions | None = None,
-        progress: Progress | None = None,
-    ) -> Encodings:
+    def walk(self, inputs: Inputs) -> Encodings:
         """Raises UserError for a protocol of another set too."""
-        source, card = under(source, self.options.protocol, self.choose_captions(settings.captions))
-        data = super().encode(model, source, settings, descriptions, progress)
-        return data._replace(collected={self.name: card})
+        source, card = under(inputs.source, self.options.protocol, inputs.settings.captions or "whole")
+        return super().walk(inputs._replace(source=source))._replace(collected={self.name: card})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         card: Card = self.collected(data)
-        plain = super().outcomes(scorer, data, settings)
-        notes = plain.notes + notes_of_card(card, data.strings, len(data.keys))
-        return plain._replace(
-            notes=notes, settings={"card": card.for_images(len(data.keys))}, protocol=card.protocol
-        )
-
-    def sections(self, on: Evaluation) -> list[Section]:
-        card = facts(
-            on.result.settings["card"], "What was compared, and how far it is from published numbers"
-        )
-        return [Section("Protocol", card), *super().sections(on)]
+        plain, images = super().outcomes(scorer, data, settings), len(data.keys)
+        notes = []
+        if card.pairs and images != card.pairs:
+            notes.append(f"{images:,} images here, {card.pairs:,} in {card.set}: its recalls are others")
+        again = len(data.strings) - len(set(data.strings))
+        if again:
+            notes.append(f"{again:,} texts stand at another image too, word for word: they tie exactly")
+        about = {"card": card.for_images(images)}
+        return plain._replace(notes=(*plain.notes, *notes), settings=about, protocol=card.protocol)
 
 
 class Under(FileSource):
@@ -219,16 +202,16 @@ class Under(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         index = range(len(self))[index]
-        return self._source.record(index, self._rule.text(self._source.pairs[index].text))
+        return self._source.record(index, self._rule.text(self._source.text(index)))
 
     def keys(self) -> Iterable[str]:
         """The names of the images."""
-        return (pair.key for pair in self._source.pairs[: len(self)])
+        return islice(self._source.keys(), len(self))
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
-        pairs = self._source.pairs[: len(self)]
-        return digest(part for pair in pairs for part in (pair.key, self._rule.text(pair.text)))
+        texts = (self._rule.text(self._source.text(i)) for i in range(len(self)))
+        return digest(part for pair in zip(self.keys(), texts, strict=True) for part in pair)
 
 
 def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> tuple[Source, Card]:
@@ -239,20 +222,28 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
     Raises UserError for a protocol of another set.
     """
     benchmark = _benchmark(source)
+    own = [name for name, rule in RULES.items() if rule.benchmark == benchmark]
     if protocol == DEFAULT:
-        protocol = next((name for name, rule in RULES.items() if rule.benchmark == benchmark), PLAIN)
+        protocol = own[0] if own else PLAIN
     if protocol == PLAIN:
-        return source, _plain(benchmark, captions)
+        text = "the fullest there is: the long description, else all captions joined as sentences"
+        return source, Card(
+            f"{benchmark}, without its protocol" if benchmark else "none with a protocol of its own",
+            PLAIN,
+            "the first caption" if captions == "first" else text,
+            "all",
+            "one text an image",
+            RANKS,
+            f"No published protocol. {TIES}",
+            0,
+        )
     if protocol not in RULES:
         raise UserError(f"protocol is {protocol!r}; allowed for long-retrieval: {', '.join(PROTOCOLS)}")
     rule = RULES[protocol]
     if rule.benchmark != benchmark:
-        allowed = ", ".join(
-            name for name in PROTOCOLS if name not in RULES or RULES[name].benchmark == benchmark
-        )
         raise UserError(
             f"--protocol {protocol} reads the files of {rule.name}, and {source.path} is not these; allowed"
-            f" here: {allowed}"
+            f" here: {', '.join((DEFAULT, PLAIN, *own))}"
         )
     card = Card(
         rule.name,
@@ -267,34 +258,6 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
     return _read(source, rule), card
 
 
-def notes_of_card(card: Card, texts: tuple[str, ...], images: int) -> tuple[str, ...]:
-    """What keeps a result from the numbers of others."""
-    notes = []
-    if card.pairs and images != card.pairs:
-        notes.append(f"{images:,} images here, {card.pairs:,} in {card.set}: its recalls are others")
-    again = len(texts) - len(set(texts))
-    if again:
-        notes.append(f"{again:,} texts stand at another image too, word for word: they tie exactly")
-    return tuple(notes)
-
-
-def _plain(benchmark: str, captions: str) -> Card:
-    text = {
-        "whole": "the fullest there is: the long description, else all captions joined as sentences",
-        "first": "the first caption",
-    }[captions]
-    return Card(
-        f"{benchmark}, without its protocol" if benchmark else "none with a protocol of its own",
-        PLAIN,
-        text,
-        "all",
-        "one text an image",
-        RANKS,
-        f"No published protocol. {TIES}",
-        0,
-    )
-
-
 def _benchmark(source: Source) -> str:
     """The set that a source is all of; "" where there is no such set. Only ImageInWords has several files."""
     if isinstance(source, Joined):
@@ -305,5 +268,5 @@ def _benchmark(source: Source) -> str:
 def _read(source: Source, rule: Rule) -> Source:
     if isinstance(source, Joined):
         return Joined([_read(one, rule) for one in source.sources])
-    assert isinstance(source, LongCaptions), "the set was found"
+    assert isinstance(source, LongCaptions), "`_benchmark` says so"
     return Under(source, rule)

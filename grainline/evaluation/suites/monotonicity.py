@@ -6,8 +6,8 @@ HiMo-CLIP, arXiv 2511.06653, section 5.1. In three steps:
   3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly, of two and of three subtexts;
      HiMo@K: the mean over the captions of Pearson's correlation of score and number, over all its subtexts.
 
-The paper has HiMo@K for K > 3, its code for any K: both are given. A tie is no rise. It is what a model must
-score that cannot read on, so ties and cut subtexts are counted.
+The paper has HiMo@K for K > 3, its code for any K: both are given. A tie is no rise. A model that reads no
+further than the shorter subtext must tie, so ties and cut subtexts are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,17 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import read_earlier, refuse_other
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import Evaluation, spread
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
+from grainline.evaluation.suite import (
+    MetricSamples,
+    Outcomes,
+    Settings,
+    Strings,
+    Suite,
+    accuracy,
+    mean_metric,
+)
 from grainline.evaluation.suites.subtexts import (
     EACH,
     HALVES,
@@ -39,15 +46,16 @@ from grainline.evaluation.suites.subtexts import (
     sequence_scores,
 )
 from grainline.model import Model
-from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_charts
-from grainline.report.page import Section, hint
-from grainline.report.png import COLOURS, write_png
+from grainline.report.case import CaseList, Table, table_html
+from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, subtext_case
+from grainline.report.page import Section
+from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
 LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
-SHOWN = 4  # images of the figure, unless they are named
+EXAMPLES = 4  # images of the figure, unless they are named
 MOST = len(COLOURS)  # models of the figure
 
 
@@ -75,7 +83,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         super().__init__(options)
         paths = self.options.also_plot
         if len(paths) >= MOST:
-            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit beside the model")
+            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit next to the model")
         self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
@@ -104,30 +112,33 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
                 continue
             value = np.mean([[correlation(one["scores"][i]) for i in images] for one in of], axis=0)  # [Q]
-            samples = replicates(value, **settings.bootstrap)
             number = len(images) * len(runs)
-            out[name] = MetricSamples(float(value.mean()), samples, number, 0.0, tied, "correlation")
+            out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        shown = self.charts(on)  # first: it refuses results of other data
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the worst {EACH} to the best."
         if self.options.samples:
             order = "Named by the option `samples`."
-        body = hint(f"{order} {RULES} {on.crop_sentence()}") + subtext_charts(shown)
-        sections = [Section("Score by subtexts", body)]
+        cases = [subtext_case(one) for one in self.charts(on)]
+        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {on.crop_sentence()}", cases)]
+
+    def sections(self, on: Evaluation) -> list[Section]:
+        charts = super().sections(on)  # first: it refuses results of other data
         if not self.others:
-            return sections
+            return charts
         results = [on.result, *self.others]
-        table = [
-            (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
-            for name, result in zip(labels(results), results, strict=True)
-        ]
-        return [Section("Models side by side", models(table)), *sections]
+        names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
+        rows = []
+        for label, result in zip(labels(results), results, strict=True):
+            values = {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics}
+            rows.append((label, *(values.get(name, "") for name in names)))
+        table = table_html(Table("Models side by side", ("Model", *names), rows))
+        return [Section("Models side by side", table), *charts]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
-        write_png(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+        write_charts(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
 
     def charts(self, on: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
@@ -145,7 +156,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _rows_shown(on, self.options.samples)
+            for i in _figure_rows(on, self.options.samples)
         ]
 
 
@@ -184,7 +195,7 @@ def correlation(scores: Sequence[float]) -> float:
 
 
 def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
-    """What a reader of these metrics has to know."""
+    """Samples that are left out, ties and cut texts."""
     each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
@@ -238,7 +249,7 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _rows_shown(on: Evaluation, keys: Sequence[str]) -> list[int]:
+def _figure_rows(on: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
         place = {key: i for i, key in enumerate(on.data.keys)}
         missing = [key for key in keys if key not in place]
@@ -250,4 +261,4 @@ def _rows_shown(on: Evaluation, keys: Sequence[str]) -> list[int]:
     scores = on.result.queries["sequences"][EACH]["scores"]
     least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
     long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
-    return long[spread(np.array([correlation(scores[i]) for i in long]), SHOWN)].tolist()
+    return long[spread(np.array([correlation(scores[i]) for i in long]), EXAMPLES)].tolist()

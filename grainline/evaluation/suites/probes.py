@@ -27,14 +27,13 @@ from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.page import Section, facts, hint
-from grainline.report.table import Comparison, Rival, comparisons
+from grainline.report.case import Case, CaseList, Panel, Row, lead, marked
 from grainline.types import Encoded, rows
 
 ALL, NOUNS = "all kinds", "noun understanding"
@@ -68,11 +67,11 @@ CARDS = {
     ),
     OTHER_DATA: "each foil of a record against the caption that it was made from; the image of the record",
 }
-"""Which text, which images, which rows: a line for each benchmark."""
+"""The text, images and rows that are compared, of each benchmark."""
 
 
 class Probes(NamedTuple):
-    """P comparisons of a right pair of image and text, which stands first, with a wrong one."""
+    """P comparisons of a right pair of image and text, which is the first, with a wrong one."""
 
     images: Tensor  # [P, 2] int64, rows of the encoded images; twice the same where the texts differ
     pairs: Tensor  # [P, 2] int64, rows of `texts`; twice the same where the images differ
@@ -87,6 +86,7 @@ class ProbesSuite(Suite[NoOptions]):
     """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
 
     name = "probes"
+    card = ("Protocol", "What was compared, for each benchmark")
     captions = ("whole",)
     reads = "foils and their captions"
     needs_text = False
@@ -143,37 +143,35 @@ class ProbesSuite(Suite[NoOptions]):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "By the difference of the two scores; one comparison for each image."
-        worst, best = (comparisons(self.comparisons(on, sign)) for sign in (1, -1))
-        return [
-            Section("Protocol", facts(on.result.settings["card"], "What was compared, for each benchmark")),
-            Section("Probes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
-            Section("Probes: most right", hint(order) + best),
-        ]
-
-    def comparisons(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list[Comparison]:
-        """Those with the smallest lead of the right pair (sign 1) or the largest (-1), one an image."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         probes, data = self.collected(on.data), on.data
         right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
         images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
-        order = np.argsort(sign * (right - wrong), kind="stable")
-        _, first = np.unique(images[order, 0], return_index=True)  # the first comparison of each image
-        out = []
-        for i in order[np.sort(first)[:number]].tolist():
+
+        def case(i: int) -> Case:
             own, other = images[i].tolist()
             true, false = (probes.strings[row] for row in pairs[i])
-            rival = None if own == other else Rival(on.image(other), data.keys[other])
-            scores = float(right[i]), float(wrong[i])
-            out.append(Comparison(on.image(own), data.keys[own], probes.kind[i], true, false, scores, rival))
-        return out
+            by, name = float(right[i]) - float(wrong[i]), data.keys[own]
+            detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
+            if own != other:
+                panels = [
+                    Panel(data.keys[row], on.image(row), f"{which} image, score {score:.3f}")
+                    for which, row, score in (("Right", own, right[i]), ("Wrong", other, wrong[i]))
+                ]
+                return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
+            names = f"True text, score {right[i]:.3f}", f"False text, score {wrong[i]:.3f}"
+            texts = list(zip(names, marked(true, false), strict=True))
+            return Case(lead(by), detail, by > 0, image=on.image(own), alt=f"image {name}", texts=texts)
+
+        order = "By the difference of the two scores; one comparison for each image."
+        titles = ("Probes: most wrong", "Probes: most right")
+        return on.both_ends(titles, order, extremes(right - wrong, image=images[:, 0], number=number), case)
 
 
 def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:
     """Scores of the right pairs and of the wrong ones: [2, P]"""
     pairs = torch.stack([probes.images.T.reshape(-1), probes.pairs.T.reshape(-1)])  # [2, 2P]
-    # Comparisons that share a pair, as foils of one caption do, score it once.
-    unique, back = torch.unique(pairs, dim=1, return_inverse=True)
+    unique, back = torch.unique(pairs, dim=1, return_inverse=True)  # a pair that comes twice is scored once
     return pair_scores(method, images, rows(probes.texts, unique[1]), unique[0])[back].view(2, -1)
 
 
@@ -185,15 +183,15 @@ class ProbeCollector(Collector):
         self._texts = texts
         self._strings: list[str] = []
         self._pairs: list[tuple[int, int, int, int]] = []  # image, other image, text, other text
-        self._kind: list[str] = []
-        self._benchmark: list[str] = []
+        self._names: list[tuple[str, str]] = []  # kind and benchmark of each
 
     def add(self, sample: Sample) -> None:
         row_of: dict[str, int] = {}
         name = next(one.benchmark for one in reversed(self._origins) if one.start <= sample.position)
         for foil in sample.record.foils:
             true, false = (self._row(text, row_of) for text in (foil.true, foil.text))
-            self._append((sample.row, sample.row, true, false), foil.kind, name)
+            self._pairs.append((sample.row, sample.row, true, false))
+            self._names.append((foil.kind, name))
 
     def result(self, data: Encodings) -> Probes:
         """Raises UserError where there is no comparison."""
@@ -203,7 +201,8 @@ class ProbeCollector(Collector):
         for name, one in ((origin.benchmark, one) for origin in self._origins for one in origin.contests):
             if one.right in row_of and one.wrong in row_of:
                 text = self._row(one.text, text_row)
-                self._append((row_of[one.right], row_of[one.wrong], text, text), one.kind, name)
+                self._pairs.append((row_of[one.right], row_of[one.wrong], text, text))
+                self._names.append((one.kind, name))
             else:
                 skipped += 1
         if not self._pairs:
@@ -211,21 +210,17 @@ class ProbeCollector(Collector):
                 f"no probes in {data.path}; this suite needs samples with foils, as in `scenes`, or a"
                 " benchmark of pairs"
             )
-        pairs = torch.tensor(self._pairs)
-        texts = self._texts.of_no_image()
-        names = tuple(self._kind), tuple(self._benchmark), tuple(self._strings)
-        return Probes(pairs[:, :2], pairs[:, 2:], texts, *names, skipped)
+        pairs, (kind, benchmark) = torch.tensor(self._pairs), zip(*self._names, strict=True)
+        strings = tuple(self._strings)
+        return Probes(
+            pairs[:, :2], pairs[:, 2:], self._texts.of_no_image(), kind, benchmark, strings, skipped
+        )
 
     def _row(self, text: str, row_of: dict[str, int]) -> int:
         if text not in row_of:
             row_of[text] = self._texts.add(text)
             self._strings.append(text)
         return row_of[text]
-
-    def _append(self, pair: tuple[int, int, int, int], kind: str, benchmark: str) -> None:
-        self._pairs.append(pair)
-        self._kind.append(kind)
-        self._benchmark.append(benchmark)
 
 
 def _share(runs: Sequence[dict[str, Any]], part: np.ndarray, settings: Settings) -> MetricSamples:

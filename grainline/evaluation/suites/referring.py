@@ -13,21 +13,18 @@ says nothing about the model.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
 from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, count_notes, wilson_ends
 from grainline.evaluation.suites.regions import (
@@ -38,12 +35,11 @@ from grainline.evaluation.suites.regions import (
     ExpressionSuite,
     ImageExpressions,
     number_flat,
+    pixel_maps,
     unit_range,
-    variant,
 )
-from grainline.model import Model, on_pixels
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.model import Model
+from grainline.report.case import Case, CaseList, Look, SentenceScore
 from grainline.types import Encoded
 
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
@@ -115,34 +111,23 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(on.data).expressions
+        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
+        on = self.prepared(on)
+
+        def case(i: int) -> Case:
+            key = on.data.keys[expressions[i].image]
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(on, expressions[i]))
+
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
-            " the map was compared. Images are shown as the model sees them here: pressed into a square."
+            " the map was compared."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Expressions: covered least", hint(order) + _html(worst, "w")),
-            Section("Expressions: covered best", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
-        on.write_heat(path, looks)
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Pointed"]:
-        """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
-        expressions = self.collected(on.data).expressions
-        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
-        order = np.argsort(sign * iou, kind="stable")
-        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
-        return [
-            Pointed(_look(whole, expressions[i]), on.data.keys[expressions[i].image], float(iou[i]))
-            for i in order[np.sort(first)[:number]].tolist()
-        ]
+        titles = ("Expressions: covered least", "Expressions: covered best")
+        places = extremes(iou, image=on.result.queries["image"], number=number)
+        return on.both_ends(titles, order, places, case)
 
 
 class MaskCollector(ExpressionCollector):
@@ -173,8 +158,7 @@ class MaskCollector(ExpressionCollector):
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
         """By Otsu's threshold of the heat, and by two masks that ignore the text."""
         with torch.no_grad():
-            heat = on_pixels(self.method, images, self.method.heat(images, texts), of.size)
-        refuse_nan(int(heat.isnan().any(2).any(1).sum()), len(heat))
+            heat = pixel_maps(self.method, images, self.method.heat(images, texts), of.size)
         self._flat += number_flat(heat)
         true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
         box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
@@ -244,30 +228,17 @@ def centred_box(height: int, width: int) -> np.ndarray:
     return down[:, None] & across[None]
 
 
-class Pointed(NamedTuple):
-    """An expression over its image, on the page."""
-
-    look: Look  # the image with the outline of the right mask, the expression, and its heat
-    name: str  # of the image
-    iou: float  # of the mask by the heat with the right one
-
-
-def _html(shown: Sequence[Pointed], name: str) -> Markup:
-    """Expressions one below the other. name: letters and digits, another one for each list on a page"""
-    return render("pointed.html", shown=shown, name=name)
-
-
 def _look(on: Evaluation, one: Overlap) -> Look:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
-    image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, [SentenceScore(text, 0.0)])
-    given = on.given(one.image, image)
+    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0)])
+    if not isinstance(look.image, Image.Image):
+        return look
+    given = on.given(one.image, look.image)
     mask = on.source[on.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
-    outline = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
-    score = SentenceScore(text, float(on.model.score([given], [text])))
-    heat = on.model.heat(given, [text]).cpu().numpy()
+    outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
+    score = SentenceScore(one.text, float(on.model.score([given], [one.text])))
+    heat = on.model.heat(given, [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
-    return Look(image, alt, [score], heat - heat.mean(), None, outline)
+    return look._replace(sentences=[score], heat=heat - heat.mean(), outline=outline)

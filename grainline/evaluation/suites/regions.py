@@ -1,10 +1,11 @@
-"""What the suites of regions share: their walk over a source, and features, sums and IoU of boxes.
+"""What the suites of regions share: their walk over a source, and features, scores, sums and IoU of boxes.
 
 An expression is the phrase of a region, which names one thing in the image. Tokens of images are not stored:
 each collector reads them while they are there.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -12,13 +13,17 @@ import torch
 from torch import Tensor
 
 from grainline.data.formats.common import digest
-from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.record import Record, Source, content_of
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.score import Cosine, Scorer
 from grainline.evaluation.suite import HEAT as HEAT_MAPS
 from grainline.evaluation.suite import O, Suite
-from grainline.model import Model
+from grainline.methods.base import Method
+from grainline.methods.text_parts import PartPool
+from grainline.model import Model, on_pixels
 from grainline.nn.pooling import roi_align
 from grainline.types import Encoded, full, rows
 
@@ -35,9 +40,16 @@ class RegionSuite(Suite[O]):
     needs_text = encodes_captions = keeps_tokens = False
     figure = HEAT_MAPS
 
+    def prepared(self, on: Evaluation) -> Evaluation:
+        """An evaluation with model and source as the suite reads them."""
+        model, source = self.prepare(on.model, on.source)
+        return on._replace(model=model, source=source)
+
 
 class ExpressionSuite(RegionSuite[O]):
     """A suite that looks for the thing that an expression names, in the whole image squashed to a square."""
+
+    source_variant = "with_expressions"
 
     def check(self, model: Model, source: Source) -> None:
         super().check(model, source)
@@ -48,17 +60,15 @@ class ExpressionSuite(RegionSuite[O]):
             )
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return model.pressed(), variant(source, "with_expressions")
+        return super().prepare(model.pressed(), source)
 
     def queries(self, data: Encodings) -> dict[str, Any]:
         """The fields of `Outcomes.queries` that name the expressions."""
         compared: Compared = self.collected(data)
-        return {
-            "keys": list(data.keys),
-            "texts": digest(one.text for one in compared.expressions),
-            "image": [compared.same[one.image] for one in compared.expressions],
-            "region": [one.region for one in compared.expressions],
-        }
+        text, image, region = zip(
+            *((one.text, one.image, one.region) for one in compared.expressions), strict=True
+        )
+        return region_queries(data, compared.same, text, image, region)
 
     def numbers(self, data: Encodings) -> dict[str, int]:
         """How many texts and expressions there are, for `Outcomes.data`."""
@@ -66,17 +76,16 @@ class ExpressionSuite(RegionSuite[O]):
         return {"texts": len(set(texts)), "expressions": len(texts)}
 
 
-def variant(source: Source, method: str) -> Source:
-    """The source that a method of the source makes of it; a source without this method stays as it is.
-
-    method  with_foils, with_expressions or texts_only
-    """
-    if isinstance(source, Joined):
-        return Joined([variant(one, method) for one in source.sources])
-    if isinstance(source, WithoutCaptions):
-        return WithoutCaptions(variant(source.source, method), source.skip)
-    changed: Source = getattr(source, method)() if hasattr(source, method) else source
-    return changed
+def region_queries(
+    data: Encodings, same: Sequence[int], texts: Iterable[str], image: Iterable[int], region: Iterable[int]
+) -> dict[str, Any]:
+    """The fields of `Outcomes.queries` that name images, texts and regions."""
+    return {
+        "keys": list(data.keys),
+        "texts": digest(texts),
+        "image": [same[row] for row in image],
+        "region": list(region),
+    }
 
 
 class RegionCollector(Collector):
@@ -181,16 +190,53 @@ def unit_range(heat: Tensor) -> Tensor:
     return (values - low) / torch.where(high > low, high - low, 1.0)
 
 
-def number_flat(heat: Tensor) -> int:
+def pixel_maps(method: Method, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:
+    """Heat of tokens [N, L] over the pixels of images of one size: [N, H, W]. Raises UserError for NaN."""
+    maps = on_pixels(method, images, heat, size)
+    refuse_nan(int(maps.isnan().any(2).any(1).sum()), len(maps))
+    return maps
+
+
+def number_flat(maps: Tensor) -> int:
     """How many maps [N, H, W] are the same everywhere."""
-    return int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
+    return int((maps.amax((1, 2)) == maps.amin((1, 2))).sum())
+
+
+def region_scorer(model: Model) -> Scorer:
+    """The scorer of regions, each the mean of its tokens, with texts.
+
+    Raises UserError where image tokens have no places, or no loss makes them like texts.
+    """
+    name, method = model.description.method, model.method
+    if not method.has_layout:
+        raise UserError(f"the image tokens of {name} have no places, so it has no features of regions")
+    if method.tokens_in_text_space:
+        return Cosine()
+    pool = getattr(method, "pool", None)
+    if not isinstance(pool, PartPool):
+        raise UserError(
+            f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
+        )
+    return PooledRegions(pool)
+
+
+class PooledRegions(Cosine):
+    """Scores regions that are one image token each, by what the parts of a text pool of it."""
+
+    pairwise = blockwise = True
+
+    def __init__(self, pool: PartPool) -> None:
+        self.pool = pool
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.pool.cosines(images, texts)
 
 
 # Boxes [B, 4]: left, top, right, bottom in pixels.
 
 
 def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int) -> Tensor:
-    """The mean of image tokens over each box: [B, D]
+    """The mean of image tokens over each box: [B, D]. Raises UserError for NaN.
 
     boxes  in the square of `side` pixels that the model reads
     row    [B] the image of each box
@@ -199,17 +245,20 @@ def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int]
     """
     if grid is not None:
         on_grid = full(images.tokens[:, : grid[0] * grid[1]]).unflatten(1, grid)
-        return roi_align(on_grid, boxes, row, scale=(grid[0] / side, grid[1] / side))[:, 0, 0]
-    assert images.places is not None, "segments without places"
-    places = images.places.flatten(1).long()  # [N, h * w]
-    height, width = images.places.shape[1:]
-    down = _covered(boxes[:, 1], boxes[:, 3], side / height, height)  # [B, h]
-    across = _covered(boxes[:, 0], boxes[:, 2], side / width, width)
-    out = []
-    for i, y, x in zip(row.tolist(), down, across, strict=True):
-        share = y.new_zeros(images.tokens.shape[1]).index_add(0, places[i], (y[:, None] * x).flatten())
-        out.append((share / share.sum()).to(images.tokens.dtype) @ images.tokens[i])
-    return full(torch.stack(out)) if out else full(images.tokens[:0, 0])
+        mean = roi_align(on_grid, boxes, row, scale=(grid[0] / side, grid[1] / side))[:, 0, 0]
+    else:
+        assert images.places is not None, "segments without places"
+        places = images.places.flatten(1).long()  # [N, h * w]
+        height, width = images.places.shape[1:]
+        down = _covered(boxes[:, 1], boxes[:, 3], side / height, height)  # [B, h]
+        across = _covered(boxes[:, 0], boxes[:, 2], side / width, width)
+        means = []
+        for i, y, x in zip(row.tolist(), down, across, strict=True):
+            share = y.new_zeros(images.tokens.shape[1]).index_add(0, places[i], (y[:, None] * x).flatten())
+            means.append((share / share.sum()).to(images.tokens.dtype) @ images.tokens[i])
+        mean = full(torch.stack(means) if means else images.tokens[:0, 0])
+    refuse_nan(int(mean.isnan().any(1).sum()), len(mean))
+    return mean
 
 
 def _covered(low: Tensor, high: Tensor, step: float, number: int) -> Tensor:
@@ -233,15 +282,15 @@ def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
     return whole[:, bottom, right] - whole[:, top, right] - whole[:, bottom, left] + whole[:, top, left]
 
 
-def box_scores(maps: Tensor, boxes: Tensor, alpha: float = ALPHA) -> Tensor:
-    """`box_sums` over area ** alpha: [E, B] float32, rounded so that boxes of equal sums and areas tie.
+def box_scores(maps: Tensor, boxes: Tensor) -> Tensor:
+    """`box_sums` over area ** ALPHA: [E, B] float32, rounded so that boxes of equal sums and areas tie.
 
     >>> corners = torch.zeros(1, 4, 4)
     >>> corners[0, :2, :2], corners[0, 2:, 2:] = 1.0, 0.5
     >>> box_scores(corners, torch.tensor([[0.0, 0, 2, 2], [0, 0, 4, 4], [2, 2, 4, 4]])).tolist()
     [[2.0, 1.5, 1.0]]
     """
-    return (box_sums(maps, boxes) / areas(boxes).pow(alpha)).float()
+    return (box_sums(maps, boxes) / areas(boxes).pow(ALPHA)).float()
 
 
 def areas(boxes: Tensor) -> Tensor:

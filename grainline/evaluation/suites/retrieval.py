@@ -1,16 +1,17 @@
 """Retrieval both ways, fold by fold: do images and texts find each other?
 
-With a shortlist the ranks are those of two stages. With `exact` those of all pairs are computed as well, as
-metrics with names of their own.
+With a shortlist the ranks are those of two stages. With `exact` the ranks among all pairs are metrics of
+their own too.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from grainline.config import Config
 from grainline.data.record import Source
@@ -18,13 +19,11 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.result import Unit
-from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
+from grainline.evaluation.score import Scorer, retrieval_ranks, topk
 from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
-from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, settings_of
+from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
-from grainline.report.page import Section, hint
-from grainline.report.table import Example, Hit, examples
+from grainline.report.case import Case, CaseList, Panel, Row
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5, 10)
@@ -47,7 +46,7 @@ class RetrievalOptions(Config):
     @model_validator(mode="after")
     def _exact_has_shortlist(self) -> "RetrievalOptions":
         if self.exact and self.shortlist is None:
-            raise ValueError("exact ranks by all scores beside a shortlist; set shortlist with it")
+            raise ValueError("exact ranks by all scores next to a shortlist; set shortlist with it")
         return self
 
 
@@ -77,216 +76,145 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         parts = []
         for fold in folds(self.fold_protocol, data.images, data.texts, data.path):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
-            parts.append(
-                {
-                    "images": len(images.image),
-                    "texts": len(texts.image),
-                    **self._ranks(scorer, images, texts, settings.memory),
-                }
-            )
-        queries = {"keys": list(data.keys), "folds": parts}
+            counts = {"images": len(images.image), "texts": len(texts.image)}
+            parts.append(counts | self._ranks(scorer, images, texts, settings.memory))
+        queries, notes = {"keys": list(data.keys), "folds": parts}, self._notes_of_stages(parts)
         if not self.fold_protocol.startswith("coco"):
-            return Outcomes(queries, self._notes_of_stages(queries), protocol=self.fold_protocol)
+            return Outcomes(queries, notes, protocol=self.fold_protocol)
         split = coco_split(data.keys)
-        notes = (f"images of {split}", *self._notes_of_stages(queries))
-        return Outcomes(queries, notes, {"split": split}, protocol=self.fold_protocol)
+        return Outcomes(
+            queries, (f"images of {split}", *notes), {"split": split}, protocol=self.fold_protocol
+        )
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the folds; the bootstrap draws images within each fold, with their queries of all runs.
 
         Both directions draw the same images, which makes the interval of the sum a joint one.
         """
-        folds_of = [run["folds"] for run in runs]
-        most = self.options.shortlist
+        folds_of_runs = zip(*(run["folds"] for run in runs), strict=True)
         table = [
-            _fold_table([run[f] for run in folds_of], most, settings, f) for f in range(len(folds_of[0]))
+            _fold_metrics(fold, self.options.shortlist, settings, number)
+            for number, fold in enumerate(folds_of_runs)
         ]
-        return {name: _mean([fold[name] for fold in table]) for name in table[0]}
+        return {name: mean_of([fold[name] for fold in table]) for name in table[0]}
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
         heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
-        texts, images = self.by_text(on), self.by_image(on)
+        texts = [_text_case(on, query) for query in self._spread(on, "t2i", number)]
+        images = [_image_case(on, query) for query in self._spread(on, "i2t", number)]
         return [
-            Section(
-                "Text to image, best to worst",
-                hint(f"{order} {on.crop_sentence()}{heat}") + examples(texts, "t"),
-            ),
-            Section("Image to text, best to worst", hint(order) + examples(images, "p")),
+            CaseList("Text to image, best to worst", f"{order} {on.crop_sentence()}{heat}", texts),
+            CaseList("Image to text, best to worst", order, images),
         ]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
-        shown = [
-            one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in self.by_text(on)
-        ]
-        on.write_heat(path, [look for look in shown if look is not None])
-
-    def by_text(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
-        """Images retrieved for texts, with the sentences of the text in the right image."""
-        return [_text_example(on, query) for query in self._spread(on, "t2i", number)]
-
-    def by_image(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
-        """Texts retrieved for images."""
-        return [_image_example(on, query) for query in self._spread(on, "i2t", number)]
+        on.write_heat(path, self.cases(on)[0].cases)
 
     def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
+        queries = []
         parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
-        queries = [
-            _Query(fold, row, rank, bool(tied))
-            for fold, one in zip(parts, on.result.queries["folds"], strict=True)
-            for row, rank, tied in zip(
-                (fold.texts if way == "t2i" else fold.images).tolist(),
-                one[way]["rank"],
-                one[way]["tied"],
-                strict=True,
-            )
-        ]
+        for fold, part in zip(parts, on.result.queries["folds"], strict=True):
+            places = (fold.texts if way == "t2i" else fold.images).tolist()
+            outcomes = zip(places, part[way]["rank"], part[way]["tied"], strict=True)
+            queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
         return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
 
     def _ranks(self, method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
         """The outcome of the queries of one fold, both ways."""
-        owner = images.image.tolist(), texts.image[texts.image >= 0].tolist()
         shortlist, exact = self.options.shortlist, self.options.exact
-        both = retrieval_ranks(method, images, texts, memory) if shortlist is None or exact else None
-        if shortlist is None:
-            assert both is not None
-            return {
-                way: _outcomes(one) | {"image": image}
-                for way, one, image in zip(WAYS, both, owner, strict=True)
-            }
-        listed = shortlist_ranks(method, images, texts, shortlist, memory)
-        out = {
-            way: _outcomes(one.ranks) | {"image": image, LISTED: one.listed.int().tolist()}
-            for way, one, image in zip(WAYS, listed, owner, strict=True)
+        out: dict[str, Any] = {
+            "i2t": {"image": images.image.tolist()},
+            "t2i": {"image": texts.image[texts.image >= 0].tolist()},
         }
-        for way, ranks in zip(WAYS, both or (), strict=False):
-            out[way][EXACT] = _outcomes(ranks)
+        if shortlist is not None:
+            listed = shortlist_ranks(method, images, texts, shortlist, memory)
+            for way, one in zip(WAYS, listed, strict=True):
+                out[way] = _outcomes(one.ranks) | out[way] | {LISTED: one.listed.int().tolist()}
+        if shortlist is None or exact:
+            for way, ranks in zip(WAYS, retrieval_ranks(method, images, texts, memory), strict=True):
+                out[way] = out[way] | {EXACT: _outcomes(ranks)} if exact else _outcomes(ranks) | out[way]
         return out
 
-    def _notes_of_stages(self, queries: dict[str, Any]) -> tuple[str, ...]:
+    def _notes_of_stages(self, parts: list[dict[str, Any]]) -> tuple[str, ...]:
         """How much of the work two stages do; nothing where all pairs are scored."""
         number = self.options.shortlist
         if number is None:
             return ()
-        share = share_scored(queries, number)
-        parts = " and ".join(
-            f"{100 * share[way]:.3g} % {name}" for way, name in zip(WAYS, (I2T, T2I), strict=True)
-        )
+        i2t, t2i = (f"{100 * share:.3g} %" for share in share_scored(parts, number))
         exact = "; metrics named exact rank by all scores" if self.options.exact else ""
         return (
-            f"each query scores the {number:,} candidates closest by vector, {parts} of all pairs{exact}",
+            f"each query scores the {number:,} candidates closest by vector, {i2t} {I2T} and {t2i} {T2I}"
+            f" of all pairs{exact}",
         )
 
 
-def share_scored(queries: dict[str, Any], shortlist: int) -> dict[str, float]:
-    """Of all pairs of a query and a candidate, the share that a shortlist lets be scored, each way."""
-    share = {}
-    for way, side in zip(WAYS, ("texts", "images"), strict=True):
-        of = [(len(fold[way]["rank"]), fold[side]) for fold in queries["folds"]]
+def share_scored(folds: list[dict[str, Any]], shortlist: int) -> tuple[float, float]:
+    """Of all pairs of a query and a candidate, the share that a shortlist lets be scored, i2t and t2i."""
+    share = []
+    for way, side in (("i2t", "texts"), ("t2i", "images")):
+        of = [(len(fold[way]["rank"]), fold[side]) for fold in folds]
         scored = sum(number * min(shortlist, size) for number, size in of)
-        share[way] = scored / sum(number * size for number, size in of)
-    return share
+        share.append(scored / sum(number * size for number, size in of))
+    return share[0], share[1]
 
 
 def _outcomes(ranks: Ranks) -> dict[str, list[int]]:
     return {"rank": ranks.rank.tolist(), "tied": ranks.tied.int().tolist()}
 
 
-def _fold_table(
-    runs: list[dict[str, Any]], shortlist: int | None, settings: Settings, number: int
+def _fold_metrics(
+    runs: Sequence[dict[str, Any]], shortlist: int | None, settings: Settings, number: int
 ) -> dict[str, MetricSamples]:
-    """All metrics of one fold; `runs` holds that fold of every run."""
+    """All metrics of one fold, from its outcomes in every run.
+
+    A random ranking stands for chance; with a shortlist it ends after the candidates of that.
+    """
     first = runs[0]
-    unique, count = np.unique(first["t2i"]["image"], return_counts=True)
-    captions = dict(zip(unique.tolist(), count.tolist(), strict=True))
-    many = [captions[image] for image in first["i2t"]["image"]]
-    alone = [1] * len(first["t2i"]["image"])
+    captions = Counter(first["t2i"]["image"])
+    many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
+    bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
-    stages = (("", None, shortlist), (f", {EXACT}", EXACT, None))
-    for of, field, most in stages:
+    for suffix, field, most in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
         if field is not None and not all(field in run[way] for run in runs for way in WAYS):
             continue
-        table: dict[str, MetricSamples] = {}
-        for way, key, positives, size in (
+        for name, way, positives, size in (
             (I2T, "i2t", many, first["texts"]),
-            (T2I, "t2i", alone, first["images"]),
+            (T2I, "t2i", one, first["images"]),
         ):
-            outcomes = [run[key] if field is None else run[key] | run[key][field] for run in runs]
-            chance = _Chance(positives, size, most)
-            table |= _one_way(way, outcomes, chance, settings, number)
-        out |= {name + of: one for name, one in table.items()}
-        out["rSum" + of] = _sum(table)
-    return out
-
-
-class _Chance:
-    """What a random ranking would reach, in a list that ends after the most candidates that are ranked."""
-
-    def __init__(self, positives: list[int], candidates: int, most: int | None) -> None:
-        self.positives, self.candidates, self.most = positives, candidates, most
-
-    def recall(self, k: int) -> float:
-        deep = k if k >= self.candidates else min(k, self.most or k)
-        return chance_recall(self.positives, self.candidates, deep)
-
-    def median(self) -> float:
-        middle = chance_median(self.positives, self.candidates)
-        return self.candidates if self.most is not None and middle > self.most else middle
-
-
-def _one_way(
-    way: str, outcomes: list[dict[str, Any]], random: _Chance, settings: Settings, number: int
-) -> dict[str, MetricSamples]:
-    """Recalls and median rank of one direction of a fold, and what is in the shortlist where there is one."""
-    rank = np.concatenate([one["rank"] for one in outcomes])
-    image = np.concatenate([one["image"] for one in outcomes])
-    ties = sum(sum(one["tied"]) for one in outcomes)
-    hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
-    bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
-    samples = replicates(hits, image, **bootstrap)
-    out = {}
-    for i, k in enumerate(DEPTHS):
-        out[f"{way} R@{k}"] = MetricSamples(
-            hits[:, i].mean(), samples[:, i], len(rank), random.recall(k), ties, "share"
+            outcomes = [run[way] if field is None else run[way] | run[way][field] for run in runs]
+            rank, image = (np.concatenate([x[key] for x in outcomes]) for key in ("rank", "image"))
+            ties, queries = sum(sum(x["tied"]) for x in outcomes), len(rank)
+            hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
+            samples = replicates(hits, image, **bootstrap)
+            for i, k in enumerate(DEPTHS):
+                chance = chance_recall(positives, size, k if k >= size else min(k, most or k))
+                out[f"{name} R@{k}{suffix}"] = MetricSamples(
+                    hits[:, i].mean(), samples[:, i], queries, chance, ties, "share"
+                )
+            samples, middle = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
+            chance = size if most is not None and middle > most else middle
+            out[f"{name} median rank{suffix}"] = MetricSamples(
+                float(np.median(rank)), samples, queries, chance, ties, "rank"
+            )
+            if most is not None and all(LISTED in x for x in outcomes):
+                listed = np.concatenate([x[LISTED] for x in outcomes]).astype(np.float64)
+                samples, chance = replicates(listed, image, **bootstrap), chance_recall(positives, size, most)
+                out[f"{name} in shortlist"] = MetricSamples(
+                    listed.mean(), samples, queries, chance, 0, "share"
+                )
+        recalls = [out[f"{way} R@{k}{suffix}"] for way in (I2T, T2I) for k in DEPTHS]
+        out["rSum" + suffix] = MetricSamples(
+            100 * sum(x.value for x in recalls),
+            100 * np.sum([x.samples for x in recalls], axis=0),
+            recalls[0].queries + recalls[-1].queries,
+            100 * sum(x.chance or 0.0 for x in recalls),
+            recalls[0].ties + recalls[-1].ties,
+            "sum",
         )
-    medians = replicates(rank, image, "median", **bootstrap)
-    out[f"{way} median rank"] = MetricSamples(
-        float(np.median(rank)), medians, len(rank), random.median(), ties, "rank"
-    )
-    if random.most is not None and all(LISTED in one for one in outcomes):
-        listed = np.concatenate([one[LISTED] for one in outcomes]).astype(np.float64)
-        samples = replicates(listed, image, **bootstrap)
-        chance = chance_recall(random.positives, random.candidates, random.most)
-        out[f"{way} in shortlist"] = MetricSamples(listed.mean(), samples, len(rank), chance, 0, "share")
     return out
-
-
-def _sum(fold: dict[str, MetricSamples]) -> MetricSamples:
-    """The sum of the six recalls, in percent."""
-    recalls = [fold[f"{way} R@{k}"] for way in (I2T, T2I) for k in DEPTHS]
-    ends = [fold[f"{way} R@1"] for way in (I2T, T2I)]
-    return MetricSamples(
-        100 * sum(one.value for one in recalls),
-        100 * np.sum([one.samples for one in recalls], axis=0),
-        sum(one.queries for one in ends),
-        100 * sum(one.chance or 0.0 for one in recalls),
-        sum(one.ties for one in ends),
-        "sum",
-    )
-
-
-def _mean(metrics: list[MetricSamples]) -> MetricSamples:
-    """The mean over the folds, whose images were drawn independently of each other."""
-    unit: Unit = metrics[0].unit
-    return MetricSamples(
-        float(np.mean([one.value for one in metrics])),
-        np.mean([one.samples for one in metrics], axis=0),
-        sum(one.queries for one in metrics),
-        float(np.mean([one.chance or 0.0 for one in metrics])),
-        sum(one.ties for one in metrics),
-        unit,
-    )
 
 
 class _Query(NamedTuple):
@@ -297,55 +225,54 @@ class _Query(NamedTuple):
     rank: int
     tied: bool
 
+    def case(self, candidates: Tensor, name: str) -> Case:
+        """A case with the place of the right candidate, and whether a wrong one ties."""
+        tied = "tied with a wrong one, " * self.tied
+        return Case(f"Right one at rank {self.rank:,} of {len(candidates):,}", tied + name)
 
-def _text_example(on: Evaluation, query: _Query) -> Example:
+
+def _text_case(on: Evaluation, query: _Query) -> Case:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
-    images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
-    near = _near(on, images, texts)[1]
-    top = topk(on.model.method, rows(images, near), texts, HITS, settings_of(on.result).memory).t2i
-    hits = [
-        Hit(on.image(row), score, row == own, place, data.keys[row])
-        for place, row, score in _listed(top, query.fold.images[near.cpu()])
-    ]
-    return Example(
-        text,
-        data.keys[own],
-        hits,
-        query.rank,
-        query.tied,
-        len(query.fold.images),
-        look_at(
-            on.model,
-            on.image(own),
-            text,
-            data.described[own] if data.described else None,
-            on.null(own),
-        ),
+    panels = []
+    for place, row, score in _hits(on, query, "t2i"):
+        which = "the right image" if row == own else "a wrong image"
+        alt = f"{data.keys[row]}, rank {place}, {which}"
+        panels.append(Panel("", on.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
+    description = data.described[own] if data.described else None
+    return query.case(query.fold.images, data.keys[own])._replace(
+        quote=text,
+        rows=[Row(panels)],
+        look_title="The sentences in the right image",
+        look=look_at(on.model, on.image(own), text, description, on.null(own)),
     )
 
 
-def _image_example(on: Evaluation, query: _Query) -> Example:
-    data, image = on.data, on.image(query.row)
-    images = rows(data.images, slice(query.row, query.row + 1))
-    texts = rows(data.texts, query.fold.texts)
-    near = _near(on, images, texts)[0]
-    top = topk(on.model.method, images, rows(texts, near), HITS, settings_of(on.result).memory).i2t
-    hits = [
-        Hit(data.strings[row], score, int(data.texts.image[row]) == query.row, place)
-        for place, row, score in _listed(top, query.fold.texts[near.cpu()])
+def _image_case(on: Evaluation, query: _Query) -> Case:
+    data, key = on.data, on.data.keys[query.row]
+    panels = [
+        Panel(
+            data.strings[row], None, f"{place:,}. {score:.3f}", right=int(data.texts.image[row]) == query.row
+        )
+        for place, row, score in _hits(on, query, "i2t")
     ]
-    return Example(image, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
+    return query.case(query.fold.texts, key)._replace(
+        image=on.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
+    )
 
 
-def _near(on: Evaluation, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
-    """The texts, and the images, that are scored for the first query of the other side."""
-    most = on.result.settings["options"]["shortlist"] or max(len(images.image), len(texts.image))
-    texts_of, images_of = candidates(images, texts, most, settings_of(on.result).memory)
-    return texts_of[0], images_of[0]
-
-
-def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:
-    """Place, row among all and score of the best candidates of one query."""
-    listed = zip(of[top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
-    return [(place, row, score) for place, (row, score) in enumerate(listed, 1)]
+def _hits(on: Evaluation, query: _Query, way: str) -> list[tuple[int, int, float]]:
+    """Place, row among all and score of the best candidates of a query."""
+    single, memory = slice(query.row, query.row + 1), settings_of(on.result).memory
+    others = query.fold.images if way == "t2i" else query.fold.texts
+    images = rows(on.data.images, others if way == "t2i" else single)
+    texts = rows(on.data.texts, others if way == "i2t" else single)
+    most = on.result.settings["options"]["shortlist"] or len(others)
+    near = candidates(images, texts, most, memory)[WAYS.index(way)][0]
+    if way == "t2i":
+        images = rows(images, near)
+    else:
+        texts = rows(texts, near)
+    top = topk(on.model.method, images, texts, HITS, memory)[WAYS.index(way)]
+    hits = zip(others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
+    return [(place, row, score) for place, (row, score) in enumerate(hits, 1)]

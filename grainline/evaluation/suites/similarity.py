@@ -5,49 +5,56 @@ Sim of beta-CLIP (Zohra et al., arXiv 2512.12678), for methods that pool an imag
   2. pool the image by each of these texts, as soon as it is encoded;
   3. Sim = mean over images of the mean cosine between two of its features.
 
-Beside each Sim stands the same number of the vectors of the texts. Neither end of the scale is better. Near 1
-an image looks the same to all its texts; the lower Sim is, the more a feature follows its text. Differs from
-the published code: a text that comes twice counts once.
+The suite gives the same number for the vectors of the texts. Neither end of the scale is better. Near 1 an
+image looks the same to all its texts; the lower Sim is, the more a feature follows its text. Differs from the
+published code: a text that comes twice counts once.
+
+own-caption pools every image with its own caption and then retrieves, as beta-CLIP reports retrieval with
+text-conditioned images. The gallery is made from the answers, so this is no retrieval. It stands under its
+own name, to repeat published numbers and to compare them with `retrieval` with `--scoring conditioned`, where
+every image is pooled by every text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from sys import maxsize
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from grainline.data.formats.common import digest
-from grainline.data.phrases.base import Provider
 from grainline.data.phrases.providers import Rules
 from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, numbered, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import Ranks, chance_recall, refuse_nan
+from grainline.evaluation.ranks import chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
 from grainline.types import Encoded, Pair, rows, vectors_only
 
 SIM, TEXTS = "Sim", "cosine of texts"
 SENTENCES, PHRASES, ALL_TEXTS = "sentences", "phrases", "all texts"
 KINDS = (SENTENCES, PHRASES, ALL_TEXTS)
 MOST_SENTENCES, MOST_PHRASES = 5, 30
-"""Of a caption, as many as beta-CLIP trains with (K = 36), so that values speak of the kinds of texts that a
-model learnt from. The first ones, where training samples some: a measurement has to be repeatable.
+"""Of a caption: as many as beta-CLIP trains with (K = 36). The first ones, where training samples some, so
+that a measurement can be repeated.
 """
-
-EncodeTexts = Callable[[Sequence[str]], Encoded]
+DEPTHS = (1, 5, 10)
+WAYS = {"image to captions": "i2t", "caption to images": "t2i"}
+NOTE = (
+    "own-caption is no measure of retrieval: every image is pooled with its own caption, so the gallery is "
+    "made from the answers; a block that ignores the pixels and returns the text scores 100 %. Fair is "
+    "--suite retrieval --scoring conditioned"
+)
 
 
 class MeanCosine(NamedTuple):
@@ -66,20 +73,31 @@ class Likeness(NamedTuple):
     each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
 
 
-class SimilaritySuite(Suite[NoOptions]):
+class TextConditionedSuite(Suite[NoOptions]):
+    """A suite for methods that pool images by texts."""
+
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = keeps_tokens = False
+    replaces_scores = "compares vectors"
+
+    def check(self, model: Model, source: Source) -> None:
+        super().check(model, source)
+        if not isinstance(model.method, TextConditioned):
+            raise UserError(
+                f"{model.description.method} gives no vector of an image as a text sees it; --suite"
+                f" {self.name} measures methods that do, such as beta_clip"
+            )
+
+
+class SimilaritySuite(TextConditionedSuite):
     """Sim over sentences, phrases and all texts, and how alike these texts are."""
 
     name = "similarity"
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
-    keeps_tokens = False
-    replaces_scores = "compares vectors"
     headline = tuple(f"{SIM}, {kind}" for kind in KINDS)
 
-    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        method = text_conditioned(model.method, model.description.method, self.name)
-        return LikenessCollector(method, lambda texts: model.encode(texts=texts), settings.batch_size)
+    def collector(self, model: Model, source: Source, settings: Settings) -> "LikenessCollector":
+        return LikenessCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError if no image has two texts, and for features that are not a number."""
@@ -100,8 +118,8 @@ class SimilaritySuite(Suite[NoOptions]):
             for kind, one in kinds.items()
             if len(one["image"]) < images
         )
-        most = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
-        return Outcomes(queries, notes, most, {"texts": sum(len(one.texts) for one in likeness)})
+        limits = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
+        return Outcomes(queries, notes, limits, {"texts": sum(len(one.texts) for one in likeness)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images, the same for Sim of a kind and its texts."""
@@ -115,28 +133,28 @@ class SimilaritySuite(Suite[NoOptions]):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        likeness: tuple[Likeness, ...] = self.collected(on.data)
+        usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
+
+        def case(place: int) -> Case:
+            i = usable[place]
+            one, key = likeness[i], on.data.keys[i]
+            sim, of_texts = one.cosine[ALL_TEXTS]
+            scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
+            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
+            if len(scores) > MOST_ON_PAGE:
+                detail += f"; the first {MOST_ON_PAGE} texts are shown"
+            return Case(f"Sim {sim:.3f}", detail, look=look)
+
         order = (
             f"By {SIM} over all texts of an image. The score of a text is the mean cosine of the image as"
             " this text sees it with the image as the others do."
         )
-        most, least = self.extremes(on, -1), self.extremes(on, 1)
-        return [
-            Section("Images: most alike", hint(f"{order} {on.crop_sentence()}") + _html(most, "m")),
-            Section("Images: least alike", hint(order) + _html(least, "l")),
-        ]
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Likened"]:
-        """The images whose features are least alike (sign 1) or most alike (-1)."""
-        likeness: tuple[Likeness, ...] = self.collected(on.data)
-        usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
-        out = []
-        for i in sorted(usable, key=lambda i: sign * likeness[i].cosine[ALL_TEXTS].features)[:number]:
-            one, key = likeness[i], on.data.keys[i]
-            scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
-            out.append(Likened(look, key, *one.cosine[ALL_TEXTS], len(scores)))
-        return out
+        titles = ("Images: most alike", "Images: least alike")
+        least, most = extremes([likeness[i].cosine[ALL_TEXTS].features for i in usable], number=number)
+        return on.both_ends(titles, order, (most, least), case)
 
 
 def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
@@ -151,34 +169,30 @@ def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
     }
 
 
-def text_conditioned(method: object, name: str, suite: str) -> TextConditioned:
-    """The method, once it is known to pool images by texts. Raises UserError where it does not.
-
-    name, suite  of the method and of the suite, for the error
-    """
-    if not isinstance(method, TextConditioned):
-        raise UserError(
-            f"{name} gives no vector of an image as a text sees it; --suite {suite} measures methods that "
-            "do, such as beta_clip"
-        )
-    return method
-
-
-class LikenessCollector(Collector):
-    """Pools each image by the texts of its caption while its tokens are there.
+class TextConditionedCollector(Collector):
+    """Pools images by texts while their tokens are there.
 
     batch  texts, and pairs of image and text, in memory at once
     """
 
-    def __init__(self, method: TextConditioned, encode: EncodeTexts, batch: int) -> None:
-        self._method, self._encode, self._batch = method, encode, batch
-        self._provider = Rules()
+    def __init__(self, model: Model, batch: int) -> None:
+        assert isinstance(model.method, TextConditioned)
+        self.model, self.method, self.batch = model, model.method, batch
+
+
+class LikenessCollector(TextConditionedCollector):
+    """Pools each image by the texts of its caption."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        super().__init__(model, batch)
         self._likeness: list[Likeness] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        parts = [texts_of_caption(text, self._provider) for (text,) in texts]
-        place = {text: i for i, text in enumerate(dict.fromkeys(x for of in parts for x in of[ALL_TEXTS]))}
-        encoded = self._encode_all(list(place))
+        parts = [texts_of_caption(text) for (text,) in texts]
+        strings = list(dict.fromkeys(text for of in parts for text in of[ALL_TEXTS]))
+        place = {text: i for i, text in enumerate(strings)}
+        starts = range(0, len(strings), self.batch)
+        encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
         image = torch.tensor([i for i, of in enumerate(parts) for _ in of[ALL_TEXTS]])
         row = torch.tensor([place[text] for of in parts for text in of[ALL_TEXTS]])
         size = [len(of[ALL_TEXTS]) for of in parts]
@@ -189,29 +203,25 @@ class LikenessCollector(Collector):
     def result(self, data: Encodings) -> tuple[Likeness, ...]:
         return tuple(self._likeness)
 
-    def _encode_all(self, texts: Sequence[str]) -> Encoded:
-        starts = range(0, len(texts), self._batch)
-        return stack([vectors_only(self._encode(texts[i : i + self._batch])) for i in starts])
-
     def _pool(self, images: Encoded, texts: Encoded, image: Tensor, row: Tensor) -> Tensor:
         """Images pooled by texts, pair by pair: [P, D]; few at a time, because each brings all tokens."""
         device = images.vector.device
-        pairs = zip(image.to(device).split(self._batch), row.to(device).split(self._batch), strict=True)
-        return torch.cat([self._method.pool_images(rows(images, i), rows(texts, j)).cpu() for i, j in pairs])
+        pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
+        return torch.cat([self.method.pool_images(rows(images, i), rows(texts, j)).cpu() for i, j in pairs])
 
 
-def texts_of_caption(caption: str, provider: Provider) -> dict[str, list[str]]:
+def texts_of_caption(caption: str) -> dict[str, list[str]]:
     """Kind -> its texts, each once, in order; all of them begin with the caption.
 
-    >>> texts_of_caption("A dog runs. It is wet. A dog barks.", Rules())[ALL_TEXTS]
+    >>> texts_of_caption("A dog runs. It is wet. A dog barks.")[ALL_TEXTS]
     ['A dog runs. It is wet. A dog barks.', 'A dog runs.', 'It is wet.', 'A dog barks.', 'A dog']
     """
     cfg = PhrasesConfig(max_phrases=MOST_PHRASES)
-    parts = grains(caption, maxsize, cfg, provider, Random(0), splitter="rules", sampled=False)
+    parts = grains(caption, maxsize, cfg, Rules(), Random(0), splitter="rules", sampled=False)
     sentences = list(dict.fromkeys(parts.sentences))[:MOST_SENTENCES]
     phrases = list(dict.fromkeys(parts.phrases))
-    every = list(dict.fromkeys([parts.caption, *sentences, *phrases]))
-    return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: every}
+    all_texts = list(dict.fromkeys([parts.caption, *sentences, *phrases]))
+    return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: all_texts}
 
 
 def mean_cosines(vectors: Tensor) -> Tensor:
@@ -236,56 +246,23 @@ def _likeness(of: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Li
     return Likeness(tuple(place), {kind: len(texts) for kind, texts in of.items()}, cosine, tuple(each))
 
 
-class Likened(NamedTuple):
-    """An image on the page that was pooled by each of its texts."""
-
-    look: Look  # the image, and its first texts with the mean cosine of its feature with the others
-    name: str  # of the image
-    features: float  # mean cosine between two features of the image
-    texts: float  # mean cosine between two of its texts
-    number: int  # of its texts
-
-
-def _html(shown: Sequence[Likened], name: str) -> Markup:
-    """Images one below the other. name: letters and digits, another one for each list on a page"""
-    return render("alike.html", shown=shown, name=name)
-
-
-# Own captions: every image of the gallery is pooled with its own caption, and then retrieved.
-#
-# This is how beta-CLIP (Zohra et al., arXiv 2512.12678) reports retrieval with text-conditioned images. It
-# is no retrieval: the gallery is made from the answers. It stands under its own name, to repeat published
-# numbers and to show how far they lie from `retrieval` with `--scoring conditioned`, where every image is
-# pooled by every text.
-
-DEPTHS = (1, 5, 10)
-WAYS = {"image to captions": "i2t", "caption to images": "t2i"}
-NOTE = (
-    "own-caption is no measure of retrieval: every image is pooled with its own caption, so the gallery is "
-    "made from the answers; a block that ignores the pixels and returns the text scores 100 %. Fair is "
-    "--suite retrieval --scoring conditioned"
-)
-
-
-class OwnCaptionSuite(Suite[NoOptions]):
+class OwnCaptionSuite(TextConditionedSuite):
     """How often image and caption find each other where the image was pooled with this caption."""
 
     name = "own-caption"
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
-    keeps_tokens = False
-    replaces_scores = "compares vectors"
     headline = tuple(f"own-caption R@1, {way}" for way in WAYS)
 
-    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        method = text_conditioned(model.method, model.description.method, self.name)
-        return OwnCaptionCollector(method, lambda texts: model.encode(texts=texts))
+    def collector(self, model: Model, source: Source, settings: Settings) -> "OwnCaptionCollector":
+        return OwnCaptionCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         pair: Pair = self.collected(data)
         both = retrieval_ranks(Cosine(), pair.images, pair.texts, settings.memory)
-        return Outcomes({"keys": list(data.keys), "i2t": _lists(both.i2t), "t2i": _lists(both.t2i)}, (NOTE,))
+        ranks = {
+            way: {"rank": of.rank.tolist(), "tied": of.tied.int().tolist()}
+            for way, of in zip(("i2t", "t2i"), both, strict=True)
+        }
+        return Outcomes({"keys": list(data.keys), **ranks}, (NOTE,))
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Shares from ranks, means over the runs; the bootstrap draws images, the same ones both ways."""
@@ -303,21 +280,17 @@ class OwnCaptionSuite(Suite[NoOptions]):
         return out
 
 
-def _lists(ranks: Ranks) -> dict[str, list[int]]:
-    return {"rank": ranks.rank.tolist(), "tied": ranks.tied.int().tolist()}
+class OwnCaptionCollector(TextConditionedCollector):
+    """Pools each image by its own text."""
 
-
-class OwnCaptionCollector(Collector):
-    """Pools each image by its own text: a gallery that is made from the answers."""
-
-    def __init__(self, method: TextConditioned, encode: EncodeTexts) -> None:
-        self._method, self._encode = method, encode
+    def __init__(self, model: Model, batch: int) -> None:
+        super().__init__(model, batch)
         self._images: list[Encoded] = []
         self._texts: list[Encoded] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        encoded = vectors_only(self._encode([text for (text,) in texts]))
-        pooled = self._method.pool_images(images, encoded)
+        encoded = vectors_only(self.model.encode(texts=[text for (text,) in texts]))
+        pooled = self.method.pool_images(images, encoded)
         self._images.append(vectors_only(images)._replace(vector=pooled))
         self._texts.append(encoded)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from markupsafe import Markup
 from pydantic import Field
 
 from grainline.config import Config
@@ -22,13 +22,12 @@ from grainline.data.captions import sentences
 from grainline.data.formats.common import digest
 from grainline.data.record import Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
-from grainline.evaluation.examples import EXAMPLES, Evaluation
-from grainline.evaluation.intervals import replicates
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
 from grainline.evaluation.suites.subtexts import EACH, SubtextCollector, Subtexts, sequence_scores, sequences
 from grainline.model import Model
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList
 
 SSI = "SSI"
 FLOOR = 1e-6  # of |s|
@@ -149,39 +148,31 @@ class StabilitySuite(Suite[StabilityOptions]):
             if at_place.any():
                 _, code, number = np.unique(image[at_place], return_inverse=True, return_counts=True)
                 mean = np.bincount(code, change[at_place]) / number  # of each image
-                samples = replicates(mean, **settings.bootstrap)
                 queries = int(at_place.sum()) * len(runs)
                 name = SSI if one is None else f"{SSI}, noise {one}"
-                out[name] = MetricSamples(float(mean.mean()), samples, queries, None, 0, "change")
+                out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
-        most, least = (render("noise.html", shown=self.examples(on, sign)) for sign in (-1, 1))
-        return [
-            Section("Noise: largest change", hint(f"{order} {on.crop_sentence()}") + most),
-            Section("Noise: smallest change", hint(order) + least),
-        ]
-
-    def examples(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Disturbed"]:
-        """The subtexts whose score changes most (sign -1) or least (1), each of another image."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         noise, queries = self.collected(on.data), on.result.queries
-        scores = list(
-            zip(*(queries["scores"][name] for name in (PLAIN, NOISY)), strict=True)
-        )  # of each image
-        change = [sign * changes(*both) for both in scores]
-        order = np.argsort([one.min() for one in change], kind="stable")[:number].tolist()
-        out = []
-        for i in order:
-            j, noisy = int(change[i].argmin()), noise.images[i]
-            before, after = (scores[i][k][j] for k in range(2))
-            out.append(
-                Disturbed(
-                    on.image(i), on.data.keys[i], noisy.texts[j], SENTENCES[noisy.sentence],
-                    place_name(noisy.at[j], noisy.of[j]), (before, after), abs(float(change[i][j])),
-                )
-            )  # fmt: skip
-        return out
+        flat = [(i, j) for i, one in enumerate(noise.images) for j in range(len(one.texts))]
+
+        def case(k: int) -> Case:
+            i, j = flat[k]
+            one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
+            before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
+            title = f"changed by {100 * change[k]:,.2f} %"
+            detail = f"noise {place_name(one.at[j], one.of[j])}, {on.data.keys[i]}"
+            name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
+            text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
+            alt = f"image {on.data.keys[i]}"
+            return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
+
+        change = _all_changes(queries)
+        least, most = extremes(change, image=[i for i, _ in flat], number=number)
+        order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
+        titles = ("Noise: largest change", "Noise: smallest change")
+        return on.both_ends(titles, order, (most, least), case)
 
 
 class NoiseCollector(SubtextCollector):
@@ -308,15 +299,3 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
             f"words behind it; {int((change == 0).sum())} scores did not change at all"
         )
     return tuple(notes)
-
-
-class Disturbed(NamedTuple):
-    """An image with a text into which a sentence was put that has nothing to do with it."""
-
-    image: Image.Image | MissingImage
-    name: str
-    text: str  # with the sentence
-    noise: str  # the sentence
-    place: str  # of the sentence in the text, in words
-    scores: tuple[float, float]  # without and with the sentence
-    change: float  # of the score, as a share of what it was

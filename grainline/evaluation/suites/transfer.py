@@ -1,17 +1,17 @@
 """Transfer: a model that was trained on one set is measured by retrieval on another, without any tuning.
 
-The metrics and protocols are those of retrieval. The result says what the model was trained on, what it is
-tested on, and how many images are in both; the data of training themselves are refused.
+The metrics and protocols are those of retrieval. The result names the training data and the test data, and
+counts the images in both; training data as test data are an error.
 
-The recipe of the run names its data, and those of the runs that it began with. They are opened again, so that
-their fingerprints are those of what lies there now. Images are the same if their files are, byte by byte,
-and drawn scenes if their keys are. Images of other bytes that look the same are counted apart: near copies,
-by a perceptual hash (data/check.py). What checkpoints of others were trained on is not known here.
+The recipe of the run names its data, and those of the runs before it (`init_from`). They are opened again, so
+that their fingerprints are those of today's files. Images are the same if their files are, byte by byte, and
+scenes if their keys are. Images of other bytes that look the same are near copies, by a perceptual hash
+(data/check.py), with a count of their own. The training data of checkpoints of others are unknown here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,24 +21,21 @@ from pydantic import Field
 from grainline.config import read_yaml
 from grainline.data.check import LIMIT, PIXELS, image_hash, near_copies
 from grainline.data.decode import decode
-from grainline.data.descriptions import Descriptions
 from grainline.data.formats.joined import parts_of
 from grainline.data.formats.texts_alone import TextsAlone
 from grainline.data.open_source import open_source, takes_images
 from grainline.data.record import CorruptSample, Source, content_of, keys_of
-from grainline.data.scenes import VERSION
 from grainline.data.scenes.source import Scenes
+from grainline.data.scenes.world import VERSION
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import Outcomes, Settings, Strings
+from grainline.evaluation.suite import Inputs, Outcomes, Settings, Strings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.model import Model, find_run
-from grainline.report.page import Section, facts
+from grainline.model import find_run
 
 RECIPE = "recipe.yaml"
-SHOWN = 5  # pairs of images that look the same
+NAMED_PAIRS = 5  # images that look the same, in a note
 
 
 class Named(NamedTuple):
@@ -50,15 +47,15 @@ class Named(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a model learnt from."""
+    """The training data of a model."""
 
     run: str
     data: tuple[Named, ...]
-    unknown: tuple[str, ...]  # what it began with and nobody can look at
+    unknown: tuple[str, ...]  # checkpoints and runs before it that cannot be examined
 
 
 class Overlap(NamedTuple):
-    """Training data beside test data."""
+    """Training data compared with test data."""
 
     run: str
     paths: tuple[str, ...]
@@ -69,7 +66,7 @@ class Overlap(NamedTuple):
     images: int  # images of the test data that are images of training
     compared: int  # images of the test data that could be read
     near: tuple[tuple[str, str], ...]  # keys of test and training images that look the same, of other bytes
-    unlike: int  # training images beyond those that were compared by their looks
+    unlike: int  # training images that were compared by their bytes alone
 
 
 class TransferOptions(RetrievalOptions):
@@ -85,23 +82,16 @@ class TransferSuite(RetrievalSuite):
 
     name = "transfer"
     Options = TransferOptions
+    card = ("Data", "What was trained on, and what is tested on")
 
     def open_run(self, path: str) -> None:
         assert isinstance(self.options, TransferOptions)
-        self.training = training_of(path, self.options.train_data or None)
+        self.training = training_of(path, self.options.train_data)
 
-    def encode(
-        self,
-        model: Model,
-        source: Source,
-        settings: Settings = Settings(),  # noqa: B008
-        descriptions: Descriptions | None = None,
-        progress: Progress | None = None,
-    ) -> Encodings:
+    def walk(self, inputs: Inputs) -> Encodings:
         """Training data are read first. Raises UserError where the source is among them. Needs `open_run`."""
-        both = overlap(self.training, source, model.method.size, progress)
-        data = super().encode(model, source, settings, descriptions, progress)
-        return data._replace(collected={self.name: both})
+        both = overlap(self.training, inputs.source, inputs.model.method.size, inputs.progress)
+        return super().walk(inputs)._replace(collected={self.name: both})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         both: Overlap = self.collected(data)
@@ -110,17 +100,13 @@ class TransferSuite(RetrievalSuite):
         about = {**plain.settings, "trained": values, "card": _card(both, data)}
         return plain._replace(notes=plain.notes + _notes(both), settings=about)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        card = facts(on.result.settings["card"], "What was trained on, and what is tested on")
-        return [Section("Data", card), *super().sections(on)]
 
+def training_of(model: str, paths: Sequence[str] = ()) -> Training:
+    """The data that the recipe of a run names, and the recipes of the runs before it.
 
-def training_of(model: str, lies: Sequence[str] | None = None) -> Training:
-    """What the recipe of a run names, and the recipes of the runs that it began with.
+    paths  where the training data of the run lie, if not where its recipe says
 
-    lies  where the training data of the run lie, if not where its recipe says
-
-    Raises UserError for what is no run, since nothing says what it was trained on.
+    Raises UserError for a path that is no run, since nothing says what it was trained on.
     """
     home = _home(model)
     if home is None:
@@ -130,31 +116,30 @@ def training_of(model: str, lies: Sequence[str] | None = None) -> Training:
         )
     data: list[Named] = []
     unknown: list[str] = []
-    seen: set[Path] = set()
-    name: str | None = model
-    while name is not None and home is not None and home.resolve() not in seen:
-        seen.add(home.resolve())
+    visited: set[Path] = set()
+    name = model
+    while home is not None and home.resolve() not in visited:
+        visited.add(home.resolve())
         values = read_yaml(home / RECIPE)
         recipe_data = values.get("data") or {}
-        own = list(recipe_data.get("paths") or ())
-        first = name == model and lies is not None
-        images = None if first else recipe_data.get("images")
-        data += [
-            Named(path, images if images and _takes(path) else None, name)
-            for path in (list(lies or ()) if first else own)
-        ]
-        unknown += [f"the checkpoint {found}" for found in _pretrained(values.get("model"))]
-        name = values.get("init_from")
-        home = None if name is None else _home(name)
-    if name is not None and home is None:
-        unknown.append(f"the run {name}, which is not there any more")
+        images = recipe_data.get("images")
+        if paths and name == model:
+            data += [Named(path, None, model) for path in paths]
+        else:
+            own = recipe_data.get("paths") or ()
+            data += [Named(path, images if images and _takes(path) else None, name) for path in own]
+        unknown += [f"the checkpoint {checkpoint}" for checkpoint in _pretrained(values.get("model"))]
+        before = values.get("init_from")
+        home, name = (None, name) if before is None else (_home(before), before)
+        if before is not None and home is None:
+            unknown.append(f"the run {before}, which is not there any more")
     return Training(model, tuple(data), tuple(dict.fromkeys(unknown)))
 
 
 def overlap(training: Training, source: Source, size: int, progress: Progress | None = None) -> Overlap:
     """How much of the test data a model was trained on.
 
-    size      side of drawn images in pixels, as the model reads them
+    size      side of scenes in pixels, as the model reads them
     progress  gets the number of images that were compared, first those of the test data
 
     Raises UserError where the test data are training data (equal fingerprints, equal keys, or every image
@@ -162,53 +147,44 @@ def overlap(training: Training, source: Source, size: int, progress: Progress | 
     """
     opened = [_opened(one, size) for one in training.data]
     fingerprints = tuple(one.fingerprint() for one in opened)
-    tested = set(_keys(source))
-    every: set[str] = set()
+    test_keys = set(_keys(source))
+    train_keys: set[str] = set()
     for one, named, fingerprint in zip(opened, training.data, fingerprints, strict=True):
         _refuse_if(fingerprint == source.fingerprint(), source, named, "their fingerprints are equal")
         keys = set(_keys(one))
-        _refuse_if(keys == tested, source, named, f"all {len(keys):,} keys are the same")
-        every |= keys
-    same = sum(key in every for key in _keys(source))
-    total = len(source) + sum(map(len, opened))
-    count = _Counter(total, progress)
-    mine = list(_contents(source, count))
-    wanted = {one.content for one in mine}
-    hit: set[str] = set()
-    others: list[_Content] = []
-    for one in opened:
-        for content in _contents(one, count):
-            if content.content in wanted:
-                hit.add(content.content)
-            else:
-                others.append(content)
-    images = sum(one.content in hit for one in mine)
+        _refuse_if(keys == test_keys, source, named, f"all {len(keys):,} keys are the same")
+        train_keys |= keys
+    total, done = len(source) + sum(map(len, opened)), count(1)
+
+    def step() -> None:
+        if progress is not None:
+            progress(next(done), total)
+
+    tested = list(_contents(source, step))
+    by_content = {one.content for one in tested}
+    trained = [one for part in opened for one in _contents(part, step)]
+    equal = {one.content for one in trained if one.content in by_content}
+    others = [one for one in trained if one.content not in by_content]
+    images = sum(one.content in equal for one in tested)
     if training.data:
-        why = f"each of its {len(mine):,} images is among those of training"
-        _refuse_if(bool(mine) and images == len(mine), source, training.data[0], why)
+        why = f"each of its {len(tested):,} images is among those of training"
+        _refuse_if(bool(tested) and images == len(tested), source, training.data[0], why)
+    best: dict[int, tuple[int, int]] = {}  # of each test image: distance and place of the nearest other
+    tested_looks = [None if one.content in equal else one.look for one in tested]
+    for i, j, distance in near_copies(tested_looks, [one.look for one in others]):
+        best[i] = min(best.get(i, (distance, j)), (distance, j))
     return Overlap(
         training.run,
         tuple(one.path for one in training.data),
         fingerprints,
         tuple(map(len, opened)),
         training.unknown,
-        same,
+        sum(key in train_keys for key in _keys(source)),
         images,
-        len(mine),
-        _near(mine, others, hit),
+        len(tested),
+        tuple((tested[i].key, others[j].key) for i, (_, j) in sorted(best.items())),
         max(0, sum(one.look is not None for one in others) - LIMIT),
     )
-
-
-def _near(
-    mine: Sequence["_Content"], others: Sequence["_Content"], hit: set[str]
-) -> tuple[tuple[str, str], ...]:
-    """Keys of test images, each with the training image of other bytes that looks most like it."""
-    tested = [None if one.content in hit else one.look for one in mine]
-    best: dict[int, tuple[int, int]] = {}
-    for first, second, distance in near_copies(tested, [one.look for one in others]):
-        best[first] = min(best.get(first, (distance, second)), (distance, second))
-    return tuple((mine[i].key, others[j].key) for i, (_, j) in sorted(best.items()))
 
 
 class _Content(NamedTuple):
@@ -219,25 +195,13 @@ class _Content(NamedTuple):
     look: np.ndarray | None  # its perceptual hash
 
 
-class _Counter:
-    """Tells how many images were compared."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-
 def _home(model: str) -> Path | None:
-    """The folder of the run that a path means; None where it means none, or one without a recipe."""
+    """The folder of the run of a path; None where there is none, or one without a recipe."""
     try:
-        found = find_run(Path(model))
+        run = find_run(Path(model))
     except UserError:
         return None
-    return found[0] if found is not None and (found[0] / RECIPE).is_file() else None
+    return run[0] if run is not None and (run[0] / RECIPE).is_file() else None
 
 
 def _takes(path: str) -> bool:
@@ -249,7 +213,7 @@ def _takes(path: str) -> bool:
 
 
 def _pretrained(values: Any) -> Iterator[str]:
-    """All checkpoints that a model begins with, of one side or both."""
+    """The pretrained checkpoints in the description of a model, of one side or both."""
     if isinstance(values, dict):
         for name, value in values.items():
             if name == "pretrained" and isinstance(value, str):
@@ -281,7 +245,7 @@ def _keys(source: Source) -> Iterator[str]:
 
 
 def _contents(source: Source, count: Callable[[], None]) -> Iterator[_Content]:
-    """Every image that can be read. Drawn scenes have no look: they are alike by design."""
+    """Every image that can be read. Scenes have no look: they are alike by design."""
     for part in parts_of(source):
         if isinstance(part, TextsAlone):
             continue
@@ -300,7 +264,7 @@ def _contents(source: Source, count: Callable[[], None]) -> Iterator[_Content]:
 
 
 def _card(both: Overlap, data: Encodings) -> dict[str, str]:
-    """What was trained on and tested on, in words."""
+    """Training and test data, in words."""
     trained = [
         f"{path}: {number:,} samples, fingerprint {fingerprint[:16]}"
         for path, number, fingerprint in zip(both.paths, both.samples, both.fingerprints, strict=True)
@@ -316,15 +280,15 @@ def _card(both: Overlap, data: Encodings) -> dict[str, str]:
 
 
 def _notes(both: Overlap) -> tuple[str, ...]:
-    """What weakens a transfer."""
+    """Overlaps that weaken a transfer."""
     notes = []
     if both.images:
         notes.append(f"{both.images:,} of {both.compared:,} images were trained on, byte by byte")
     if both.near:
-        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:SHOWN])
+        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:NAMED_PAIRS])
         notes.append(
             f"{len(both.near):,} of {both.compared:,} images look like crops or smaller copies of training"
-            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > SHOWN)
+            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > NAMED_PAIRS)
         )
     if both.unlike:
         notes.append(

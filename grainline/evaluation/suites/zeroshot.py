@@ -6,8 +6,8 @@ Radford et al., arXiv 2103.00020, section 3.1. In three steps:
      method compares tokens, so there the score of a class is the mean of the scores of its prompts;
   3. rank the classes for every image; a tie is wrong.
 
-A class is the first caption of an image. Underscores count as blanks, everywhere. As a check against
-forgetting the suite is run before and after a fine-tuning on the same images (evaluation/compare.py).
+A class is the first caption of an image. Underscores count as blanks. As a check against forgetting, run the
+suite before and after a fine-tuning on the same images (evaluation/compare.py).
 """
 
 from collections import Counter
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
-from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
@@ -27,14 +26,15 @@ from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.encode import Collector, Encodings, stack
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Table, lead, table_html
+from grainline.report.page import Section, hint
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
@@ -74,16 +74,11 @@ class ClassTexts(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """The outcome of every image."""
+    """Every image between its own class and the best of the others."""
 
     rank: Tensor  # [N] int64, of the true class
     tied: Tensor  # [N] bool, another class has exactly the score of the true one
     predicted: Tensor  # [N] int64, the true class at rank 1, else the best of the others
-
-
-class Contest(NamedTuple):
-    """Every image between its own class and the best of the others."""
-
     true: Tensor  # [N] score of the true class
     false: Tensor  # [N] score of the best other class
     other: Tensor  # [N] int64, that class
@@ -113,14 +108,14 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         classes: ClassTexts = self.collected(data)
-        rank, tied, predicted = judge(scorer, data.images, classes, settings.memory)
+        judged = judge(scorer, data.images, classes, settings.memory)
         queries: dict[str, Any] = {
             "keys": list(data.keys),
             "classes": list(classes.names),
             "label": classes.label.tolist(),
-            "rank": rank.tolist(),
-            "tied": tied.int().tolist(),
-            "predicted": predicted.tolist(),
+            "rank": judged.rank.tolist(),
+            "tied": judged.tied.int().tolist(),
+            "predicted": judged.predicted.tolist(),
         }
         queries |= {"per_class": per_class(queries, settings.level), "confusions": confusions(queries)}
         templates = list(classes.templates)
@@ -148,32 +143,28 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "By the score of the true class less that of the best other class."
-        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
-        worst, best = (render("classified.html", shown=self.examples(on, sign)) for sign in (1, -1))
-        return [
-            Section("Classes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
-            Section("Classes: most right", hint(order) + best),
-            Section("Classes: confusions", hint(most) + confusion_table(confused(on.result.queries))),
-        ]
-
-    def examples(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Classified"]:
-        """The images whose class leads least (sign 1), or most (-1)."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(on.data), on.result.queries
-        contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
-        true, false = contest.true.numpy(), contest.false.numpy()
-        return [
-            Classified(
-                on.image(i),
-                on.data.keys[i],
-                (classes.names[queries["label"][i]], classes.names[int(contest.other[i])]),
-                (float(true[i]), float(false[i])),
-                queries["rank"][i],
-                len(classes.names),
-            )
-            for i in np.argsort(sign * (true - false), kind="stable")[:number].tolist()
-        ]
+        judged = judge(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+        true, false = judged.true.numpy(), judged.false.numpy()
+
+        def case(i: int) -> Case:
+            by, name = float(true[i]) - float(false[i]), on.data.keys[i]
+            detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
+            texts = [
+                (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
+                (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
+            ]
+            return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
+
+        order = "By the score of the true class less that of the best other class."
+        titles = ("Classes: most wrong", "Classes: most right")
+        return on.both_ends(titles, order, extremes(true - false, number=number), case)
+
+    def sections(self, on: Evaluation) -> list[Section]:
+        note = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
+        confused = Section("Classes: confusions", hint(note) + confusion_table(on.result.queries))
+        return [*super().sections(on), confused]
 
 
 class PromptCollector(Collector):
@@ -184,7 +175,7 @@ class PromptCollector(Collector):
     """
 
     def __init__(
-        self, model: Encoder, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
+        self, model: Model, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
     ) -> None:
         self.model, self.templates, self.classes, self.batch = model, tuple(templates), classes, batch
 
@@ -211,47 +202,35 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
     """
     parts = []
     for block, score in _scores(method, images, classes, memory):
-        label = classes.label[block].to(score.device)
-        true = F.one_hot(label, score.shape[1]).bool()
-        place = ranks(score, true)
-        other = score.masked_fill(true, -torch.inf).argmax(1)
-        parts.append((*place, torch.where(place.rank == 1, label, other)))
-    return Predictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Contest:
-    """The scores behind `judge`, by the same blocks: an image is right where `true` is above `false`."""
-    parts = []
-    for block, score in _scores(method, images, classes, memory):
         label = classes.label[block].to(score.device)[:, None]
+        place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
-        parts.append(Contest(score.gather(1, label)[:, 0], false, other))
-    return Contest(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
+        predicted = torch.where(place.rank == 1, label[:, 0], other)
+        parts.append((*place, predicted, score.gather(1, label)[:, 0], false, other))
+    return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
 def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
     """Images, right ones and accuracy with Wilson's interval of every class; None without images."""
     label, right = np.array(queries["label"]), np.array(queries["rank"]) == 1
-    out = []
+    out: list[dict[str, Any]] = []
     for number, name in enumerate(queries["classes"]):
         of_class = right[label == number]
-        row: dict[str, Any] = {"class": name, "images": len(of_class), "right": int(of_class.sum())}
-        share = wilson(int(of_class.sum()), len(of_class), level) if len(of_class) else (None, None, None)
-        out.append(row | dict(zip(("accuracy", "low", "high"), share, strict=True)))
+        images, hits = len(of_class), int(of_class.sum())
+        accuracy, low, high = wilson(hits, images, level) if images else (None, None, None)
+        out.append(
+            {"class": name, "images": images, "right": hits, "accuracy": accuracy, "low": low, "high": high}
+        )
     return out
 
 
-def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, Any]]:
+def confusions(queries: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The most frequent mistakes: true class, predicted class, and how many images."""
     names, label, rank = queries["classes"], queries["label"], queries["rank"]
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
-    return [
-        {"true": names[true], "predicted": names[other], "images": images}
-        for (true, other), images in ordered
-    ]
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST]
+    return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
 def read_templates(path: str) -> tuple[str, ...]:
@@ -313,11 +292,7 @@ def spelt(label: str) -> str:
 
 
 def _refuse_twice(values: Sequence[str], what: str) -> None:
-    twice = (
-        sorted({value for value in values if values.count(value) > 1})
-        if len(set(values)) < len(values)
-        else []
-    )
+    twice = sorted(value for value, number in Counter(values).items() if number > 1)
     if twice:
         raise UserError(f"{what} given twice: {some([repr(value) for value in twice])}; each must be unique")
 
@@ -352,7 +327,6 @@ def _scores(
 
 
 def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader of these accuracies has to know."""
     names, label = queries["classes"], queries["label"]
     most, times = Counter(label).most_common(1)[0]
     notes = [
@@ -374,35 +348,18 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-class Classified(NamedTuple):
-    """An image between its own class and the best of the others."""
-
-    image: Image.Image | MissingImage
-    name: str
-    classes: tuple[str, str]  # the true one, the best other one
-    scores: tuple[float, float]
-    rank: int  # of the true class among all, 1 = best
-    number: int  # of classes
-
-
-class Confusion(NamedTuple):
-    """Images of one class that were taken for another."""
-
-    true: str
-    predicted: str
-    images: int  # that were taken for the other class
-    of: int  # images of the true class
-
-
-def confused(queries: Mapping[str, Any]) -> list[Confusion]:
+def confusion_table(queries: Mapping[str, Any]) -> Markup:
     """The most frequent mistakes, each with its share of the images of the true class."""
-    images = {row["class"]: row["images"] for row in queries["per_class"]}
-    return [
-        Confusion(row["true"], row["predicted"], row["images"], images[row["true"]])
+    if not queries["confusions"]:
+        return hint("No image was taken for another class.")
+    of = {row["class"]: row["images"] for row in queries["per_class"]}
+    cells = [
+        (
+            row["true"], row["predicted"], f"{row['images']:,} of {of[row['true']]:,}",
+            f"{100 * row['images'] / of[row['true']]:.1f} %",
+        )
         for row in queries["confusions"]
-    ]
-
-
-def confusion_table(rows: Sequence[Confusion]) -> Markup:
-    """The mistakes as a table, in their order."""
-    return render("confusions.html", rows=rows)
+    ]  # fmt: skip
+    caption = "True class, the class it was taken for, and how often"
+    head = ("True class", "Taken for", "Images", "Of its class")
+    return table_html(Table(caption, head, cells, words=(1,)))

@@ -1,4 +1,4 @@
-"""The cosine of a text with what it pools of an image, for all pairs, without pooling one out in full.
+"""The cosine of a text with what it pools of an image, for all pairs, without pooling one in full.
 
 Of a text: query q, u = W_o' t and c = b_o . t, with t at length 1. Of an image: keys and values V. With the
 weights a of a pair, by softmax over the segments and the empty slot, and z = a V of all heads side by side:
@@ -6,13 +6,12 @@ weights a of a pair, by softmax over the segments and the empty slot, and z = a 
     out . t = z . u + c
     |out|^2 = z' S z + 2 w . z + |b_o|^2                S = W_o' W_o, w = W_o' b_o                (dense)
 
-or, with M the values behind W_o [heads * L, D] and G = M M':
+or, with M the values behind W_o [heads * L, D] and G = M M', which is faster where heads * L < D:
 
     out . t = sum over heads of a . (V u) + c
     |out|^2 = a' G a + 2 a . (M b_o) + |b_o|^2                                                    (gram)
 
-The second needs no product of width D * D for a pair, and is faster where heads * L < D. Both are exact. The
-empty slot has a logit of 0 and no value: it stands in the sum of exponentials alone.
+Both are exact. The empty slot has a logit of 0 and no value: it counts in the sum of exponentials alone.
 """
 
 from abc import abstractmethod
@@ -26,31 +25,25 @@ from grainline.losses.tiled.pair_loss import LOG2E
 from grainline.losses.tiled.scores import Parts, Score, Vjp
 from grainline.types import full
 
-CACHED = 512
-"""Pairs of a tile on a CPU."""
+CACHED = 512  # pairs of a tile on a CPU
 ROOM = 2**25
-"""Numbers in the largest tensor of a tile elsewhere: 128 MiB in float32, and a few are alive at a time.
-
-A GPU waits for the host where tiles are small: with 2**24 a tile took 3 ms on an H100, whatever it computed.
-"""
-WIDE = 2048
-"""The most texts of a tile."""
-BLOCKS = 4
-"""Rows and columns of blocks of a symmetric matrix."""
-TINY = 1e-24
-"""The square of what F.normalize divides by at least."""
+"""Numbers in the largest tensor of a tile elsewhere: 128 MiB in float32, and a few are alive at a time. With
+2**24 an H100 waited for the host."""
+WIDE = 2048  # the most texts of a tile
+BLOCKS = 4  # rows and columns of blocks of a symmetric matrix
+TINY = 1e-24  # the square of what F.normalize divides by at least
 
 
 class Dots(NamedTuple):
-    """What the texts of a tile read: c pairs for each of r images."""
+    """Products of a tile: c pairs for each of r images."""
 
-    along: Tensor  # [r, c] what was pooled by the unit text: their inner product
-    square: Tensor  # [r, c] of the length of what was pooled
+    along: Tensor  # [r, c] inner product of the pooled image and the unit text
+    square: Tensor  # [r, c] squared length of the pooled image
     state: Parts  # what the gradient needs
 
 
 class TileInputs(NamedTuple):
-    """The rows, columns and shared parameters of a tile, or what their gradients are added to."""
+    """The rows, columns and shared parameters of a tile, or the sums of their gradients."""
 
     rows: Sequence[Any]
     cols: Sequence[Any]
@@ -60,17 +53,17 @@ class TileInputs(NamedTuple):
 class PooledCosine(Score):
     """scale * cosine + bias. Abstract: the ways to compute it are its subclasses.
 
-    rows    key, value [n, heads, L, d]; what the way needs; if segments are masked, `shut` [n, L], -inf there
+    rows    key, value [n, heads, L, d]; those of the way; if segments are masked, [n, L], -inf at masked ones
     cols    query [M, heads, d], divided by sqrt(d); u [M, heads, d]; c [M]
-    shared  what the way needs; |b_o|^2, scale and bias, of one element each
+    shared  those of the way; |b_o|^2, scale and bias, of one element each
 
     Columns of a tile may be [r, c, ...]: others for each row.
     """
 
     fixed: ClassVar[int] = 2
-    """Tensors of rows before `shut`."""
+    """Tensors of rows before the mask."""
     pooled: ClassVar[bool] = True
-    """Whether what a pair pools is there, in heads * d numbers, beside its heads * L weights."""
+    """Whether a pair stores what it pools, in heads * d numbers, besides its heads * L weights."""
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:
         """One image with some hundred texts, or several if there are few texts."""
@@ -82,7 +75,7 @@ class PooledCosine(Score):
         return max(1, most // width), width
 
     def weights(self, here: TileInputs) -> Tensor:
-        """What each segment has of the weight; the empty slot has the rest: [r, heads, c, L]"""
+        """The weight of each segment; the empty slot has the rest: [r, heads, c, L]"""
         key = here.rows[0]
         fit = full(by_head(here.cols[0]).to(key.dtype) @ key.transpose(-1, -2))
         if len(here.rows) > self.fixed:
@@ -93,7 +86,7 @@ class PooledCosine(Score):
 
     @abstractmethod
     def read(self, weight: Tensor, here: TileInputs) -> Dots:
-        """From the weights of a tile."""
+        """Products from the weights of a tile."""
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         here = TileInputs(rows, cols, shared)
@@ -102,13 +95,13 @@ class PooledCosine(Score):
 
 
 class ByHand(PooledCosine):
-    """With a gradient by hand, which takes no more than what the logits need anyway. Abstract."""
+    """With an explicit gradient, no dearer than the logits. Abstract."""
 
     @abstractmethod
     def unread(
         self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: TileInputs, sums: TileInputs
     ) -> Tensor:
-        """From gradients [r, c] by `along` and `square` to that by the weights; the others go to `sums`."""
+        """From gradients [r, c] by `along` and `square` to that by the weights; adds the others to `sums`."""
 
     def forward_with_vjp(
         self,
@@ -204,12 +197,12 @@ class Gram(ByHand):
 class Outward(PooledCosine):
     """Through a matrix A [D, D] and a [D] with |out| = |A z + a|: W_o itself, or the triangle of its QR.
 
-    For scores alone: its gradient is autograd's. Keys and values may be in half precision; then the products
-    are, and nothing else.
+    For scores alone: its gradient is autograd's. Products with keys and values in half precision are in half
+    precision, and nothing else.
     """
 
     def __init__(self, blocks: int) -> None:
-        """blocks: rows of A in so many blocks, each without what is left of the diagonal; 1: any A"""
+        """blocks: rows of A in so many blocks, each without the zeros left of the diagonal; 1: any A"""
         self.blocks = blocks
 
     def read(self, weight: Tensor, here: TileInputs) -> Dots:
@@ -232,10 +225,8 @@ def by_head(cols: Tensor) -> Tensor:
 
 
 def over_rows(by: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """by [r, heads, c, L] @ rows [r, heads, L, d] in the shape of columns, as `by_text` says.
-
-    Where all rows have the same columns, no product of a single row is made.
-    """
+    """by [r, heads, c, L] @ rows [r, heads, L, d] in the shape of columns, in one product where all rows have
+    the same columns."""
     if cols.dim() == 4 or len(by) == 1:
         return by_text(by @ rows, cols)
     return torch.einsum("rhcl,rhld->chd", by, rows)
@@ -252,7 +243,7 @@ def by_text(by: Tensor, cols: Tensor) -> Tensor:
 def _add_symmetric(into: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a' b [D, D], which is symmetric, a, b [R, D]: blocks above the diagonal twice and none below it.
 
-    That is as good for a gradient of what is symmetric itself, and takes 5/8 of the products.
+    The gradient of a symmetric matrix stays right, with 5/8 of the products.
     """
     step = -(-len(into) // BLOCKS)
     for start in range(0, len(into), step):
@@ -263,6 +254,6 @@ def _add_symmetric(into: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _add(into: Tensor | None, by: Callable[[], Tensor]) -> None:
-    """Add what need not be computed where it is not wanted."""
+    """Add a gradient that is computed only if it is wanted."""
     if into is not None:
         into += by()

@@ -1,16 +1,13 @@
 """Losses over all pairs of two lists of rows, in tiles: the matrix of their scores is never stored.
 
-A loss is put together from two parts. A score says what the logits of a tile are and how a gradient passes
-through them (`scores.py`): `Dot`, or any differentiable function of rows, columns and shared parameters.
-A loss class says what becomes of the logits:
+A loss has two parts. A `Score` has the logits of a tile and their gradient (`scores.py`). The loss is a
 
-    Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
-    Normalised  cross-entropy of rows, and of columns, in two passes (`pair_loss.py`)
+    PairwiseLoss  each pair has a loss of its own: loss and gradient come out of one pass over the tiles
+    SoftmaxLoss   cross-entropy of rows, and of columns, in two passes
 
-Which pairs are positives, negatives or none is described by `PairMatrix`. What is kept is linear in the
-number of
-rows: the inputs, their gradients, a few numbers for each row and column, and for `SoftmaxLoss` logits of
-tiles that take no more than the inputs.
+`PairMatrix` or `SampledPairs` says which pairs are positives, negatives or neither. Memory is linear in the
+number of rows: the inputs, their gradients, a few numbers for each row and column, and for `SoftmaxLoss`
+logits of tiles that take no more than the inputs.
 """
 
 from abc import ABC, abstractmethod
@@ -24,36 +21,31 @@ from torch import Tensor
 from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, Tile
 from grainline.losses.tiled.sampled_pairs import SampledPairs
 from grainline.losses.tiled.scores import Parts, Score
-from grainline.losses.tiled.walk import TileWalk, exact, kept, only_once, scaled, total, zeros
+from grainline.losses.tiled.walk import TileWalk, exact, fill_others, only_once, scaled, total, zeros
 from grainline.types import Mean, full
-
-# Cross-entropies of rows and of columns over tiles of pairs: one half of the losses in `pair_loss.py`.
-#
-# A first pass finds the sum of exponentials of each row, and of each column. The backward pass goes over the
-# tiles again. Logits of the first pass are kept for it where the score can use them, as long as all of them
-# together are no larger than the rows and columns themselves: so a tile is computed once in small groups,
-# twice in large ones, and memory stays linear in the number of rows.
-
 
 TINY = 1e-30
 NEAR = 30.0
-"""So far apart may logits be for rows and columns to share their exponentials: in float32 even those of e-25
-of the largest one of their row are not lost then."""
+"""The largest distance of logits at which rows and columns share their exponentials: in float32 even those of
+e-25 of the largest one of their row are not lost then."""
 LOG2E = 1.4426950408889634
 """Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
 
 
 class SoftmaxLoss(NamedTuple):
-    """Cross-entropy of every row over its columns and, if asked for, of every column over its rows.
+    """Cross-entropy of every row over its columns and, with `columns`, of every column over its rows.
 
-    The target of a row are the weights of its pairs, divided by their sum; a row without any is skipped.
+    The target of a row is the weights of its pairs, divided by their sum; a row without any is skipped.
     """
 
     columns: bool
 
 
 class TwoPasses(torch.autograd.Function):
-    """The sums of exponentials first, the gradient over tiles that are met again."""
+    """The sums of exponentials first; the backward pass goes over the tiles again.
+
+    Logits of the first pass are kept for it where the score can use them, no more than rows and columns take.
+    """
 
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -69,10 +61,12 @@ class TwoPasses(torch.autograd.Function):
                 if where is not None:
                     hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
                     for side in sides:
-                        side.meet(tile, where.weight, hits)
-                    logits = kept(logits, where, -torch.inf)
+                        side.hit[side.part(tile)] += hits.sum(1 - side.number)
+                        side.mass[side.part(tile)] += where.weight.sum(1 - side.number)
+                    logits = fill_others(logits, where, -torch.inf)
                 for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
-                    side.add(tile, lse)
+                    part = side.part(tile)
+                    side.lse[part] = torch.logaddexp(side.lse[part], lse)
         ctx.job, ctx.sides, ctx.known = walk, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
@@ -95,7 +89,7 @@ class TwoPasses(torch.autograd.Function):
 
 
 class _Side:
-    """What is known of the rows (0), or of the columns (1), after the first pass."""
+    """Sums over the rows (0), or over the columns (1), of the first pass."""
 
     def __init__(self, walk: TileWalk, number: int, dtype: torch.dtype) -> None:
         self.number, self.shares = number, walk.shares[number].to(dtype)
@@ -105,16 +99,6 @@ class _Side:
 
     def part(self, tile: Tile) -> slice:
         return tile.cols if self.number else tile.rows
-
-    def meet(self, tile: Tile, weight: Tensor, hits: Tensor) -> None:
-        """Take in the positives of a tile: their weights, and those times the logits."""
-        self.hit[self.part(tile)] += hits.sum(1 - self.number)
-        self.mass[self.part(tile)] += weight.sum(1 - self.number)
-
-    def add(self, tile: Tile, lse: Tensor) -> None:
-        """Take in the candidates of a tile: the logs of their sums of exponentials; -inf is none."""
-        here = self.part(tile)
-        self.lse[here] = torch.logaddexp(self.lse[here], lse)
 
     def mean(self) -> tuple[Tensor, Tensor]:
         asks = self.mass > 0
@@ -131,16 +115,15 @@ def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
     if (zero := _near(tops)) is not None:
         exps = _exp_from(logits, zero)
         return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
-    found = []
-    for side, top in enumerate(tops):
-        zero = top.masked_fill(top.abs() == torch.inf, 0.0)
-        exps = _exp_from(logits, zero.unsqueeze(1 - side))
-        found.append(exps.sum(1 - side).log_().add_(zero))
-    return found
+    zeros = [top.masked_fill(top.abs() == torch.inf, 0.0) for top in tops]
+    return [
+        _exp_from(logits, zero.unsqueeze(1 - side)).sum(1 - side).log_().add_(zero)
+        for side, zero in enumerate(zeros)
+    ]
 
 
 def _near(sides: list[Tensor]) -> Tensor | None:
-    """The largest number of two sides if all are near to it, but for those that are -inf; else None"""
+    """The largest number of two sides if all but -inf are near to it; else None"""
     if len(sides) == 1:
         return None
     both = torch.cat(sides)
@@ -154,9 +137,9 @@ def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
 
 
 class _Second(NamedTuple):
-    """The second pass; of each list the first tensor is about rows, a second one about columns."""
+    """The second pass; the first tensor of each list is of rows, a second one of columns."""
 
-    near: Tensor | None  # [] what all of lse is near to, if they share the exponentials
+    near: Tensor | None  # [] a number near to all of lse, if they share the exponentials
     lse: list[Tensor]
     force: list[Tensor]  # gradient by the loss of each row; with `near` times exp(near - lse)
     pull: list[Tensor]  # gradient by that loss for a weight of 1
@@ -170,11 +153,11 @@ class _Second(NamedTuple):
             out = _added([_exp_from(logits, lse).mul_(force) for lse, force in pairs])
         if where is None:
             return out
-        return kept(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
+        return fill_others(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
 
 
 def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
-    """Of each side what belongs to a tile: [r, 1], [1, c]"""
+    """The parts of each side that belong to a tile: [r, 1], [1, c]"""
     parts = (tile.rows, tile.cols)[: len(sides)]
     return [x[part].unsqueeze(1 - side) for side, (x, part) in enumerate(zip(sides, parts, strict=True))]
 
@@ -190,7 +173,7 @@ def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
         for ask, side, grad in zip(asks, sides, grads, strict=True)
     ]
     pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
-    # No exponential of a row that asks for nothing is more than 0.
+    # No exponential of a row that is no query is more than 0.
     lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
     if (near := _near([side.lse for side in sides])) is not None:
         force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
@@ -220,13 +203,13 @@ class SigmoidLoss(PairwiseLoss):
         if where is None:
             return F.softplus(logits)
         sign, size = _sign_and_size(where)
-        return kept(F.softplus(sign * logits).mul_(size), where, 0.0)
+        return fill_others(F.softplus(sign * logits).mul_(size), where, 0.0)
 
     def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
         if where is None:
             return logits.sigmoid()
         sign, size = _sign_and_size(where)
-        return kept((sign * logits).sigmoid_().mul_(sign.mul_(size)), where, 0.0)
+        return fill_others((sign * logits).sigmoid_().mul_(sign.mul_(size)), where, 0.0)
 
 
 def _sign_and_size(where: PairMask) -> tuple[Tensor, Tensor]:
@@ -246,17 +229,17 @@ def pair_loss(
     shared: Parts = (),
     shares: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Mean, ...]:
-    """A loss over all pairs of rows and columns that `blocks` describes, or `SampledPairs` of some of them.
+    """A loss over all pairs of rows and columns that `blocks` describes.
 
-    rows    tensors [n, ...] of my rows, cols tensors [M, ...] of everyone's columns, shared parameters of the
+    rows    tensors [n, ...] of local rows, cols tensors [M, ...] of all columns, shared parameters of the
             score; gradients reach all that are floating-point
     shares  weight [n] of each row and [M] of each column in its mean; None: 1
 
-    Separable: one mean, of a sum over columns for each row with any candidate
+    PairwiseLoss: one mean, of a sum over columns for each row with any candidate
         for i with real[i]:
             total += shares[i] * (sum of loss(logits[i, j]) over its pairs j)
             number += shares[i]
-    Normalised: the mean over rows, and with `columns` that over columns; no lists, no `against`
+    SoftmaxLoss: the mean over rows, and with `columns` that over columns; no `SampledPairs`, no `against`
         for i with weight[i].sum() > 0:
             target = weight[i] / weight[i].sum()
             total += shares[i] * -(target * log_softmax(logits[i] over its pairs)).sum()
@@ -269,8 +252,8 @@ def pair_loss(
     tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
-    found = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
-    return tuple(Mean(*pair) for pair in zip(found[::2], found[1::2], strict=True))
+    sums = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
+    return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
 
 def _whole(x: Tensor) -> Tensor:
@@ -278,7 +261,7 @@ def _whole(x: Tensor) -> Tensor:
 
 
 class _OnePass(torch.autograd.Function):
-    """Losses of single pairs: their gradient is known as soon as the logit is."""
+    """Losses of single pairs: their gradient is computed with the logits."""
 
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:

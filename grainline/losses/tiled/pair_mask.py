@@ -1,8 +1,7 @@
-"""Which pairs of rows belong together: described by ids, never a matrix of all pairs.
+"""Which rows of two lists are pairs: described by ids, never by a matrix of all pairs.
 
-Two lists of rows are compared, such as pooled images with texts. Pairs of one item and pairs of one image
-have weights; they stand in few tiles of the matrix, if rows of one image stand together. All other pairs are
-negatives, or none at all: rows of padding, and rows of different groups.
+Pairs of one item and pairs of one image have weights; they lie in few tiles of the matrix, if rows of one
+image are neighbours. All other pairs are negatives, or none: rows of padding, and rows of different groups.
 """
 
 import itertools
@@ -15,7 +14,7 @@ from torch import Tensor
 
 
 class RowIds(NamedTuple):
-    """What the rows of one side are."""
+    """The ids of the rows of one side."""
 
     item: Tensor  # [n] int64 id of the row itself; -1 = padding, in no pair
     image: Tensor  # [n] int64 id of the image behind it; -1 = none: the row is a negative of all
@@ -42,21 +41,19 @@ class Tile(NamedTuple):
     rows: slice = slice(None)
     cols: slice = slice(None)
     whole: bool = False  # every row and column of it is a pair
-    plain: bool = False  # all of them are negatives as well: `where` need not be asked
+    plain: bool = False  # all of them are negatives as well: `where` is not needed
 
 
 EVERYTHING = Tile()
+BEYOND = 2**40  # more than any number of a group or image
 
 
 class PairMatrix(NamedTuple):
-    """The matrix of pairs of two sides.
+    """The matrix of pairs of two sides. The weight of row i with row j of the same group:
 
-    weight of row i with row j of the same group:
-        own                                            if they are one item
-        sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
-        0                                              else: a negative, of weight against[j]
-
-    The weight of negatives is for losses of single pairs.
+    own                                            if they are one item
+    sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
+    0                                              else: a negative, of weight against[j] in a PairwiseLoss
     """
 
     rows: RowIds  # n of them
@@ -68,12 +65,11 @@ class PairMatrix(NamedTuple):
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile, by default of the whole matrix, with weights of that type."""
-        a, b = (
-            RowIds(*(x[part] for x in keys))
-            for keys, part in ((self.rows, tile.rows), (self.cols, tile.cols))
-        )
+        a = RowIds(*(x[tile.rows] for x in self.rows))
+        b = RowIds(*(x[tile.cols] for x in self.cols))
         real = None
         if not tile.whole:
+            real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
             real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
         same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
         if real is not None:
@@ -92,21 +88,21 @@ class PairMatrix(NamedTuple):
         return len(self.cols.item)
 
     def take(self, x: Tensor, tile: Tile) -> Tensor:
-        """What belongs to the columns of a tile, of x [M, ...]: a view [c, ...]"""
+        """The columns of a tile, of x [M, ...]: a view [c, ...]"""
         return x[tile.cols]
 
     def room(self, x: Tensor, tile: Tile) -> Tensor:
-        """Where gradients by these columns are added up before `put` adds them to x [M, ...]: x itself"""
+        """The same view, which gradients by these columns are added to"""
         return x[tile.cols]
 
     def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
-        """Nothing: the room was a part of x."""
+        """Nothing: `room` is a view of x."""
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """The tiles of so many rows and columns that hold any pair, row by row.
 
-        A tile may be called not whole or not plain although it is; never the other way round. The ids are
-        read on the host once, which waits for the device.
+        A tile that is whole or plain may lack the mark; never the other way round. The host reads the ids
+        once, which waits for the device.
         """
         split = len(self.rows.item)
         ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
@@ -116,24 +112,18 @@ class PairMatrix(NamedTuple):
         across = _stripes(RowIds(*(x[split:] for x in keys)), width)
         for row in down:
             for col in across:
-                if row.group.meets(col.group):
-                    one_group = row.group == col.group and row.group.first == row.group.last
+                if _meet(row.group, col.group):
+                    one_group = row.group == col.group and row.group[0] == row.group[1]
                     whole = row.full and col.full and one_group
-                    plain = whole and self.against is None and not row.image.meets(col.image)
+                    plain = whole and self.against is None and not _meet(row.image, col.image)
                     yield Tile(row.part, col.part, whole, plain)
 
 
-BEYOND = 2**40  # more than any number of a group or image
+_Span = tuple[int, int]  # least and greatest of some numbers; of none, the first is larger
 
 
-class _Span(NamedTuple):
-    """Least and greatest of some numbers; of none, first > last."""
-
-    first: int
-    last: int
-
-    def meets(self, other: "_Span") -> bool:
-        return max(self.first, other.first) <= min(self.last, other.last)
+def _meet(a: _Span, b: _Span) -> bool:
+    return max(a[0], b[0]) <= min(a[1], b[1])
 
 
 class _Stripe(NamedTuple):
@@ -141,7 +131,7 @@ class _Stripe(NamedTuple):
 
     part: slice
     full: bool  # without padding
-    group: _Span
+    group: _Span  # of the rows that are in any pair
     image: _Span
 
 
@@ -157,7 +147,7 @@ def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
 
     def spans(values: Tensor, counted: Tensor) -> list[_Span]:
         both = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
-        return [_Span(*ends) for ends in zip(*both, strict=True)]
+        return list(zip(*both, strict=True))
 
     full = [bool(x) for x in most(real.long(), real == real, "amin", 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
@@ -166,10 +156,10 @@ def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
 
 
 def _cuts(keys: RowIds, size: int) -> list[int]:
-    """Where stripes of at most so many rows begin, and where the last one ends.
+    """The starts of stripes of at most so many rows, and the end of the last one.
 
     Between groups or else between images, if that fills half of a stripe: fewer tiles then hold several
-    groups, or positives.
+    groups or positives.
     """
     number = len(keys.item)
     borders = [[0, *((x[1:] != x[:-1]).nonzero().flatten() + 1).tolist(), number] for x in keys[2:0:-1]]
@@ -182,11 +172,7 @@ def _cuts(keys: RowIds, size: int) -> list[int]:
 
 
 def _by_first_place(ids: Tensor) -> Tensor:
-    """Ids numbered by where they stand first, so that neighbours have neighbouring numbers.
-
-    >>> _by_first_place(torch.tensor([70, 70, 3, 99, 70])).tolist()
-    [0, 0, 1, 2, 0]
-    """
+    """Ids numbered by their first place, so that neighbours have neighbouring numbers."""
     distinct, back = torch.unique(ids, return_inverse=True)
     first = torch.full_like(distinct, len(ids))
     first.scatter_reduce_(0, back, torch.arange(len(ids), device=ids.device), "amin")

@@ -1,7 +1,6 @@
-"""Some pairs of two sides: for each row a list of columns. And one caption of every other image, by lot.
+"""Some pairs of two sides: for each row a list of columns, with one random caption of every other image.
 
-How a lot falls depends on seed, step and the ids of both images alone: neither on their order in the batch
-nor on how they are spread over processes, and no generator has a state to keep.
+The random choice depends on seed, step and the ids of both images alone.
 """
 
 from collections.abc import Iterator
@@ -16,10 +15,7 @@ from grainline.types import Clock
 
 
 class SampledPairs(NamedTuple):
-    """The columns that each row is compared with; nothing else is computed.
-
-    A score finds its columns as [r, c, ...] then, others for each row.
-    """
+    """The columns that each row is compared with: in a tile [r, c, ...], others for each row."""
 
     rows: RowIds  # n of them
     places: Tensor  # [n, C] int64 columns, -1 = none
@@ -45,28 +41,28 @@ class SampledPairs(NamedTuple):
         return PairMask(real, same, same.to(dtype))
 
     def take(self, x: Tensor, tile: Tile) -> Tensor:
-        """What stands in the places of a tile, of x [M, ...]: a copy [r, c, ...]"""
+        """The columns in the places of a tile, of x [M, ...]: a copy [r, c, ...]"""
         index = self.places[tile.rows, tile.cols]
         return x.index_select(0, index.clamp(min=0).flatten()).unflatten(0, index.shape)
 
     def room(self, x: Tensor, tile: Tile) -> Tensor:
-        """Where gradients by these columns are added up before `put` adds them to x [M, ...]: zeros"""
+        """Zeros for the gradients by these columns, which `put` adds to x [M, ...]"""
         return x.new_zeros(*self.places[tile.rows, tile.cols].shape, *x.shape[1:])
 
     def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
-        """Add the gradients [r, c, ...] of a tile to those of the columns; of what is no pair they are 0."""
+        """Add the gradients [r, c, ...] of a tile to those of the columns; 0 where there is no pair."""
         x.index_add_(0, self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1))
 
 
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
     """Each image with its own captions, with one caption of every other image, and with all foils.
 
-    rows  [n] my images, cols [M] everyone's captions: no item = padding, no image = a foil
+    rows [n] local images, cols [M] all captions: no item = padding, no image = a foil
 
     for i, and every image j that captions of the group of i describe:
-        mine = the captions of j, ordered by item
-        if j == image[i]: all of mine are positives
-        else:             mine[lot(seed, step, image[i], j) % len(mine)] is a negative
+        captions = the captions of j, ordered by item
+        if j == image[i]: all of them are positives
+        else:             captions[hash(seed, step, image[i], j) % len(captions)] is a negative
     """
     by_image = _images(cols)
     foils = (cols.real() & (cols.image < 0)).nonzero().flatten()  # [F]
@@ -87,7 +83,7 @@ def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
 
 
 def all_negatives(rows: RowIds, cols: RowIds) -> PairMatrix:
-    """What `drawn` gives in expectation: captions of another image share the weight of one negative."""
+    """The expectation of `sample_negatives`: captions of another image share the weight of one negative."""
     by_image = _images(cols)
     share = torch.ones_like(cols.item, dtype=torch.float64)
     share[by_image.columns] = by_image.number.repeat_interleave(by_image.number).double().reciprocal()

@@ -1,4 +1,4 @@
-"""Scores of pairs by tiles, and how gradients pass through them: one half of a loss in `pair_loss.py`."""
+"""Scores of tiles of pairs, and how gradients pass through them, for `pair_loss.py`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,27 +11,25 @@ Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
 
 Vjp = Callable[[Tensor, Sequence[Tensor | None]], None]
-"""From a gradient by the logits of a tile to those by rows, columns and shared parameters, which are added to
-sums of the same shapes, in this order; None: not wanted."""
+"""Adds gradients by rows, columns and shared parameters, from one by the logits of a tile, to sums of the
+same shapes; None: not wanted."""
 
-CACHED = 512
-"""Rows and columns of a tile on a CPU: it stays in the cache of a core."""
-LARGE = 4096
-"""The same elsewhere: a tile takes 64 MiB then, and a few are alive at a time."""
+CACHED = 512  # rows and columns of a tile on a CPU: it stays in the cache of a core
+LARGE = 4096  # elsewhere: a tile takes 64 MiB then, and a few are alive at a time
 
 
 class Score(ABC):
     """The logits of tiles. Abstract."""
 
     closed: ClassVar[bool] = False
-    """Whether `pulled` can use logits that are known, rather than compute the tile again."""
+    """Whether `forward_with_vjp` can use known logits, rather than compute the tile again."""
 
     @abstractmethod
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         """The logits of r rows with c columns: [r, c], differentiable"""
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
-        """How many rows and columns a tile has at most, where a row has `wide` columns in all."""
+        """The most rows and columns of a tile, where a row has `wide` columns in all."""
         side = CACHED if rows[0].device.type == "cpu" else LARGE
         return side, side
 
@@ -54,8 +52,8 @@ class Score(ABC):
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             wanted = [(x, into) for x, into in zip(leaves, sums, strict=True) if into is not None]
-            found = torch.autograd.grad(logits, [x for x, _ in wanted], by_logits, allow_unused=True)
-            for (_, into), x in zip(wanted, found, strict=True):
+            grads = torch.autograd.grad(logits, [x for x, _ in wanted], by_logits, allow_unused=True)
+            for (_, into), x in zip(wanted, grads, strict=True):
                 if x is not None:
                     into += x
 
@@ -87,10 +85,7 @@ class Dot(Score):
 def add_products(
     by_logits: Tensor, sides: tuple[Tensor, Tensor], sums: tuple[Tensor | None, Tensor | None]
 ) -> None:
-    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D], where it is wanted.
-
-    Columns may be [r, c, D].
-    """
+    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D] or [r, c, D]."""
     rows, cols = sides
     by_rows, by_cols = sums
     if cols.dim() == 3:

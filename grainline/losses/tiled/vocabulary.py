@@ -1,9 +1,8 @@
 """Cross-entropy over a large vocabulary: the logits of a batch are never stored.
 
-The logits of a token are its products with all rows of a table, often the table of word vectors itself. For
-4,096 captions of 16 tokens and 49,408 entries they would take 12 GB. Here some tokens at a time meet the
-whole table: their logits become their losses and their gradients at once, and are gone. So each product is
-computed once, in the forward pass, and the backward pass has only a scale to put on what is there.
+The logits of a token are its products with all rows of a table, often that of word vectors; for 4,096
+captions of 16 tokens and 49,408 entries they would take 12 GB. Here the logits of some tokens at a time
+become losses and gradients at once, in the forward pass; the backward pass scales these gradients.
 """
 
 from typing import Any
@@ -68,16 +67,12 @@ class _OnePass(torch.autograd.Function):
 
 
 def _tile(
-    hidden: Tensor,
-    table: Tensor,
-    target: Tensor,
-    logits: Tensor,
-    sums: tuple[Tensor | None, Tensor | None],
+    hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: tuple[Tensor | None, Tensor | None]
 ) -> Tensor:
     """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
 
-    The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: 1 / rest
-    is put on what it is multiplied with, and the target is taken off by itself.
+    The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: its
+    factors are scaled by 1 / rest, and the target is subtracted by itself.
     """
     torch.mm(hidden, table.T, out=logits)
     hit = logits.gather(1, target[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""What both kinds of losses in `pair_loss.py` share: the walk over tiles, and the sums of their gradients."""
+"""The walk over tiles and the sums of gradients that all losses of `pair_loss.py` share."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from grainline.losses.tiled.scores import Parts, Score
 
 
 class TileWalk(NamedTuple):
-    """Everything about a loss over pairs that no gradient belongs to."""
+    """A loss over pairs, but for the tensors with gradients."""
 
     score: Score
     loss: Any
@@ -31,14 +31,14 @@ class TileWalk(NamedTuple):
             yield tile, (rows, cols, tensors[m:]), where
 
     def part(self, sums: Sequence[Tensor | None], tile: Tile) -> list[Tensor | None]:
-        """Where the gradients of a tile are added: of sums for all tensors, what belongs to it."""
+        """The sums that the gradients of a tile are added to, of sums for all tensors."""
         n, m = self.counts[0], sum(self.counts)
         rows = [None if x is None else x[tile.rows] for x in sums[:n]]
         cols = [None if x is None else self.blocks.room(x, tile) for x in sums[n:m]]
         return [*rows, *cols, *sums[m:]]
 
     def put(self, parts: Sequence[Tensor | None], sums: Sequence[Tensor | None], tile: Tile) -> None:
-        """Add what `part` gave to the sums, where it was no view of them."""
+        """Add the sums of `part` to the sums of all, where they are no views of them."""
         columns = slice(self.counts[0], sum(self.counts))
         for part, x in zip(parts[columns], sums[columns], strict=True):
             if part is not None and x is not None:
@@ -50,27 +50,27 @@ class TileWalk(NamedTuple):
 
 
 def zeros(tensors: Parts, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """What gradients are added to; None where none is wanted"""
+    """Sums of gradients; None where none is wanted"""
     return [torch.zeros_like(x) if want else None for x, want in zip(tensors, wanted, strict=True)]
 
 
 def total(shares: Tensor, losses: Tensor) -> Tensor:
-    """The weighted sum of the losses of rows [n], added up in float64: []"""
+    """The weighted sum of the losses of rows [n], in float64: []"""
     return (shares.double() * losses.double()).sum().to(losses.dtype)
 
 
-def kept(x: Tensor, where: PairMask, other: float) -> Tensor:
-    """x [r, c], but for what is no pair."""
+def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
+    """x [r, c], with another value where there is no pair."""
     return x if where.real is None else x.masked_fill(~where.real, other)
 
 
 def exact(x: Tensor) -> torch.autocast:
-    """Inside, autocast lowers no precision."""
+    """A block in which autocast lowers no precision."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 def only_once() -> None:
-    """torch's once_differentiable would pass a second derivative over in silence where the loss is a leaf."""
+    """torch's once_differentiable ignores a second derivative in silence where the loss is a leaf."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"

@@ -6,10 +6,9 @@ W [C, L] it is E d V / s + W V. Its cosine with a word w of length 1 is the same
 
     cosine = (E d (V w) + s W (V w)) / |E d V + s W V|
 
-V w is one product for all pairs of an image, E d (V w) one of [C, L] with [L, t M]. For the length only
-inner products of patches count: the transpose of V is Q R, and the rows of the transpose of R have the same
-ones in L < D dimensions. A length by inner products would be a difference of squares, which loses twice the
-digits where patches nearly cancel; this loses what their sum does.
+V w is one product for all pairs of an image, E d (V w) one of [C, L] with [L, t M]. The length needs only
+inner products of patches: the transpose of V is Q R, and the rows of the transpose of R have the same ones in
+L < D dimensions. Lengths by inner products would lose twice the digits where patches nearly cancel.
 """
 
 from typing import NamedTuple
@@ -19,13 +18,11 @@ from torch import Tensor
 
 from grainline.methods.patch_selection.types import SelectionImages, SelectionTexts
 
-MAX_LOGIT_RANGE = 30.0
-"""Largest range of the logits of a slot: exp(-30) has a square in float32."""
-MIN_TEXTS = 8
-"""Fewer texts do not pay for the QR decomposition of each image."""
+MAX_LOGIT_RANGE = 30.0  # of a slot: exp(-30) has a square in float32
+MIN_TEXTS = 8  # fewer do not pay for the QR decomposition of each image
 MAX_WORK = 2.5
-"""Multiplications, as a multiple of the plain way's, up to which this way is faster: it takes no softmax over
-patches for each slot. Measured at width 128, 64 patches, 12 slots, where both take as long at 2.6."""
+"""Multiplications, as a multiple of the plain way's, up to which this way is faster, since it has no softmax
+over patches for each slot. Measured at width 128, 64 patches, 12 slots, where the break-even is 2.6."""
 
 
 class FastCosines(NamedTuple):

@@ -29,8 +29,7 @@ from grainline.types import Encoded, full, rows
 TILE_SIZE = {"cpu": 2**22}
 """Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
 OTHER_TILE_SIZE = 2**27
-MAX_TEXTS = 64
-"""Most texts of a tile: more of them make no product faster, and differ more in length."""
+MAX_TEXTS = 64  # of a tile: more of them make no product faster, and differ more in length
 
 
 def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
@@ -85,46 +84,35 @@ def pairs(
 ) -> Tensor:
     """Scores of single pairs, images `of[0]` with texts `of[1]`: [P], with gradients"""
 
-    def compute(row: Tensor, column: Tensor, *everything: Tensor) -> Tensor:
-        a, b = SelectionImages(*everything[: len(image_side)]), SelectionTexts(*everything[len(image_side) :])
-        texts = SelectionTexts(*(x[0][column][:, None] for x in b))
-        return selector.tile(rows(a, row), texts, decide)[:, 0]
+    def compute(row: Tensor, column: Tensor) -> Tensor:
+        texts = SelectionTexts(*(x[0][column][:, None] for x in text_side))
+        return selector.tile(rows(image_side, row), texts, decide)[:, 0]
 
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
-    parts = [x.split(limit) for x in of]
-    several = len(parts[0]) > 1
-    scores: list[Any] = [
-        checkpoint(compute, i, j, *image_side, *text_side, use_reentrant=False)
-        if several
-        else compute(i, j, *image_side, *text_side)
-        for i, j in zip(*parts, strict=True)
-    ]
-    return torch.cat(scores) if scores else image_side.patches.new_zeros(0)
+    parts = list(zip(*(x.split(limit) for x in of), strict=True))
+    if len(parts) == 1:
+        return compute(*parts[0])
+    scores: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
+    return torch.cat(scores)
 
 
 def dense(
     selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
 ) -> Tensor:
     """Scores of all images with all texts: [N, M], with gradients"""
-
-    def compute(*everything: Tensor) -> Tensor:
-        return selector.tile(
-            SelectionImages(*everything[: len(image_side)]),
-            SelectionTexts(*everything[len(image_side) :]),
-            decide,
-        )
-
     n, m = len(image_side.image), text_side.query.shape[1]
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
     if n * m <= limit:
-        return compute(*image_side, *text_side)
+        return selector.tile(image_side, text_side, decide)
     wide = min(m, max(1, limit // min(n, max(1, int(limit**0.5)))))
     high = max(1, limit // wide)
     lines = []
     for i in range(0, n, high):
         some = rows(image_side, slice(i, i + high))
         parts = [SelectionTexts(*(x[:, j : j + wide] for x in text_side)) for j in range(0, m, wide)]
-        line: list[Any] = [checkpoint(compute, *some, *part, use_reentrant=False) for part in parts]
+        line: list[Any] = [
+            checkpoint(selector.tile, some, part, decide, use_reentrant=False) for part in parts
+        ]
         lines.append(torch.cat(line, 1))
     return torch.cat(lines)
 
@@ -134,19 +122,15 @@ def keep_shares(
 ) -> Tensor:
     """The share of patches that each pair keeps: [N, M], with gradients"""
 
-    def compute(query: Tensor, item: Tensor, *everything: Tensor) -> Tensor:
-        return selector.choose(SelectionImages(*everything), query, item, decide)[1].mean(-1)
+    def compute(query: Tensor, item: Tensor) -> Tensor:
+        return selector.choose(image_side, query, item, decide)[1].mean(-1)
 
-    step = max(
-        1,
-        TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE) // max(1, 8 * image_side.base.numel()),
-    )
-    query, item = text_side.query.split(step, 1), text_side.item.split(step, 1)
-    if len(query) == 1:
-        return compute(text_side.query, text_side.item, *image_side)
-    shares: list[Any] = [
-        checkpoint(compute, q, i, *image_side, use_reentrant=False) for q, i in zip(query, item, strict=True)
-    ]
+    size = TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE)
+    step = max(1, size // max(1, 8 * image_side.base.numel()))
+    parts = list(zip(text_side.query.split(step, 1), text_side.item.split(step, 1), strict=True))
+    if len(parts) == 1:
+        return compute(*parts[0])
+    shares: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
     return torch.cat(shares, 1)
 
 
@@ -170,19 +154,16 @@ def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
     return numbers // _numbers(selector, words, fast) if fast else 0
 
 
-# What a text selects, for figures
-
-
 @torch.no_grad()
 def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
-    """What text i selects of image i. images: as a method encodes them
+    """What text i selects of image i, for figures. images: as a method encodes them
 
     for each pair:
         token[m] = the real token p with the greatest cosine[p, m]; cosine[m] = that cosine
         shares[p] = shares of patches in token p: of a slot the mean of the weights that each branch gives it
 
-    Every token is a mean of patches, or the class token. So the same steps with unit vectors in the place of
-    patches give their shares.
+    Every token is a mean of patches, or the class token: with unit vectors in place of patches the same steps
+    give the shares.
     """
     text_side, image_side = paired_texts(texts), selector.image_side(images, selector.top)
     score, keep = selector.decisions(image_side, text_side, selector.top)

@@ -1,9 +1,8 @@
 """The `Selector` of SEPS and LAPS: scores of pairs in which the text selects patches of the image.
 
 A pair has no vector, so scores are computed pair by pair; `scoring.py` does many of them. What does not
-depend on the text is computed once for each image: aggregation logits, scores of patches, and in SEPS the
-branch of the description. `SelectionImages` holds it, `precompute` keeps it for scoring many texts and for an
-index.
+depend on the text is computed once for each image: `image_side`, and `precompute` for scoring many texts and
+for an index.
 """
 
 import torch
@@ -63,25 +62,21 @@ class Selector(nn.Module):
         """The decisions of evaluation: a fixed number of patches with the highest scores."""
         return hard_topk(score, self.keep_number)
 
-    # What does not depend on the text
-
     def image_side(self, images: Encoded, decide: Decide, values: Tensor | None = None) -> SelectionImages:
         """Images as a method encodes them, with patches as tokens and a `SelectionExtra`.
 
-        values  [n, L, W] what tokens are averaged from, in place of the patches, which still decide; the
-        class
-                token is 0 then. None: the patches
+        values  [n, L, W] averaged into tokens in place of the patches, which still decide; the class token is
+                0 then. None: the patches
         """
         patches, extra = images.tokens[:], images.extra  # a view: the gradients of each call are summed first
         assert isinstance(extra, SelectionExtra), "images of another method, or without their extra"
-        cls = extra.cls
         if values is None:
-            values = patches
+            values, cls = patches, extra.cls
         else:
             cls = values.new_zeros(len(values), values.shape[-1])
-        logits = (
-            patches.new_zeros(len(patches), 0, self.number) if self.slots is None else self.slots(patches)
-        )
+        logits = patches.new_zeros(len(patches), 0, self.number)
+        if self.slots is not None:
+            logits = self.slots(patches)
         base, by_description = self._scores_without_text(patches, images.vector, extra.description)
         keep, slots, rest = torch.zeros_like(base), values[:, :0], torch.zeros_like(cls)
         has_rest = images.mask.new_zeros(len(patches))
@@ -91,18 +86,9 @@ class Selector(nn.Module):
             rest, has_rest = rest_token(by_description, values, keep)
             if self.slots is not None:
                 slots = aggregated(logits, values, keep)
+        length = _lengths(values)
         return SelectionImages(
-            values,
-            logits,
-            base,
-            keep,
-            slots,
-            rest,
-            has_rest,
-            cls,
-            extra.has_cls,
-            _lengths(values),
-            images.image,
+            values, logits, base, keep, slots, rest, has_rest, cls, extra.has_cls, length, images.image
         )
 
     def _scores_without_text(
@@ -125,7 +111,6 @@ class Selector(nn.Module):
         )
 
     def _attention(self, cosine: Tensor) -> Tensor:
-        """Attention scores of patches from cosines with a text, or with the image: [..., L]"""
         return stretched(cosine) if self.choice.stretch else full(cosine)
 
     @torch.no_grad()
@@ -145,8 +130,6 @@ class Selector(nn.Module):
             lambda x: full(x) if x.is_floating_point() else x, images.precomputed
         )
         return SelectionImages(*precomputed, length=_lengths(precomputed.patches), image=images.image)
-
-    # Pairs
 
     def choose(
         self, image_side: SelectionImages, query: Tensor, item: Tensor, decide: Decide

@@ -1,4 +1,4 @@
-"""Encoding and training with patch selection: the steps that SEPS and LAPS share around a `Selector`."""
+"""The parts of SEPS and LAPS around a `Selector`: the method, encoding and training."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,18 @@ from torch import Tensor
 
 from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
-from grainline.methods.base import dot
+from grainline.methods.base import Method, dot
 from grainline.methods.patch_selection import scoring
 from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.types import Decide, SelectionExtra, SelectionImages, selection_texts
+from grainline.methods.patch_selection.types import (
+    Decide,
+    Selection,
+    SelectionConfig,
+    SelectionExtra,
+    SelectionImages,
+    SelectionPrecomputed,
+    selection_texts,
+)
 from grainline.methods.shared import ScoreFn, TripletSchedule, TripletsConfig, both_triplets
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
@@ -36,6 +44,43 @@ class PatchesConfig(TripletsConfig):
         return self
 
 
+class PatchMethod(Method):
+    """A dual encoder whose pairs are scored by a `Selector`."""
+
+    gathers = ("vector", "tokens", "mask", "item", "image", "extra")
+    precomputed_class = SelectionPrecomputed
+    blockwise = True
+    pairwise = True
+    selector: Selector
+
+    def new_selector(self, choice: SelectionConfig) -> Selector:
+        if self.grid is None:
+            name = type(self).__name__.lower()
+            raise ValueError(f"{name} needs an image encoder whose patches lie on a grid")
+        return Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
+        tokens = self.towers.text(*flat_parts(texts))
+        words = full(self.towers.to_text(tokens.tokens))
+        return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
+
+    def precompute(self, images: Encoded) -> Encoded:
+        """precomputed: a `SelectionPrecomputed`"""
+        return self.selector.precompute(images)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return scoring.score(self.selector, images, texts)
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What every patch adds to the score of its row, to first order, with decisions as constants."""
+        return scoring.heat(self.selector, images, texts)
+
+    def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
+        """The patches that text i and the description of image i keep, and the best token of each word."""
+        return scoring.select(self.selector, images, texts)
+
+
 def encoded_patches(towers: Towers, images: Images, description: Tensor | None, use_cls: bool) -> Encoded:
     """Images with patches as tokens. vector: the direction of their mean; extra: a `SelectionExtra`
 
@@ -51,13 +96,6 @@ def encoded_patches(towers: Towers, images: Images, description: Tensor | None, 
         zeros if description is None else description.to(patches.dtype),
     )
     return Encoded(summary(patches, real), patches, real, images.image, images.image, extra, tokens.places)
-
-
-def encoded_words(towers: Towers, texts: Texts) -> Encoded:
-    """Texts with their words as tokens, begin and end included. vector: the direction of their mean"""
-    tokens = towers.text(*flat_parts(texts))
-    words = full(towers.to_text(tokens.tokens))
-    return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
 
 
 def summary(tokens: Tensor, mask: Tensor) -> Tensor:

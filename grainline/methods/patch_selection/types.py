@@ -1,4 +1,4 @@
-"""The data of patch selection: settings, what images and texts bring to their pairs, and what is selected."""
+"""The data of patch selection: settings, both sides of pairs, and selections."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from grainline.nn.selection import Matching, gumbel_st
 from grainline.types import Clock, Encoded, full
 
 Branches = Literal["both", "sparse", "dense", "joint"]
-"""What selects patches: text and description separately, one alone, or both in one score (equation 3)."""
+"""Patches are selected by text and description separately, by one, or by both in one score (equation 3)."""
 
 
 class SelectionConfig(NamedTuple):
@@ -30,7 +30,7 @@ class SelectionConfig(NamedTuple):
 
 
 class SelectionExtra(NamedTuple):
-    """What an image has besides its patches: `Encoded.extra`."""
+    """Tensors of an image besides its patches: `Encoded.extra`."""
 
     cls: Tensor  # [N, D] the class token in the shared space; 0 without one
     has_cls: Tensor  # [N] bool
@@ -68,7 +68,7 @@ class SelectionImages(NamedTuple):
 
 
 class SelectionTexts(NamedTuple):
-    """Texts as scores of pairs read them. The first dimension is 1, or that of the images beside them."""
+    """Texts as scores of pairs read them. The first dimension is 1, or that of the images."""
 
     query: Tensor  # [1, t, D] unit length
     words: Tensor  # [1, t, M, D] unit length
@@ -122,7 +122,7 @@ def selection_texts(texts: Encoded) -> SelectionTexts:
 
 
 def paired_texts(texts: Encoded) -> SelectionTexts:
-    """The same where text i is compared with image i alone."""
+    """Texts of which text i is compared with image i alone."""
     return SelectionTexts(*(x[0][:, None] for x in selection_texts(texts)))
 
 

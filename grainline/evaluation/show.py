@@ -21,21 +21,19 @@ from grainline.methods.base import HasAttention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import Model, given, load
 from grainline.nn.upsample import place
-from grainline.report.heatmap import enlarged, overlay, segmented
-from grainline.report.page import Section, hint, render_page, write_page
-from grainline.report.panels import (
-    PIXELS,
-    ImagePanels,
-    Panel,
-    cards,
+from grainline.report.case import Case, Panel, Row, cases_html
+from grainline.report.heatmap import (
+    enlarged,
     legend,
+    overlay,
     patch_count,
+    segmented,
     selected_patches,
     shares,
     two_selections,
-    write_rows,
 )
-from grainline.report.png import require_matplotlib
+from grainline.report.page import Section, hint, render_page, write_page
+from grainline.report.png import PIXELS, require_matplotlib, write_panels
 from grainline.types import Images, each, rows
 
 SCALE = (
@@ -48,6 +46,7 @@ SELECTION_SCALE = (
     " alike; a frame is around the largest."
 )
 LINES = "Lines are heavier, the more stages keep them."
+SQUARE = "as the model sees it"
 
 
 def show(
@@ -76,7 +75,7 @@ def show(
     for file in filter(None, (png, html)):
         writable(file)
     loaded = load(model)
-    refuse_unshown(loaded, texts)
+    check_texts(loaded, texts)
     selects = isinstance(loaded.method, SelectsPatches)
     known = descriptions(loaded)
     described = [None if known is None else known.of_file(image) for image in images]
@@ -89,7 +88,7 @@ def show(
     squares = [loaded.cropped(image) for image in images]
     limit = scale or end_of_scale(loaded, squares[0])
     panels = [
-        selection_panels(loaded, image, square, (texts, description), limit)
+        selection_panels(loaded, image, square, texts, description, limit)
         if selects
         else segment_panels(loaded, image, square, texts, limit)
         for image, square, description in zip(images, squares, described, strict=True)
@@ -99,10 +98,10 @@ def show(
     rule = (SELECTION_SCALE if selects else SCALE).format(limit=limit) + note if texts else ""
     title = f"{loaded.description.method}, {model}"
     if png:
-        write_rows(png, panels, title, rule)
+        write_panels(png, panels, title, rule)
     if html:
         lines = LINES if loaded.method.segmented else ""
-        body = hint(f"{lines} {rule}".strip()) + cards(panels)
+        body = hint(f"{lines} {rule}".strip()) + cases_html(panels, "image")
         write_page(html, render_page(title, "", [Section("Images", body)]))
 
 
@@ -119,7 +118,7 @@ def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
     return [one[0].cpu().numpy() for one in maps]
 
 
-def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
+def check_texts(model: Model, texts: Sequence[str]) -> None:
     """Raise UserError where nothing can be shown of a method, or of a text."""
     method, name = model.method, model.description.method
     blank = [i for i, text in enumerate(texts, 1) if not text.strip()]
@@ -138,12 +137,10 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def segment_panels(
-    model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float
-) -> ImagePanels:
+def segment_panels(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Case:
     """An image as its segments of all stages, and where each part of each text looks.
 
-    square  as `model.seen` has it
+    square  as `model.cropped` gives it
     limit   the weight that has the full colour
     """
     maps = segmentations(model, square)
@@ -154,93 +151,91 @@ def segment_panels(
         )
         for i, label in enumerate(maps)
     ]
-    drawn = _texts(model, square, texts, limit) if texts else []
-    if not stages and all(len(panels) == 1 for panels in drawn):
-        drawn = [[panel for panels in drawn for panel in panels]]
-    return ImagePanels(name, square, ([stages] if stages else []) + drawn)
-
-
-def _texts(model: Model, square: Image.Image, texts: Sequence[str], limit: float) -> list[list[Panel]]:
-    """The panels of each text, one for each of its parts."""
-    out = []
-    for i, found in enumerate(attention_maps(model, square, texts), 1):
+    lines = []
+    for i, parts in enumerate(attention_maps(model, square, texts) if texts else (), 1):
         panels = []
-        for part, heat in found:
-            image = enlarged(np.asarray(overlay(square, heat, limit)), PIXELS)
-            panels.append(Panel(part.words, Image.fromarray(image), f"empty {part.empty:.2f}"))
-        out.append(_numbered(panels, i, len(texts)))
-    return out
+        for j, (part, heat) in enumerate(parts, 1):
+            # The numbers of text and part, where there are several.
+            mark = ".".join(filter(None, (str(i) * (len(texts) > 1), str(j) * (len(parts) > 1))))
+            image = Image.fromarray(enlarged(np.asarray(overlay(square, heat, limit)), PIXELS))
+            panels.append(Panel(f"{mark}  {part.words}".strip(), image, f"empty {part.empty:.2f}"))
+        lines.append(panels)
+    if not stages and all(len(panels) == 1 for panels in lines):
+        lines = [[panel for panels in lines for panel in panels]]
+    first, *more = ([stages] if stages else []) + lines
+    return Case(name, rows=[Row([Panel(SQUARE, square), *first]), *map(Row, more)])
 
 
-def _numbered(panels: list[Panel], number: int, texts: int) -> list[Panel]:
-    """The panels of a text; the numbers of text and part stand in front of the words, where not alone."""
-    whole = str(number) * (texts > 1)
-    out = []
-    for i, panel in enumerate(panels, 1):
-        mark = ".".join(filter(None, (whole, str(i) * (len(panels) > 1))))
-        out.append(panel._replace(words=f"{mark}  {panel.words}".strip()))
-    return out
+# The patches that a method selects of an image for a caption, for the description, and together; and for each
+# word of the caption the token of the image that it finds. All of it is in `SelectsPatches.select_patches`.
 
-
-# What methods that choose patches keep of an image, as `grainline show` draws it: for a caption, for the
-# description, and together; and for each word of the caption the token of the image that it finds.
-#
-# All of it is what scores are made of (`SelectsPatches.select_patches`): nothing is chosen here.
-
-
-WORDS = 40  # of a caption whose finds are shown: the first ones
+WORDS = 40  # of a caption, from its start
 CAPTION, DESCRIPTION = "caption", "description"
 
 
 class Match(NamedTuple):
     """A token of the image, and the words of a caption that find it."""
 
-    token: str  # what it is
+    token: str  # its name
     words: list[tuple[str, float]]  # with their cosines
     share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
 
 
 def selection_panels(
-    model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
-) -> ImagePanels:
-    """An image with what stays of it for each of some captions, and what their words find.
+    model: Model,
+    name: str,
+    square: Image.Image,
+    texts: Sequence[str],
+    description: str | None,
+    limit: float,
+) -> Case:
+    """An image with the patches that stay for each of some captions, and the tokens that their words find.
 
-    square  as `model.seen` has it
-    told    captions, and the description of the image where the method reads one
-    limit   the share of a patch in a token that has the full colour
+    square       as `model.cropped` gives it
+    description  of the image, where the method reads one
+    limit        the share of a patch in a token that has the full colour
     """
-    texts, description = told
-    found = kept_of(model, square, texts, description)
-    heads, lines = [], []
+    selection, grid = selection_of(model, square, texts, description), model.method.grid
+    out = []
     for i, text in enumerate(texts):
-        one = rows(found, slice(i, i + 1))
+        one = rows(selection, slice(i, i + 1))
         number = f" {i + 1}" if len(texts) > 1 else ""
         before = f"Description: {description}\n" if description and not i else ""
-        heads.append(f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}")
-        lines.append(stays(one, square, model.method.grid, joint=model.method.reads_descriptions))
+        panels = stays(one, square, grid, joint=model.method.reads_descriptions)
+        head = f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}"
+        out.append(Row(panels if i else [Panel(SQUARE, square), *panels], head, large=True))
         words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
-        heads.append(summed(one, len(words)))
-        lines.append([drawn(match, square, limit) for match in matches(one, words, model.method.grid)])
-    return ImagePanels(name, square, lines, heads)
+        panels = []
+        for match in matches(one, words, grid):
+            of = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
+            where = place(match.share) if match.share.any() else "without a place"
+            image = shares(square, match.share, limit, PIXELS)
+            panels.append(Panel(of, image, match.token, alt=f"{of}: {match.token}, {where}"))
+        out.append(Row(panels, summed(one, len(words)), large=True))
+    return Case(name, rows=out)
 
 
-def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Selection:
-    """What stays of a square for each text, and what words find: [M] rows, on the CPU"""
+def selection_of(
+    model: Model, square: Image.Image, texts: Sequence[str], description: str | None
+) -> Selection:
+    """The patches of a square that stay for each text, and the tokens of words: [M] rows, on the CPU"""
     method = model.method
-    assert isinstance(method, SelectsPatches), "ask `refuse_unshown` first"
+    assert isinstance(method, SelectsPatches), "ask `check_texts` first"
     image = model.encode(images=[given(square, description)])
     same = rows(image, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
     return each(lambda x: x.cpu(), method.select_patches(same, model.encode(texts=texts)))
 
 
-def stays(found: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool) -> list[Panel]:
+def stays(
+    selection: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool
+) -> list[Panel]:
     """The image with the patches that stay, for each choice that there is, and for both together.
 
-    found  one row
-    joint  whether a lone choice of the caption knows the description too
+    selection  one row
+    joint      whether a lone choice of the caption knows the description too
     """
-    chosen = {CAPTION: found.by_text, DESCRIPTION: found.by_description}
-    maps = {what: _laid(one[0], grid) for what, one in chosen.items() if one is not None}
+    masks = {CAPTION: selection.by_text, DESCRIPTION: selection.by_description}
+    maps = {what: _on_grid(one[0], grid) for what, one in masks.items() if one is not None}
     names = {what: f"kept for the {what}" for what in maps}
     if joint and DESCRIPTION not in maps:
         names[CAPTION] = "kept for caption and description, which choose by one score"
@@ -261,40 +256,32 @@ def stays(found: Selection, square: Image.Image, grid: tuple[int, int] | None, *
     return panels
 
 
-def matches(found: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
+def matches(selection: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
     """The tokens that the first WORDS words find, in the order of the words, each token once.
 
-    found  one row
-    words  all words that it compares
+    selection  one row
+    words      all words that it compares
     """
-    real = found.words[0]
+    real = selection.words[0]
     out: dict[int, Match] = {}
-    each_word = zip(words, found.token[0][real].tolist(), found.cosine[0][real].tolist(), strict=True)
-    for word, token, cosine in list(each_word)[:WORDS]:
-        share = _laid(found.shares[0, token], grid)
-        match = out.setdefault(token, Match(_named(found.kind, token, share), [], share))
+    tokens, cosines = selection.token[0][real].tolist(), selection.cosine[0][real].tolist()
+    for word, token, cosine in list(zip(words, tokens, cosines, strict=True))[:WORDS]:
+        share = _on_grid(selection.shares[0, token], grid)
+        match = out.setdefault(token, Match(_token_name(selection.kind, token, share), [], share))
         match.words.append((word, cosine))
     return list(out.values())
 
 
-def summed(found: Selection, number: int) -> str:
-    """What stands above the tokens that words find. number: of words"""
-    mean = float(found.cosine[0][found.words[0]].mean())
+def summed(selection: Selection, number: int) -> str:
+    """The line above the tokens that words find. number: of words"""
+    mean = float(selection.cosine[0][selection.words[0]].mean())
     left = f", of which the first {WORDS} are shown" if number > WORDS else ""
     return (
         f"What its words and pieces of words find: cosines, whose mean over all {number} is {mean:.3f}{left}"
     )
 
 
-def drawn(match: Match, square: Image.Image, limit: float) -> Panel:
-    """A token with its words, and where it is made of."""
-    words = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
-    where = place(match.share) if match.share.any() else "without a place"
-    image = shares(square, match.share, limit, PIXELS)
-    return Panel(words, image, match.token, alt=f"{words}: {match.token}, {where}")
-
-
-def _named(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
+def _token_name(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
     kind = kinds[token]
     if kind == PATCH:
         row, column = divmod(token, share.shape[1])
@@ -306,7 +293,7 @@ def _named(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
     }[kind]
 
 
-def _laid(values: torch.Tensor, grid: tuple[int, int] | None) -> np.ndarray:
+def _on_grid(values: torch.Tensor, grid: tuple[int, int] | None) -> np.ndarray:
     """Values of patches [L] where the patches lie: [G, G]"""
-    assert grid is not None, "patches that are chosen lie on a grid"
+    assert grid is not None, "selected patches lie on a grid"
     return values.view(grid).numpy()
