@@ -1,7 +1,8 @@
-"""`UserError`, whose message is one line for the user, and counts in sentences."""
+"""`UserError`, whose message is one line for the user; counts and lists of names in messages."""
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _LONG = re.compile(r"\S{401,}")
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
@@ -58,3 +59,13 @@ def count_existing(number: int, noun: str) -> str:
     ('1 tar was there before', '4 records were there before')
     """
     return f"{amount(number, noun)} {'was' if number == 1 else 'were'} there before"
+
+
+def some(names: Sequence[str], number: int = 3) -> str:
+    """The first few names, for a message.
+
+    >>> some(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    rest = len(names) - number
+    return ", ".join(names[:number]) + (f" and {rest} more" if rest > 0 else "")

@@ -25,7 +25,6 @@ from grainline.build import (
     start,
     with_patches,
 )
-from grainline.data.batches import description_texts, texts_of
 from grainline.data.descriptions import Described
 from grainline.data.formats.plain import read_plain
 from grainline.data.record import CorruptSample
@@ -38,7 +37,7 @@ from grainline.errors import UserError
 from grainline.files import existing_folder, original_name
 from grainline.methods.base import Method
 from grainline.nn.upsample import contrast, on_grid, on_segments
-from grainline.types import Encoded, Images, Texts, concat, rows, to
+from grainline.types import Encoded, Images, Texts, concat, description_texts, rows, texts_of, to
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs

@@ -89,6 +89,28 @@ class Term(NamedTuple):
     mean: Mean
 
 
+def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:
+    """`Images.dense` from the token ids [image][window][token]. image: [N] int64, ids of the images"""
+    return Texts(*padded(windows), image, image, torch.zeros_like(image))
+
+
+def texts_of(encoded: list[list[list[int]]]) -> Texts:
+    """Texts from token ids [text][part][token]: numbered from 0, captions of no particular image."""
+    number = torch.arange(len(encoded))
+    return Texts(*padded(encoded), number, torch.full_like(number, -1), torch.zeros_like(number))
+
+
+def padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
+    """Ids and mask [M, S, L] of texts, parts and tokens, with padding on the right of each."""
+    parts = max((len(text) for text in texts), default=1)
+    length = max((len(part) for text in texts for part in text), default=1)
+    numbers = [[part + [0] * (length - len(part)) for part in text] for text in texts]
+    lengths = [[len(part) for part in text] + [0] * (parts - len(text)) for text in texts]
+    ids = torch.tensor([text + [[0] * length] * (parts - len(text)) for text in numbers], dtype=torch.int64)
+    mask = torch.arange(length) < torch.tensor(lengths, dtype=torch.int64).view(len(texts), parts, 1)
+    return ids.view(len(texts), parts, length), mask
+
+
 def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
     """Apply f to every tensor of nested NamedTuples; everything else stays as it is."""
     out: Any = batch

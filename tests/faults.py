@@ -332,7 +332,7 @@ LATE = [
           "numbers[:parts], numbers[parts:]", "numbers[-parts:], numbers[:-parts]"),
     Fault("data/texts.py", "grainline/data/texts.py", "sentences that are left out are not counted",
           "for i in included) + left_out", "for i in included)"),
-    Fault("data/batches.py", "tests/test_collate.py", "padding of a shorter part counts as words",
+    Fault("types.py", "tests/test_collate.py", "padding of a shorter part counts as words",
           "[len(part) for part in text] +", "[length for part in text] +"),
     Fault("encoders/vit.py", "tests/test_encoders.py", "rows and columns of waves are exchanged",
           "down.repeat_interleave(columns, 0), across.repeat(rows, 1)",

@@ -21,13 +21,13 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 44_500,  # goal 35,000
-    "files": 240,  # goal 210
+    "lines": 40_800,  # goal 35,000
+    "files": 230,  # goal 210
     "siblings": 20,
-    "small files": 16,
+    "small files": 14,
     "names twice in a folder": 0,
-    "shared names": 11,
-    "fan-out": 25,  # goal 15
+    "shared names": 8,
+    "fan-out": 15,
     "circles": 0,
     "arrows up": 0,
 }

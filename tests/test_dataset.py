@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from grainline.data.batches import MAX_FILES, Batch, CorruptStats, collate, load_batches, texts_of
+from grainline.data.batches import MAX_FILES, Batch, CorruptStats, collate, load_batches
 from grainline.data.captions import sentences
 from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
 from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Foil, Record
@@ -17,7 +17,7 @@ from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
-from grainline.types import CAPTION, FOIL, each
+from grainline.types import CAPTION, FOIL, each, texts_of
 
 LONG = "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey."
 TRUE = Foil("A green circle stands left. " + LONG.partition(". ")[2], LONG, "colour")

@@ -16,7 +16,7 @@ from PIL import Image
 from runs import call, complaint, logged
 
 from grainline.config import parse
-from grainline.data.batches import collate, description_texts
+from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
@@ -37,7 +37,7 @@ from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
 from grainline.training.step import step
-from grainline.types import Images, Texts, concat, each, rows
+from grainline.types import Images, Texts, concat, description_texts, each, rows
 
 LONG = " ".join(TEXTS[:6])
 

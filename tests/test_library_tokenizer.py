@@ -25,13 +25,13 @@ from runs import call, recipe
 from vocabularies import CORPUS, PROBES, Sentencepiece, siglip_text, write
 
 import grainline
-from grainline.data.batches import texts_of
 from grainline.data.captions import clean
 from grainline.data.texts import encode_parts
 from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
 from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.errors import UserError
+from grainline.types import texts_of
 
 TEXTS = [clean(text) for text in PROBES + CORPUS]
 

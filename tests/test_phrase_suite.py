@@ -20,7 +20,6 @@ from test_viz import Page
 from torch import Tensor
 
 from grainline.config import override
-from grainline.data.batches import texts_of
 from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source, open_sources
@@ -61,7 +60,7 @@ from grainline.evaluation.suites.phrases import (
 )
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
-from grainline.types import Texts
+from grainline.types import Texts, texts_of
 
 Capture = pytest.CaptureFixture[str]
 CLIP = ["text.context=77"]

@@ -14,7 +14,7 @@ from grainline.data.dataset import Batches, Draw, Sample, TrainSet
 from grainline.distributed import all_gather_objects
 from grainline.errors import UserError
 from grainline.stop import outlive_first
-from grainline.types import FOIL, Images, Texts
+from grainline.types import FOIL, Images, Texts, description_texts, padded
 
 
 class Batch(NamedTuple):
@@ -76,29 +76,7 @@ def _texts(samples: list[Sample]) -> Texts:
             rows[row] = text.parts
             item[row], level[row] = sample.draw.position * slots + slot, text.level
             owner[row] = -1 if text.level == FOIL else sample.draw.image
-    return Texts(*_padded(rows), item, owner, level)
-
-
-def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:
-    """`Images.dense` from the token ids [image][window][token]. image: [N] int64, ids of the images"""
-    return Texts(*_padded(windows), image, image, torch.zeros_like(image))
-
-
-def texts_of(encoded: list[list[list[int]]]) -> Texts:
-    """Texts from token ids [text][part][token]: numbered from 0, and captions of no particular image."""
-    number = torch.arange(len(encoded))
-    return Texts(*_padded(encoded), number, torch.full_like(number, -1), torch.zeros_like(number))
-
-
-def _padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask [M, S, L] of texts, parts and tokens, with padding on the right of each."""
-    parts = max((len(text) for text in texts), default=1)
-    length = max((len(part) for text in texts for part in text), default=1)
-    numbers = [[part + [0] * (length - len(part)) for part in text] for text in texts]
-    lengths = [[len(part) for part in text] + [0] * (parts - len(text)) for text in texts]
-    ids = torch.tensor([text + [[0] * length] * (parts - len(text)) for text in numbers], dtype=torch.int64)
-    mask = torch.arange(length) < torch.tensor(lengths, dtype=torch.int64).view(len(texts), parts, 1)
-    return ids.view(len(texts), parts, length), mask
+    return Texts(*padded(rows), item, owner, level)
 
 
 START = "fork" if sys.platform == "linux" else "spawn"

@@ -14,10 +14,9 @@ from PIL import Image
 from scipy.fft import dctn
 
 from grainline.data.decode import decode, image_size
-from grainline.data.formats.common import some
 from grainline.data.formats.joined import remarks
 from grainline.data.record import CorruptSample, Record, Source, content_of, misplaced
-from grainline.errors import amount, escape_controls
+from grainline.errors import amount, escape_controls, some
 
 # Copies of an image by another crop, size or compression, found by a perceptual hash.
 #

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 import grainline
-from grainline.data.batches import texts_of
 from grainline.data.scenes.source import Scenes
 from grainline.encoders.cast import CastConfig
 from grainline.errors import UserError
@@ -30,7 +29,7 @@ from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.nn.runtime import static
-from grainline.types import Encoded, Images, Texts, rows
+from grainline.types import Encoded, Images, Texts, rows, texts_of
 
 FORMAT = 2
 LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays two digits below

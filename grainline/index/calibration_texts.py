@@ -52,6 +52,11 @@ class CalibrationTexts(NamedTuple):
     places: tuple[int, ...]  # of the texts in the source
     image_scores: tuple[tuple[float, float] | None, ...] = ()  # of text and sentence with the own image
 
+    @property
+    def default(self) -> bool:
+        """Whether these are the synthetic ones, which were not given by a user."""
+        return self.source == DEFAULT_SOURCE
+
 
 def gather_texts(path: str | None) -> CalibrationTexts:
     """The null texts of a source with captions, of a .txt file with one text a line, or synthetic ones."""

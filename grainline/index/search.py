@@ -19,7 +19,6 @@ from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
-from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
 from grainline.index.inverted import open_candidates
@@ -283,7 +282,7 @@ class Index:
             notes.append(self.finder.note)
         if len(self) < MIN_IMAGES:
             notes.append(f"{len(self)} images are too few to say how sure a match is")
-        if texts and self.reader.calibration_texts.source == DEFAULT_SOURCE:
+        if texts and self.reader.calibration_texts.default:
             notes.append(
                 "p was calibrated with texts of synthetic scenes; build with --calibration-texts for texts "
                 "like yours"

@@ -20,7 +20,6 @@ from grainline.data.captions import sentences
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.index.calibration import MIN_IMAGES
-from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.store import CorruptIndex
 from grainline.web.engine import Batcher, Engine, ImageQuery
 from grainline.web.guard import Guard, error_response
@@ -163,8 +162,7 @@ class Server:
                 method=model_id.method,
                 model=Path(model_id.path).name,
                 heat=now.model.method.has_layout,
-                calibrated_texts=images >= MIN_IMAGES
-                and now.reader.calibration_texts.source != DEFAULT_SOURCE,
+                calibrated_texts=images >= MIN_IMAGES and not now.reader.calibration_texts.default,
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],

@@ -12,13 +12,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field, StrictBool
 
 from grainline.data.formats.checked import Fields, Id, brief_json, checked, has_rows, strings
-from grainline.data.formats.common import some
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import Entry, ListedImages
 from grainline.data.formats.plain import HELP
 from grainline.data.record import Foil, Record, Source
 from grainline.data.scenes.source import Scenes
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 
 SCENES, OTHER_DATA = "scenes", "own data"  # names of sources that are no benchmark
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from grainline.data.formats.checked import Fields, Pixels
-from grainline.data.formats.common import FileSource, digest, read_image, require_images, some, split_query
+from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.plain import HELP, read_lines, read_plain, read_text
 from grainline.data.record import (
     CORRUPT_REGION,
@@ -33,7 +33,7 @@ from grainline.data.record import (
     Record,
     Region,
 )
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 
 SENTENCES, ANNOTATIONS = "Sentences", "Annotations"
 _OPENED = re.compile(r"\[/EN#(\d+)((?:/[^\s/\[\]]+)+)$")

@@ -35,6 +35,7 @@ from grainline.data.record import (
     Region,
     as_sentences,
 )
+from grainline.errors import some
 
 # Recaptioned data (DreamLIP): short and long captions of CC3M, CC12M and YFCC15M by InstructBLIP, ShareGPT4V
 # and LLaVA, as strings, or as lists of sentences as FLAIR prepares them. These fields are recognised in any
@@ -323,16 +324,6 @@ def digest(parts: Iterable[str | int]) -> str:
         total.update(b"%d:" % len(data))
         total.update(data)
     return total.hexdigest()
-
-
-def some(names: Sequence[str], number: int = 3) -> str:
-    """The first few names, for a message.
-
-    >>> some(["a", "b", "c", "d"], 2)
-    'a, b and 2 more'
-    """
-    rest = len(names) - number
-    return ", ".join(names[:number]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and wildcards of the shell.

@@ -18,11 +18,11 @@ from grainline.data.formats.common import (
     expand,
     name_and_size,
     read_image,
-    some,
     texts_beside,
 )
 from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
+from grainline.errors import some
 
 _TEXT_SUFFIXES = ("json", "txt")
 

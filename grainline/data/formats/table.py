@@ -25,11 +25,11 @@ from grainline.data.formats.common import (
     read_captions,
     read_image,
     require_images,
-    some,
     split_query,
 )
 from grainline.data.formats.plain import data_error, parse_json, read_text
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
+from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "image": (

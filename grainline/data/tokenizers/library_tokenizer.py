@@ -19,8 +19,8 @@ from grainline.data.tokenizers.tokenized import (
     TextTokenizer,
     Tokenized,
     by_word,
-    check_context,
     check_full,
+    context_error,
 )
 from grainline.files import write_text
 
@@ -51,7 +51,8 @@ class LibraryTokenizer(TextTokenizer):
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
         assert not isinstance(texts, str)
-        check_context(context, self.around)
+        if context <= self.around:
+            raise context_error(context, self.around)
         room = context - self.around
         inputs = [self._read(text) for text in texts]
         encodings = self._backend.encode_batch_fast(inputs, add_special_tokens=False)

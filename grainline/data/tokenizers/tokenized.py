@@ -118,11 +118,10 @@ def check_full(vocabulary: Mapping[str, int], where: str) -> None:
         )
 
 
-def check_context(context: int, around: int) -> None:
-    """Raises UserError for a context that leaves no room for a token of the text."""
-    if context < around + 1:
-        frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
-        raise UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")
+def context_error(context: int, around: int) -> UserError:
+    """For a context that leaves no room for a token of the text."""
+    frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
+    return UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")
 
 
 # Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
@@ -162,7 +161,8 @@ def encode_word_dropout(
     tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
 ) -> Tokenized:
     """Tokenize texts into one part each, with word dropout."""
-    check_context(context, tokenizer.around)
+    if context <= tokenizer.around:
+        raise context_error(context, tokenizer.around)
     room = context - tokenizer.around
     head = [] if tokenizer.begin is None else [tokenizer.begin]
     tail = [] if tokenizer.end is None else [tokenizer.end]

@@ -29,8 +29,8 @@ from grainline.data.tokenizers.tokenized import (
     TextTokenizer,
     Tokenized,
     by_word,
-    check_context,
     check_full,
+    context_error,
     meta_text,
 )
 from grainline.errors import UserError
@@ -126,7 +126,8 @@ class Tokenizer(TextTokenizer):
         ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
         """
         assert not isinstance(texts, str)
-        check_context(context, self.around)
+        if context <= self.around:
+            raise context_error(context, self.around)
         lines = [clean(text).lower().split(" ") for text in texts]
         cached = self._encode_words({word for line in lines for word in line})
         ids, truncated = [], []

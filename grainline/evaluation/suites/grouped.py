@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from grainline.data.batches import texts_of
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.ranks import refuse_nan
@@ -27,7 +26,7 @@ from grainline.evaluation.suites.annotations import (
 from grainline.evaluation.suites.baselines import SEED, Labelled, can_cluster, clusterings
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
-from grainline.types import to
+from grainline.types import texts_of, to
 
 BARE = "texts have no marked phrase and are left out"
 UNMAPPED = "texts are left out, because their tokens cannot be told apart"

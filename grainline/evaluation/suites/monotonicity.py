@@ -19,9 +19,8 @@ import numpy as np
 from pydantic import Field
 
 from grainline.config import Config
-from grainline.data.formats.common import some
 from grainline.data.record import Source
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 from grainline.evaluation.compare import read_earlier, refuse_other
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import Evaluation, spread

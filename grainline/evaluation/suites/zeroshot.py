@@ -22,10 +22,9 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 from grainline.evaluation.encode import Collector, Encodings, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
