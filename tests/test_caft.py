@@ -12,19 +12,21 @@ from make import CLOCK, SEGMENTS, VOCAB, build
 from torch import Tensor
 
 from grainline.build import Description, scored
+from grainline.build import build as build_method
 from grainline.config import parse
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.distributed import ddp_mean
 from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
 from grainline.evaluation.score import retrieval_ranks
 from grainline.evaluation.suites.regions import PooledRegions, region_scorer
-from grainline.fingerprint import _scoring
+from grainline.fingerprint import origin
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
 from grainline.methods.text_parts import Parts, row_ids
-from grainline.model import on_pixels
+from grainline.model import Model, on_pixels
 from grainline.nn.pooling import unit
 from grainline.nn.scale import clamp_scales
 from grainline.training.optim import param_groups
@@ -558,8 +560,10 @@ def test_a_way_to_score_may_say_the_share_of_the_parts() -> None:
     described = Description("caft", caft().cfg)
     found: Any = scored(described, "conditioned:0.7").config
     assert (found.scoring, found.alpha) == ("conditioned", 0.7)
-    assert _scoring(found) == {"scoring": "conditioned:0.7"}
-    assert _scoring(described.config) == {"scoring": "vectors"}
+    for config, way in ((found, "conditioned:0.7"), (described.config, "vectors")):
+        description = Description("caft", config)
+        model = Model(description, build_method(description), Tokenizer.train(["a cat"] * 2, 540))
+        assert origin(model, "some/name")["scoring"] == way
     with pytest.raises(UserError, match="flair mixes no scores"):
         scored(Description("flair", flair().cfg), "conditioned:0.7")
     with pytest.raises(UserError, match="alpha"):

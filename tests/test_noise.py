@@ -9,10 +9,10 @@ from grainline.nn.hashing import (
     TEXTS,
     Dropout,
     DropPath,
-    drawn,
     equal_texts,
     number_places,
     parts_of_rows,
+    random_bits,
     rows_of,
     shares,
     some_rows,
@@ -130,4 +130,4 @@ def test_without_rows_the_generator_decides() -> None:
     assert not torch.equal(module(torch.ones(3, 8)), first)
     torch.set_rng_state(state)
     assert torch.equal(module(torch.ones(3, 8)), first)
-    assert drawn(module, (2, 0), CPU).shape == (2, 0)
+    assert random_bits(module, (2, 0), CPU).shape == (2, 0)

@@ -239,7 +239,7 @@ def test_the_official_files_are_as_they_are_described(
     assert isinstance(source, FgOvd)
     assert source.difficulty == kind
     assert len(source) == len(set(source.keys())) == images
-    found = [region for image in source._images for region in image.regions]
+    found = [region for entry in source.entries for region in entry.record.regions]
     assert len(found) == regions
     assert sum(1 / (1 + len(region.foils)) for region in found) / regions == pytest.approx(chance, abs=1e-4)
     assert all(

@@ -242,7 +242,7 @@ def test_another_width_than_that_of_the_checkpoint_is_a_fresh_projection(saved: 
 def test_two_checkpoints_of_unlike_spaces_need_a_width(saved: Saved) -> None:
     sides = {"image": {"pretrained": str(saved("clip")[0])}, "text": {"pretrained": str(saved("siglip")[0])}}
     with pytest.raises(
-        UserError, match=r"that of the image side 24 and that of the text side 64; say model\.width"
+        UserError, match=r"that of the image side 24 and that of the text side 64; give model\.width"
     ):
         begun("clip", **sides)
     assert begun("clip", **sides, width=24).method()
