@@ -1,10 +1,10 @@
 """Indexing a folder of images against a plain loop with the same model, in images a second.
 
 The plain loop opens each file with Pillow, decodes it in full, squares it and encodes it, one by one or in
-batches; it writes nothing and knows no null texts. An index that takes the files in reads, hashes and
-decodes each once, encodes, scores the null texts, and writes synced segments; that it encodes the null texts,
-once, is told apart. `encode` is `Model.encode` on the files. The images are JPEGs of 640 x 480 made
-here. Without MODEL two small ones with fresh weights are made.
+batches; it writes nothing and knows no calibration texts. An index that takes the files in reads, hashes and
+decodes each once, encodes, scores the calibration texts, and writes synced segments; that it encodes the
+calibration texts, once, is told apart. `encode` is `Model.encode` on the files. The images are JPEGs of 640
+x 480 made here. Without MODEL two small ones with fresh weights are made.
 
     python -m benchmarks.bench_embedding [MODEL] [--images 128] [--repeats 5]
 """
@@ -96,11 +96,12 @@ def measure(model: Model, folder: Path, number: int, repeats: int) -> None:
         report(f"embedding: {name}, {what}", number / min(seconds(way) for _ in range(3)), "images/s")
     encoded = model.encode(images=paths[: model.batch])
     known = encode_calibration(model, texts)
-    report(f"embedding: {name}, encoding null texts", seconds(partial(encode_calibration, model, texts)), "s")
+    encoding = seconds(partial(encode_calibration, model, texts))
+    report(f"embedding: {name}, encoding calibration texts", encoding, "s")
     with torch.no_grad():
         took = min(seconds(lambda: [model.score(encoded, x) for x in known.values()]) for _ in range(3))
     share = took / len(encoded.vector) * 1000
-    report(f"embedding: {name}, scoring null texts", share, "ms/image")
+    report(f"embedding: {name}, scoring calibration texts", share, "ms/image")
 
 
 def main() -> None:

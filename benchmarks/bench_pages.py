@@ -1,15 +1,16 @@
 """What it costs to check every byte of an index before it is used.
 
-Three ways over the same segments of 512 images, with vectors of width 512, scores of 1,000 null texts, of a
-sentence and of a span of each, and 49 tokens for each image:
+Three ways over the same segments of 512 images, with vectors of width 512, scores of 1,000 calibration
+texts, of a sentence and of a span of each, and 49 tokens for each image:
   pages   as an index is read: a crc32 of each page, when it is first used
   none    no array is checked
   whole   as before there were pages: at each opening the sha256 of all files but the tokens, which nothing
           checks
 
 `open` is opening the segments; `first` is opening and a first search: all vectors for one query, what the
-null texts score, and the tokens of 200 candidates; `later` is the same search once the pages are checked. The
-files are in the file cache. Times are those of the processor, so that other programs matter less.
+calibration texts score, and the tokens of 200 candidates; `later` is the same search once the pages are
+checked. The files are in the file cache. Times are those of the processor, so that other programs matter
+less.
 
     python -m benchmarks.bench_pages [--images 10000] [--repeats 7]
 """

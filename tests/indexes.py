@@ -53,7 +53,7 @@ def saved(model: Model, folder: Path) -> Path:
 
 
 def texts(folder: Path, number: int = 24) -> str:
-    """A file of null texts."""
+    """A file of calibration texts."""
     path = folder / "null.txt"
     path.write_text("\n".join(TEXTS[:number]) + "\n")
     return str(path)

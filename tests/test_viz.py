@@ -184,7 +184,7 @@ def test_few_texts_that_show_nothing_have_contrast() -> None:
         )
         for _ in range(30)
     ]
-    assert 0.15 < np.mean(share) < 0.26, "one text of five, and a little more for so few null texts"
+    assert 0.15 < np.mean(share) < 0.26, "one text of five, and a little more for so few calibration texts"
 
 
 def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:

@@ -79,7 +79,7 @@ class Collector(ABC):
     """Truncated texts that were not encoded and count too; below zero where some were encoded again."""
 
     def add(self, sample: Sample) -> None:  # noqa: B027 - nothing by default
-        """The next record, before its image is encoded. To skip it: CorruptSample, with nothing added."""
+        """Take the next sample, before its image is encoded. To skip it: raise CorruptSample, add nothing."""
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:  # noqa: B027 - as `add`
         """The next encoded images, with their tokens: N rows, and the captions of each."""
@@ -154,7 +154,7 @@ def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
 
 
 def text_rows(model: Model, batch: int) -> Rows:
-    """Rows that encode texts in batches, with tokens where the method compares them."""
+    """`Rows` that encodes texts in batches, and keeps their tokens only if the method is pairwise."""
     reduce = without_places if model.method.pairwise else vectors_only
     return Rows(lambda items: reduce(model.encode(texts=items)), batch)
 
@@ -269,7 +269,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
 
 
 def texts_of(record: Record, captions: Captions) -> list[str]:
-    """The texts of a record under a mode, blank ones included.
+    """The texts that `captions` takes from a record, blank ones included; [] if it has none.
 
     >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
     >>> [texts_of(record, mode) for mode in ("whole", "first")]
@@ -317,9 +317,9 @@ class _Walk:
         self.blank = 0
 
     def add(self, record: Record, image: Image.Image | None, index: int) -> None:
-        """Queue the record at a place of the source.
+        """Queue the record at position `index` of the source, and pass it to the collectors.
 
-        Raises CorruptSample, having queued nothing, if a text is lacking or a mask wrong.
+        Raises CorruptSample, having queued nothing, if no text is there or a collector refuses its regions.
         """
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]

@@ -7,8 +7,9 @@ build("photos/", "photos.index", model="runs/x")
 result = open_index("photos.index").search(["A brown dog runs over wet sand. The sea is grey."])[0]
 result.hits[0].path, result.hits[0].score, result.sure
 
-    calibration        p of a hit and of a sentence in a hit, from the scores of null texts in this index.
-    calibration_texts  The null texts: texts that describe other images.
+    calibration        p of a hit and of a sentence in a hit, from the scores of calibration texts in this
+                       index.
+    calibration_texts  The calibration texts: texts that describe other images.
     candidates         The interface of a candidate search, and the exact search.
     image_files        The images below a folder: list, stat and read them.
     inverted           Candidates among very many images: an inverted file (FAISS).

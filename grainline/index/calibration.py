@@ -1,8 +1,8 @@
-"""Calibration: p of a hit and p of a sentence in a hit, from the scores of null texts in this index.
+"""Calibration: p of a hit and p of a sentence in a hit, from the scores of calibration texts in this index.
 
 p of a hit: scores of a query are standardised by their mean and std over a background of at most 256 images.
-p is the share of null texts, queries without a match, whose standardised best score is at least as high. For
-image queries it is the share of indexed images that have a neighbour as near, not standardised.
+p is the share of calibration texts, queries without a match, whose standardised best score is at least as
+high. For image queries it is the share of indexed images that have a neighbour as near, not standardised.
 
 p of a sentence in a hit must correct for selection: the hit is among the best because its sentences score
 high. See `Calibration`; selective inference: Fithian, Sun & Taylor, arXiv 1410.2597.
@@ -21,7 +21,7 @@ MIN_IMAGES = 16  # images that a mean and a std need
 LEVEL_SHARE = 0.2  # of the background
 RANKS = 10  # hits that users look at
 AT_ONCE = 512  # images whose null scores are compared together
-MIN_TEXTS = 300  # null texts that a query and its sentences are compared with
+MIN_TEXTS = 300  # calibration texts that a query and its sentences are compared with
 MIN_TRUE = 20  # true sentences that a power is measured on
 MIN_POWER = 0.2  # with less power than this no sentence is judged
 
@@ -44,25 +44,26 @@ class Calibration:
 
       1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
          background: about the score of an image that shows it;
-      2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
-      3. the best hit of a query without a match has the standardised score c, the median over null texts.
-         With a sentence score below need = score - sentences * (score of the hit - c) the hit would not be
-         selected;
-      4. help = tail(score) / tail(need): among null sentences that would select the image, the share that
-         scores as high. It is exact for a score that is the mean over sentences, else an approximation;
-      5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In
-         best hits the false positive rate is the level whatever step 4 approximates; in later ones lower.
+      2. tail(x) is the share of pairs of a calibration sentence and a background image that reach x;
+      3. the best hit of a query without a match has the standardised score c, the median over calibration
+         texts. With a sentence score below need = score - sentences * (score of the hit - c) the hit would
+         not be selected;
+      4. help = tail(score) / tail(need): among calibration sentences that would select the image, the share
+         that scores as high. It is exact for a score that is the mean over sentences, else an approximation;
+      5. p is the share of calibration texts whose sentence has a help as small in the best hit of its
+         search. In best hits the false positive rate is the level whatever step 4 approximates; in later
+         ones lower.
 
-    Null texts with images also give true sentences: their sentences in their images, if these are among the
-    first RANKS hits. The power is the share of these with p <= level.
+    Calibration texts with images also give true sentences: their sentences in their images, if these are
+    among the first RANKS hits. The power is the share of these with p <= level.
     """
 
-    counts: np.ndarray  # [M] sentences of the null texts and spans
+    counts: np.ndarray  # [M] sentences of the calibration texts and spans
     best_score: np.ndarray  # [M] standardised scores of their best hits
     standard: Standard  # [M] of their scores
     tested: np.ndarray  # [M] scores of one sentence of each in these hits, minus their levels
-    pool: np.ndarray  # sorted: scores of null sentences over the background, minus their levels
-    true_text: np.ndarray  # [O] numbers of the null texts with images
+    pool: np.ndarray  # sorted: scores of calibration sentences over the background, minus their levels
+    true_text: np.ndarray  # [O] numbers of the calibration texts with images
     true_rank: np.ndarray  # [O] of these images, from 0, as if they were in the index
     true_score: np.ndarray  # [O]
     true_tested: np.ndarray  # [O] scores of one sentence of each in its image, minus their levels
@@ -86,7 +87,7 @@ class Calibration:
         return np.minimum(1.0, ratio)
 
     def nearest_counts(self, count: int) -> np.ndarray:
-        """The null texts of two sentences and more whose number of sentences is nearest, by ratio.
+        """The calibration texts of two sentences and more whose number of sentences is nearest, by ratio.
 
         MIN_TEXTS of them, and all others that are as near as the last of these.
         """
@@ -97,7 +98,7 @@ class Calibration:
         return order[: int(last[0])] if len(order) else order
 
     def best(self, count: int) -> np.ndarray:
-        """The standardised scores of the best hits of the nearest null texts, sorted."""
+        """The best scores, standardised, of the calibration texts nearest to `count` sentences; sorted."""
         if count not in self._best:
             self._best[count] = np.sort(self.best_score[self.nearest_counts(count)])
         return self._best[count]
@@ -107,7 +108,7 @@ class Calibration:
         return float(np.median(self.best(count)))
 
     def null(self, count: int) -> np.ndarray:
-        """The help of the tested sentences of the nearest null texts, sorted."""
+        """The help of the tested sentences of the nearest calibration texts, sorted."""
         if count not in self._null:
             nearest = self.nearest_counts(count)
             counts = self.counts[nearest]
@@ -130,9 +131,9 @@ class Calibration:
         return np.array(p)
 
     def power(self, level: float) -> float | None:
-        """Of true sentences of right images among the first RANKS hits, the share with p <= level.
+        """The share with p <= level of the true sentences whose image is among the first RANKS hits.
 
-        None for fewer than MIN_TRUE texts with images; 0 where right images are hardly ever among them.
+        None for fewer than MIN_TRUE texts with images; 0 for fewer than MIN_TRUE such sentences.
         """
         if len(self.true_text) < MIN_TRUE:
             return None
@@ -163,7 +164,7 @@ def standard(score: np.ndarray, mask: np.ndarray | None = None) -> Standard:
 
 
 def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    """The level of each sentence: the mean of its LEVEL_SHARE best scores, of at least two: [P]
+    """The level of each sentence: the mean of its top LEVEL_SHARE of scores, two at least: [P]
 
     0 for fewer than MIN_IMAGES images.
 
@@ -182,7 +183,7 @@ def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndar
 
 
 def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Score and row of the best hit of each null text; of equal scores the first row: [Q] each
+    """Score and row of the best hit of each calibration text; of equal scores the first row: [Q] each
 
     blocks  scores [K, Q] of images, and [K, Q] bool: the text describes the image; rows are numbered on
     """

@@ -1,9 +1,10 @@
-"""Calibration texts (null texts): texts that describe images outside the index.
+"""Calibration texts: texts that describe images outside the index.
 
 The best score of a query means little by itself: some texts score high with all images. An index therefore
-stores the scores of null texts with all its images (`calibration.py` uses them): of whole captions, or lines
-of a file, of one sentence of each, and of spans of a few sentences that include it, since queries are often
-shorter than captions. A null text does not count for its own image, which the hash of its bytes identifies.
+stores the scores of calibration texts with all its images (`calibration.py` uses them): of whole captions,
+or lines of a file, of one sentence of each, and of spans of a few sentences that include it, since queries
+are often shorter than captions. A calibration text does not count for its own image, which the hash of its
+bytes identifies.
 
 Where the source of the texts has images, some of them are encoded too: the scores of a text and its sentence
 with their own image say how well the model recognises true sentences. They are not part of the index.
@@ -52,14 +53,9 @@ class CalibrationTexts(NamedTuple):
     places: tuple[int, ...]  # of the texts in the source
     image_scores: tuple[tuple[float, float] | None, ...] = ()  # of text and sentence with the own image
 
-    @property
-    def default(self) -> bool:
-        """Whether these are the synthetic ones, which were not given by a user."""
-        return self.source == DEFAULT_SOURCE
-
 
 def gather_texts(path: str | None) -> CalibrationTexts:
-    """The null texts of a source with captions, of a .txt file with one text a line, or synthetic ones."""
+    """Texts of a source with captions, of a .txt file with one text a line, or of synthetic scenes."""
     where = path or DEFAULT_SOURCE
     captions = (
         [(line, "", place) for place, line in enumerate(read_lines(where))]
@@ -93,7 +89,7 @@ def gather_texts(path: str | None) -> CalibrationTexts:
 
 
 def encode_calibration(model: Model, texts: CalibrationTexts) -> dict[str, Encoded]:
-    """Texts, sentences and spans as the method compares them, in float32."""
+    """The texts, sentences and spans encoded, by name, float32; with tokens if the method is pairwise."""
     names = store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS
     by_name = zip(names, (texts.texts, texts.sentences, texts.spans), strict=True)
     encoded = {name: model.encode(texts=of) for name, of in by_name}
@@ -161,7 +157,7 @@ def read_calibration(target: Path) -> CalibrationTexts:
         source = values.pop("source")
         return CalibrationTexts(source, **{name: tuple(value) for name, value in values.items()})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Corrupt(f"the null texts cannot be read ({error})") from None
+        raise Corrupt(f"the calibration texts cannot be read ({error})") from None
 
 
 def _captions(source: Source, where: str) -> list[tuple[str, str, int]]:

@@ -155,8 +155,8 @@ def _reading(options: Options, images: bool) -> list[str]:
             f"{100 * options.absent:g} % of true sentences score as low. Otherwise the model cannot tell."
         )
         out.append(
-            "Heat is orange where the image shows more of the sentence than of the null sentences of the"
-            " index, blue where less; 1 is what one of five of these reaches, and less has no colour."
+            "Heat is orange where the image shows more of the sentence than of the calibration sentences of "
+            "the index, blue where less; 1 is what one of five of these reaches, and less has no colour."
         )
     return out
 

@@ -1,4 +1,4 @@
-"""An index opened for reading: its live rows, numbered from 0, their arrays, and the scores of null texts.
+"""An index opened for reading: live rows, numbered from 0, their arrays, and scores of calibration texts.
 
 A reader takes no lock. Segments never change, and a mapped one stays readable when a writer removes it. Only
 between reading the manifest and mapping the files can one vanish; then both are read again.
@@ -26,7 +26,7 @@ from grainline.index.calibration import (
     sentence_level,
     standard,
 )
-from grainline.index.calibration_texts import CalibrationTexts, read_calibration
+from grainline.index.calibration_texts import DEFAULT_SOURCE, CalibrationTexts, read_calibration
 from grainline.index.candidates import Exact
 from grainline.model import Model, load
 from grainline.types import Encoded, to_dtype
@@ -42,6 +42,7 @@ class IndexReader:
         """thorough  check the arrays too, which reads every file. Raises UserError."""
         self.folder = folder
         self.manifest, self.segments, self.calibration_texts = _read(folder, thorough)
+        self.synthetic_texts = self.calibration_texts.source == DEFAULT_SOURCE  # none were given
         self.live = [segment.live for segment in self.segments]
         self.locations = np.array(
             [(i, row) for i, live in enumerate(self.live) for row in np.flatnonzero(live)], dtype=np.int64
@@ -85,7 +86,7 @@ class IndexReader:
 
     @cached_property
     def null_text_scores(self) -> np.ndarray:
-        """Standardised best scores of the null texts, sorted: [Q]"""
+        """Standardised best scores of the calibration texts, sorted: [Q]"""
         return np.sort(self._standard_best(store.NULL_TEXTS))
 
     @cached_property
@@ -123,7 +124,7 @@ class IndexReader:
         level = sentence_level(score, ~self._described_background)
         names, place = (store.NULL_TEXTS, store.NULL_SPANS), np.arange(len(level))
         hits = [self.take(store.NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
-        # The null texts with images of their own, as if these images were in the index.
+        # The calibration texts with images of their own, as if these images were in the index.
         image_scores = self.calibration_texts.image_scores
         which = np.array([i for i, pair in enumerate(image_scores) if pair is not None], np.int64)
         text, tested = np.array([image_scores[i] for i in which], np.float64).reshape(-1, 2).T
@@ -144,7 +145,7 @@ class IndexReader:
 
     @cached_property
     def _described_background(self) -> np.ndarray:
-        """Whether a null text describes an image of the background: [B, Q] bool"""
+        """Whether a calibration text describes an image of the background: [B, Q] bool"""
         hashes = [self.hashes[row] for row in self.background]
         return described_images(hashes, self.calibration_texts.image_hashes)
 
@@ -152,17 +153,17 @@ class IndexReader:
         return standard(self.take(name, self.background), ~self._described_background)
 
     def _standard_best(self, name: str) -> np.ndarray:
-        """Standardised scores of the best hits of null texts: [Q]"""
+        """Standardised scores of the best hits of calibration texts: [Q]"""
         return self._standard(name).apply(self._hits(name)[0])
 
     def _hits(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and rows of the best hits of the null texts, without the images they describe: [Q] each"""
+        """Scores and rows of the best hits of the calibration texts, without their own images: [Q] each"""
         if name not in self._best:
             self._best[name] = best_hits(self._blocks(name))
         return self._best[name]
 
     def _blocks(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Segment by segment: scores of null texts, and whether they describe the image: [R, Q] both"""
+        """By segment: scores of calibration texts, and whether they describe the image: [R, Q] both"""
         for segment, live in zip(self.segments, self.live, strict=True):
             hashes = [segment.rows[i].sha256 for i in np.flatnonzero(live)]
             yield segment.arrays[name][live], described_images(hashes, self.calibration_texts.image_hashes)
@@ -171,7 +172,7 @@ class IndexReader:
 def read_parts(
     folder: Path, manifest: store.Manifest, *, thorough: bool = False
 ) -> tuple[CalibrationTexts, list[store.Segment]]:
-    """The null texts and the segments that a manifest names; raises Corrupt."""
+    """The calibration texts and the segments that a manifest names; raises Corrupt."""
     target = folder / store.CALIBRATION / manifest.calibration.name
     store.check_part(target, manifest.calibration, thorough=thorough)
     place, texts = folder / store.SEGMENTS, read_calibration(target)

@@ -239,8 +239,8 @@ class Index:
         queries  (row, texts) of each image
         size     (H, W); None: the input size of the model
 
-        Heat is the contrast with the null sentences of the index (`nn.upsample.contrast`). Reads the image
-        files. UserError if a file has changed, or if the image tokens of the method have no layout.
+        Heat is the contrast with the calibration sentences of the index (`nn.upsample.contrast`). Reads the
+        image files. UserError if a file has changed, or if the image tokens of the method have no layout.
         """
         method = self.model.method
         if not method.has_layout:
@@ -260,7 +260,7 @@ class Index:
 
     @cached_property
     def _heat_null(self) -> Encoded:
-        """Null texts for the contrast of heat: single sentences if there are enough of them."""
+        """Calibration texts for the contrast of heat: single sentences if there are enough of them."""
         null = self.reader.calibration_texts
         pool = null.sentences if len(null.sentences) >= FEWEST_NULL else null.texts
         places = np.linspace(0, len(pool) - 1, min(NULL_TEXTS, len(pool))).astype(int)
@@ -282,7 +282,7 @@ class Index:
             notes.append(self.finder.note)
         if len(self) < MIN_IMAGES:
             notes.append(f"{len(self)} images are too few to say how sure a match is")
-        if texts and self.reader.calibration_texts.default:
+        if texts and self.reader.synthetic_texts:
             notes.append(
                 "p was calibrated with texts of synthetic scenes; build with --calibration-texts for texts "
                 "like yours"

@@ -7,10 +7,10 @@
         vectors.npy          [R, D] float32, unit length
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
         precomputed-X.npy    instead of tokens: field X of what `Method.precompute` returns, floats as float16
-        null_texts.npy       [R, Q] float16, scores with the null texts (calibration_texts.py);
+        null_texts.npy       [R, Q] float16, scores with the calibration texts (calibration_texts.py);
                              also null_sentences.npy and null_spans.npy
         state.json           size and sha256 of each of these, and of itself; "pages": crc32 of each page
-      calibration/00000000/  texts.json: the null texts; null_texts-X.npy: field X of them encoded; state.json
+      calibration/00000000/  texts.json: the calibration texts; null_texts-X.npy: field X of them encoded
       ann/00000001/          an inverted file for many images, derived from the segments (inverted.py)
       lock                   locked by the process that writes; the system frees it when that process ends
 

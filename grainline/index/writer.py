@@ -55,7 +55,7 @@ class Writer:
 
     @cached_property
     def texts(self) -> dict[str, Encoded]:
-        """The null texts, sentences and spans, encoded."""
+        """The calibration texts, sentences and spans, encoded."""
         part = self.manifest.calibration
         try:
             return to(read_encoded(self.folder / store.CALIBRATION / part.name, part), self.model.device)
@@ -192,7 +192,7 @@ def square(model: Model, data: bytes, path: str) -> Image.Image:
 
 @torch.no_grad()
 def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded]) -> Arrays:
-    """The arrays of some images, as a segment holds them; {} for none. texts: the null texts, encoded"""
+    """The arrays of some images, as a segment holds them; {} for none. texts: calibration texts, encoded"""
     parts = []
     for start in range(0, len(images), model.batch):  # batch by batch: tokens are large
         encoded = model.encode(images=images[start : start + model.batch])

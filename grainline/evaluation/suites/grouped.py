@@ -43,7 +43,7 @@ class Shuffled(NamedTuple):
 
 @dataclass
 class Grouped:
-    """Captions with the tokens of their phrases, in groups and clusters; without begin and end tokens."""
+    """Captions with phrases: tokens (no begin or end), the model's groups of them, clusters of states."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[list[Token]] = field(default_factory=list)

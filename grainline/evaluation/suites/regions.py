@@ -71,7 +71,7 @@ class ExpressionSuite(RegionSuite[O]):
         return region_queries(data, compared.same, text, image, region)
 
     def numbers(self, data: Encodings) -> dict[str, int]:
-        """How many texts and expressions there are, for `Outcomes.data`."""
+        """The numbers of distinct texts and of expressions, for `Outcomes.data`."""
         texts = [one.text for one in self.collected(data).expressions]
         return {"texts": len(set(texts)), "expressions": len(texts)}
 
@@ -149,10 +149,10 @@ class ExpressionCollector(RegionCollector):
 
     @abstractmethod
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
-        """Compare some expressions with their image.
+        """Compare expressions of one image with it, and store the outcome.
 
-        images, texts  rows that belong together, one for each expression
-        image          its row among the encoded images
+        images, texts  row k of both belongs to expression k: images repeats the row of the image
+        image          index of the image among the encoded ones
         """
 
     def add(self, sample: Sample) -> None:
@@ -283,7 +283,7 @@ def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
 
 
 def box_scores(maps: Tensor, boxes: Tensor) -> Tensor:
-    """`box_sums` over area ** ALPHA: [E, B] float32, rounded so that boxes of equal sums and areas tie.
+    """`box_sums` divided by area ** ALPHA: [E, B] float32, so that boxes of equal sum and area tie.
 
     >>> corners = torch.zeros(1, 4, 4)
     >>> corners[0, :2, :2], corners[0, 2:, 2:] = 1.0, 0.5

@@ -78,10 +78,10 @@ def sequences(caption: str, own: Sequence[str] = ()) -> dict[str, tuple[str, ...
 
 
 class SubtextQueue:
-    """Subtexts of one image after the other, each queued for encoding once.
+    """Collects the subtexts of each image in turn; texts that the model reads alike are queued once.
 
-    read  the tokens that the model reads of texts
-    add   queues a text for encoding; its row
+    read  tokenizes texts as the model does
+    add   queues a text for encoding and returns its row
     """
 
     def __init__(self, read: Callable[[Sequence[str]], TokenizedParts], add: Callable[[str], int]) -> None:
@@ -117,7 +117,7 @@ class SubtextQueue:
 
 
 class SubtextCollector(Collector):
-    """Encodes the cumulative subtexts of the text of every image, each once."""
+    """Encodes the cumulative subtexts of the first text of each image, each distinct one once."""
 
     def __init__(self, model: Model, batch: int) -> None:
         self._rows = text_rows(model, batch)

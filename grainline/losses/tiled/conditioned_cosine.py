@@ -75,7 +75,7 @@ class PooledCosine(Score):
         return max(1, most // width), width
 
     def weights(self, here: TileInputs) -> Tensor:
-        """The weight of each segment; the empty slot has the rest: [r, heads, c, L]"""
+        """Attention of each segment: [r, heads, c, L]; 1 minus the sum is that of the empty slot."""
         key = here.rows[0]
         fit = full(by_head(here.cols[0]).to(key.dtype) @ key.transpose(-1, -2))
         if len(here.rows) > self.fixed:
@@ -101,7 +101,10 @@ class ByHand(PooledCosine):
     def unread(
         self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: TileInputs, sums: TileInputs
     ) -> Tensor:
-        """From gradients [r, c] by `along` and `square` to that by the weights; adds the others to `sums`."""
+        """The backward of `read`: returns the gradient by the weights, adds the others to `sums`.
+
+        by  the gradients by `along` and `square`: [r, c] each
+        """
 
     def forward_with_vjp(
         self,
@@ -225,8 +228,10 @@ def by_head(cols: Tensor) -> Tensor:
 
 
 def over_rows(by: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """by [r, heads, c, L] @ rows [r, heads, L, d] in the shape of columns, in one product where all rows have
-    the same columns."""
+    """by [r, heads, c, L] @ rows [r, heads, L, d]: the gradient by columns, in their shape.
+
+    If all rows share the columns, it is summed over rows, in one product.
+    """
     if cols.dim() == 4 or len(by) == 1:
         return by_text(by @ rows, cols)
     return torch.einsum("rhcl,rhld->chd", by, rows)

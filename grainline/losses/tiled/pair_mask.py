@@ -49,7 +49,7 @@ BEYOND = 2**40  # more than any number of a group or image
 
 
 class PairMatrix(NamedTuple):
-    """The matrix of pairs of two sides. The weight of row i with row j of the same group:
+    """Which rows and columns are pairs, with weights. That of row i with column j of the same group:
 
     own                                            if they are one item
     sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
@@ -69,7 +69,6 @@ class PairMatrix(NamedTuple):
         b = RowIds(*(x[tile.cols] for x in self.cols))
         real = None
         if not tile.whole:
-            real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
             real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
         same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
         if real is not None:
@@ -99,10 +98,10 @@ class PairMatrix(NamedTuple):
         """Nothing: `room` is a view of x."""
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
-        """The tiles of so many rows and columns that hold any pair, row by row.
+        """Tiles of at most `height` rows and `width` columns that may hold pairs, row by row.
 
-        A tile that is whole or plain may lack the mark; never the other way round. The host reads the ids
-        once, which waits for the device.
+        `whole` and `plain` may be False where they hold, never True where they do not. The ids are copied to
+        the host once, which waits for the device.
         """
         split = len(self.rows.item)
         ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()

@@ -29,7 +29,7 @@ class Score(ABC):
         """The logits of r rows with c columns: [r, c], differentiable"""
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
-        """The most rows and columns of a tile, where a row has `wide` columns in all."""
+        """The most rows and columns of a tile. wide: how many columns each row has in all"""
         side = CACHED if rows[0].device.type == "cpu" else LARGE
         return side, side
 
@@ -61,9 +61,9 @@ class Score(ABC):
 
 
 class Dot(Score):
-    """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand.
+    """Inner products of rows [n, D] with columns [M, D]; the caller scales the rows beforehand.
 
-    Columns of a tile may be [r, c, D]: others for each row.
+    Columns of a tile may be [r, c, D]: a list of its own for each row.
     """
 
     closed = True

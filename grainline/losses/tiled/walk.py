@@ -22,7 +22,7 @@ class TileWalk(NamedTuple):
     shares: tuple[Tensor, Tensor]
 
     def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
-        """Each tile with its rows, its columns, all shared parameters, and its pairs where they matter."""
+        """Each tile; its rows, columns and all shared parameters; its pairs, or None if `tile.plain`."""
         n, m = self.counts[0], sum(self.counts)
         for tile in self.tiles:
             rows = tuple(x[tile.rows] for x in tensors[:n])

@@ -156,11 +156,11 @@ def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
 
 @torch.no_grad()
 def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
-    """What text i selects of image i, for figures. images: as a method encodes them
+    """What text i selects in image i, for drawing. images: as a method encodes them
 
-    for each pair:
+    for each pair, where a real token has a weight above 0:
         token[m] = the real token p with the greatest cosine[p, m]; cosine[m] = that cosine
-        shares[p] = shares of patches in token p: of a slot the mean of the weights that each branch gives it
+        shares[p] = share of each patch in token p; of a slot, the mean over the branches of their weights
 
     Every token is a mean of patches, or the class token: with unit vectors in place of patches the same steps
     give the shares.

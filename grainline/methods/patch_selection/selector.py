@@ -59,7 +59,7 @@ class Selector(nn.Module):
         return self.choice.branches in ("both", "dense")
 
     def top(self, score: Tensor, image: Tensor, item: Tensor) -> Tensor:  # noqa: ARG002
-        """The decisions of evaluation: a fixed number of patches with the highest scores."""
+        """Decisions of evaluation: 1 for the `keep_number` highest scores, else 0: [n, t, L]"""
         return hard_topk(score, self.keep_number)
 
     def image_side(self, images: Encoded, decide: Decide, values: Tensor | None = None) -> SelectionImages:
@@ -149,9 +149,9 @@ class Selector(nn.Module):
         decide: Decide,
         fast: FastCosines | None = None,
     ) -> Tensor:
-        """Scores of n images with t texts each: [n, t]
+        """Scores of n images with t texts: [n, t]. Images share the texts, or each has t of its own.
 
-        fast  of the same images, for scoring many texts without gradients: the same scores in less time
+        fast  of the same images, with shared texts: the same scores in less time, but no gradients
         """
         score, keep = self.decisions(image_side, text_side, decide)
         if fast is None or keep is None:
@@ -169,7 +169,7 @@ class Selector(nn.Module):
     def decisions(
         self, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Scores and decisions of `choose`, or None and None where texts select nothing."""
+        """What `choose` returns, or None and None where texts select no patches (not `sparse`)."""
         return (
             self.choose(image_side, text_side.query, text_side.item, decide) if self.sparse else (None, None)
         )

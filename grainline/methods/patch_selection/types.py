@@ -95,7 +95,7 @@ class SelectsPatches(Protocol):
     """A method that compares the words of a text with patches of the image that the text selects."""
 
     def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
-        """What text i selects of image i. images: as `encode_images` returns them"""
+        """The tokens of image i that text i selects. images: as `encode_images` returns them"""
 
 
 PATCH, SLOT, REST, CLASS = "patch", "aggregated token", "rest", "class token"
@@ -127,7 +127,7 @@ def paired_texts(texts: Encoded) -> SelectionTexts:
 
 
 def by_length(text_side: SelectionTexts, number: int) -> Iterator[tuple[Tensor, SelectionTexts]]:
-    """Chunks of at most `number` texts of similar length, trimmed to the longest of each; with their rows."""
+    """Chunks of at most `number` texts, by length, trimmed to the longest of each; with their indices."""
     place = torch.arange(1, text_side.mask.shape[2] + 1, device=text_side.mask.device)
     length, order = (text_side.mask[0] * place).amax(-1).sort(stable=True)
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
