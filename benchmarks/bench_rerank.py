@@ -64,7 +64,7 @@ def texts(number: int) -> list[str]:
 
 def rerank(index: Index, query: Encoded) -> np.ndarray:
     """Candidates by vector, and their scores, as a search finds them."""
-    return next(index._scored(query, K, Options(shortlist=CANDIDATES)))[1]
+    return next(index._candidates(query, K, Options(shortlist=CANDIDATES)))[1]
 
 
 def measure(folder: Path, images: int, repeats: int) -> None:

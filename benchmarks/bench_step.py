@@ -22,8 +22,8 @@ from rich.console import Console
 
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.data.batches import Batch
-from grainline.data.dataset import TrainSet
+from grainline.data.batches import Batch, load_batches
+from grainline.data.dataset import Batches, TrainSet
 from grainline.data.record import Record
 from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
@@ -132,7 +132,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         loop = training(args, Path(folder), device)
-        live = loop._batches()
+        plan = Batches(len(loop.job.data), args.batch, loop.cfg.seed, range(loop.cfg.max_steps))
+        live = load_batches(loop.job.data, plan, loop.job.workers, pin=device.type == "cuda")
         ready = [next(live) for _ in range(2 * args.steps)]
         facts = {**vars(args), "device": device.type, "precision": str(dtype_of("auto", device))}
         reference = bare(loop, itertools.cycle(ready), args.steps)
