@@ -70,8 +70,8 @@ class Model:
     ) -> Encoded:
         """Vectors [N, D] of unit length with tokens, of images (paths, bytes or PIL) or of texts.
 
-        Give one of the two. Rows are numbered from 0. A method that reads descriptions (`method.reads_descriptions`)
-        takes each image as Described(image, text). Raises UserError for a file that is no image.
+        Give one of the two. Rows are numbered from 0. A method with `reads_descriptions` takes each image as
+        Described(image, text). Raises UserError for a file that is no image.
         """
         if (images is None) == (texts is None):
             raise UserError("encode takes images=[...] or texts=[...], one of them")

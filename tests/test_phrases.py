@@ -93,6 +93,17 @@ def test_longer_noun_phrases_are_the_longest_of_all_matches(pairs: list[tuple[st
     assert longest(chunks) == chunks
 
 
+def test_a_shorter_match_stays_where_a_chunk_covers_the_longest() -> None:
+    pos = ("DET", "DET", "DET", "DET", "ADJ", "ADP", "DET")
+    words = ("the",) * 6 + ("left",)
+    tokens = [
+        Token(word, 4 * i, 4 * i + len(word), kind)
+        for i, (word, kind) in enumerate(zip(words, pos, strict=True))
+    ]
+    found = extract(Tagged(tokens, [(0, 4)]))
+    assert [(p.start, p.end) for p in found if p.kind == "noun"] == [(0, 15), (16, 28)]
+
+
 @pytest.mark.parametrize(
     ("words", "pos", "wanted"),
     [

@@ -82,10 +82,9 @@ def extract(tagged: Tagged) -> list[Phrase]:
 
 
 def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
-    """Matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?, the longest at each SIDE.
+    """All matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?
 
-    Going back from the preposition, the longest match begins where the nominal words begin, or at the
-    determiner before them.
+    Not the longest alone: where a longer chunk overlaps it, a shorter match may stay.
     """
     spans = []
     for i in range(1, len(tokens) - 1):
@@ -98,7 +97,8 @@ def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, i
         while first > 0 and tokens[first - 1].pos in NOMINAL:
             first -= 1
         first -= first > 0 and tokens[first - 1].pos == "DET"
-        spans.append((first, side + 1 + (words[side + 1 : side + 2] == ["of"])))
+        last = side + 1 + (words[side + 1 : side + 2] == ["of"])
+        spans += [(start, end) for start in range(first, i) for end in range(side + 1, last + 1)]
     return spans
 
 
