@@ -48,7 +48,8 @@ from grainline.evaluation.intervals import wilson
 from grainline.index.results import Hit, Options
 from grainline.index.search import Index, open_index
 from grainline.index.sync import add, build, remove
-from grainline.model import Model, load
+from grainline.loading import load
+from grainline.model import Model
 
 LEVELS = (0.01, 0.05, 0.1, 0.2)
 PLAIN = Options(sentences=False)

@@ -28,8 +28,9 @@ from grainline.data.open_source import open_source
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.index.calibration_texts import encode_calibration, gather_texts
 from grainline.index.sync import add, build
+from grainline.loading import load
 from grainline.methods import method_class
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.types import Images
 
 SMALL = {

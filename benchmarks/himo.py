@@ -28,8 +28,8 @@ from benchmarks.study import (
     work,
 )
 from grainline.data.open_source import open_source
+from grainline.loading import load
 from grainline.losses.hide import principal_part
-from grainline.model import load
 from grainline.training.recipe import find_recipe
 
 SCENES = 8000  # images to train on

@@ -2,14 +2,21 @@
 
     import grainline
 
-    model = grainline.load("runs/demo")
+    model = grainline.load("runs/demo")          # or a folder, or a name of the Hugging Face hub
     images = model.encode(images=["a.jpg", "b.jpg"])
-    texts = model.encode(texts=["A red circle. Below it stands a small striped square."])
-    model.score(images, texts)                       # [2, 1]
+    texts = model.encode(texts="A red circle. Below it stands a small striped square.")
+    model.similarity(images, texts)              # [2, 1]
     model.heat("a.jpg", texts=["the small striped square"])
 
-    grainline.train("clip/scenes", "runs/x", data=["photos/"])
+    grainline.train("clip/scenes", "runs/x", data="photos/")
     grainline.evaluate("runs/x", "scenes:dev", "retrieval").metrics
+
+load             a run folder, a saved model, or a checkpoint by name -> Model
+from_pretrained  a model of the Hugging Face hub -> Model
+train            a recipe and data -> the folder of the trained weights
+evaluate         a model and data -> Result, with intervals and chance
+Model            encode, similarity, heat, save, push_to_hub
+UserError        what is raised when an input is wrong: one line that says what is allowed
 
 Importing the package loads neither torch nor transformers; the first use of a name does.
 """
@@ -20,18 +27,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grainline.errors import UserError
     from grainline.evaluation.measure import evaluate
-    from grainline.model import Model, load
+    from grainline.loading import from_pretrained, load
+    from grainline.model import Model
     from grainline.training.run import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "UserError", "__version__", "evaluate", "load", "train"]
+__all__ = ["Model", "UserError", "__version__", "evaluate", "from_pretrained", "load", "train"]
 
 _MODULES = {
     "Model": "grainline.model",
     "UserError": "grainline.errors",
     "evaluate": "grainline.evaluation.measure",
-    "load": "grainline.model",
+    "from_pretrained": "grainline.loading",
+    "load": "grainline.loading",
     "train": "grainline.training.run",
 }
 
@@ -40,3 +49,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'grainline' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,7 +11,8 @@ from torch import nn
 from grainline.config import Config
 from grainline.encoders.pretrained.build import PretrainedImageConfig, sides_of
 from grainline.files import STATE
-from grainline.model import Model, find_run
+from grainline.loading import find_run
+from grainline.model import Model
 
 
 def origin(model: Model, path: str) -> dict[str, Any]:

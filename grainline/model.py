@@ -1,119 +1,266 @@
 """A trained method with tokenizer and transform: the model of the public interface.
 
 On disk it is a folder with `model.json` (method and config), `tokenizer.json` and `model.safetensors`. A run
-folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`. A CLIP or
-SigLIP of others is loaded without conversion.
+folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`
+(`loading.py`).
 """
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.build import (
-    Description,
-    build,
-    image_settings,
-    method_config,
-    read_description,
-    scored,
-    start,
-    with_patches,
-)
+from grainline import hub
+from grainline.build import Description, image_settings
 from grainline.data.descriptions import Described
-from grainline.data.formats.plain import read_plain
+from grainline.data.image_inputs import ImageLike, count_of, is_one_image, open_image, several
 from grainline.data.record import CorruptSample
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.tokenizers.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import NAME, load_pretrained, space_of
 from grainline.errors import UserError
-from grainline.files import existing_folder, original_name
 from grainline.methods.base import Method
+from grainline.nn.quantization import Precision, quantize
 from grainline.nn.upsample import contrast, on_grid, on_segments
-from grainline.types import Encoded, Images, Texts, concat, description_texts, rows, texts_of, to
-from grainline.weights import MODEL, load_weights
-
-SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
+from grainline.progress import progress
+from grainline.types import (
+    Encoded,
+    Images,
+    Texts,
+    concat,
+    description_texts,
+    rows,
+    texts_of,
+    to,
+    vectors_only,
+)
 
 DECODERS = min(8, os.cpu_count() or 1)
 """Threads that decode images; Pillow lets others run while it does."""
 
-ImageLike = str | Path | bytes | Image.Image | Described
+Batch = TypeVar("Batch", Images, Texts)
 
 
 class Model:
-    """Encode, score and show. Never in training mode; no call keeps gradients."""
+    """Encode, compare and show. Never in training mode; no call keeps gradients."""
 
     def __init__(
-        self, description: Description, method: Method, tokenizer: TextTokenizer, *, batch: int = 64
+        self,
+        description: Description,
+        method: Method,
+        tokenizer: TextTokenizer,
+        *,
+        batch: int = 64,
+        run: Path | None = None,
     ) -> None:
-        """batch  images or texts encoded at a time"""
+        """
+        batch  images or texts encoded at a time
+        run    folder of the run that trained the model, where there is one
+        """
         self.description, self.method = description, method.eval()
-        self.tokenizer, self.batch = tokenizer, batch
+        self.tokenizer, self.batch, self.run = tokenizer, batch, run
         self.transform = EvalTransform(method.size, **image_settings(description))
         self.cut = 0  # texts so far that were longer than the method reads
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self.facts().items())
+        return f"Model({facts})"
+
+    def facts(self) -> dict[str, str]:
+        """Method, encoders, sizes, parameters and device, in words."""
+        method, config = self.method, self.description.config
+        score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
+        return {
+            "method": self.description.method,
+            "image encoder": f"{_encoder(config.image)}, {method.size} x {method.size} pixels",
+            "text encoder": f"{_encoder(config.text)}, {method.context} tokens",
+            "embedding": f"{config.width} numbers",
+            "score": score,
+            "parameters": f"{sum(x.numel() for x in method.parameters()):,}",
+            "device": str(self.device),
+        }
 
     @property
     def device(self) -> torch.device:
         return next(self.method.parameters()).device
 
-    @torch.no_grad()
-    def encode(
-        self, *, images: Sequence[ImageLike] | None = None, texts: Sequence[str] | None = None
-    ) -> Encoded:
-        """Vectors [N, D] of unit length with tokens, of images (paths, bytes or PIL) or of texts.
+    def to(self, device: str | torch.device) -> "Model":
+        """Move the weights to a device, as torch names it. Returns the model."""
+        self.method.to(device)
+        return self
 
-        Give one of the two. Rows are numbered from 0. A method with `reads_descriptions` takes each image as
-        Described(image, text). Raises UserError for a file that is no image.
+    @torch.no_grad()
+    def encode(  # noqa: PLR0913 - the names and defaults of sentence-transformers
+        self,
+        *,
+        images: ImageLike | Iterable[ImageLike] | None = None,
+        texts: str | Iterable[str] | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool = False,
+        convert_to_numpy: bool = False,
+        convert_to_tensor: bool = False,
+        normalize_embeddings: bool = True,
+        precision: Precision = "float32",
+        device: str | Sequence[str] | None = None,
+    ) -> Any:
+        """Embeddings of images or of texts: an `Encoded` with vectors [N, D] and tokens [N, L, D].
+
+        images   one image or several: paths, bytes, PIL images, numpy [H, W, 3], torch [3, H, W], also in a
+                 list, an array of one dimension more, or an iterator. A method with `reads_descriptions`
+                 takes each image as Described(image, text).
+        texts    one string or several
+        batch_size         images or texts encoded at a time; None: 64, or what the model was made with
+        convert_to_numpy   return the vectors alone, as an array [N, D]; [D] of a single input
+        convert_to_tensor  the same as a tensor on the device of the model
+        normalize_embeddings  must be True: vectors of grainline have unit length
+        precision          of the vectors, without which `convert_to_numpy` is meant: float32, bfloat16
+                           (tensors only), int8, uint8, binary, ubinary (`nn.quantization.quantize`)
+        device             another device, or several that share the batches: ["cuda:0", "cuda:1"]
+
+        Rows are numbered from 0. Raises UserError for a file that is no image.
         """
         if (images is None) == (texts is None):
-            raise UserError("encode takes images=[...] or texts=[...], one of them")
-        inputs = images if images is not None else texts
-        if isinstance(inputs, str | bytes | Described) or not isinstance(inputs, Sequence):
-            raise UserError(
-                f"encode takes a list, not one {type(inputs).__name__}; put a single one in [...]"
-            )
-        if texts is not None and not all(isinstance(text, str) for text in texts):
-            raise UserError("texts must be strings; one of them is not")
-        if not inputs:
-            raise UserError("encode got an empty list; give it one image or text at least")
-        encoded = self._images(images) if images is not None else self._texts(texts or [])
-        number = torch.arange(len(encoded.vector), device=self.device)
-        image = number if images is not None else torch.full_like(number, -1)
-        return encoded._replace(item=number, image=image)
+            raise UserError("encode takes images=... or texts=..., one of them")
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
+        if not normalize_embeddings:
+            raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
+        form = _output_form(convert_to_numpy, convert_to_tensor, precision)
+        devices = [str(self.device)] if device is None else device
+        devices = [devices] if isinstance(devices, str) else devices
+        size, truncated = batch_size or self.batch, list[bool]()
+        if images is not None:
+            single, unit, total = is_one_image(images), "images", count_of(images)
+            some: Any = [images] if single else several(images, "image")
+            batches: Iterator[Any] = self._images(some, size)
+        else:
+            single, unit = isinstance(texts, str), "texts"
+            strings = [texts] if isinstance(texts, str) else list(several(texts, "text"))
+            total, batches = len(strings), self._texts(strings, size, truncated)
+        parts: list[Encoded] = []
+        with progress("encoding", unit, show=show_progress_bar) as step:
+            for encoded in self._run(batches, devices):
+                parts.append(encoded if form == "encoded" else vectors_only(encoded))
+                step(sum(len(part.vector) for part in parts), total)
+        if not parts:
+            raise UserError("encode got nothing to encode; give it one image or text at least")
+        both = concat(parts)
+        if form != "encoded":
+            vectors = quantize(both.vector, precision)
+            vectors = vectors[0] if single else vectors
+            return vectors if form == "tensor" else vectors.cpu().numpy()
+        ids = torch.arange(len(both.vector), device=self.device)
+        if images is not None:
+            return both._replace(item=ids, image=ids)
+        cut = torch.tensor(truncated, device=self.device)
+        return both._replace(item=ids, image=torch.full_like(ids, -1), truncated=cut)
 
     @torch.no_grad()
-    def score(self, images: Encoded | Sequence[ImageLike], texts: Encoded | Sequence[str]) -> Tensor:
-        """Every image against every text: [N, M], higher is closer."""
+    def similarity(self, a: Any, b: Any) -> Tensor:
+        """Every row of a against every row of b: [N, M], higher is closer.
+
+        a, b  `Encoded` rows, as `encode` returns them; for methods of one vector a side bare arrays too
+
+        Images against texts get the method's own score, which for many methods is no cosine. Two sides of
+        images, or of texts, get the cosine of their vectors.
+        """
+        if not (isinstance(a, Encoded) and isinstance(b, Encoded)):
+            if self.method.pairwise:
+                raise UserError(
+                    f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
+                    " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
+                )
+            vectors = (torch.as_tensor(x.vector if isinstance(x, Encoded) else x) for x in (a, b))
+            first, second = (x.to(self.device, torch.float32) for x in vectors)
+            return torch.atleast_2d(first) @ torch.atleast_2d(second).T
+        of_images = [bool((x.image >= 0).all()) for x in (a, b)]
+        if of_images[0] == of_images[1]:
+            return a.vector @ b.vector.T
+        return self.method.score(a, b) if of_images[0] else self.method.score(b, a).T
+
+    @torch.no_grad()
+    def score(self, images: Any, texts: Any) -> Tensor:
+        """Every image against every text: [N, M], higher is closer. Takes what `encode` takes or returns."""
         a = images if isinstance(images, Encoded) else self.encode(images=images)
         b = texts if isinstance(texts, Encoded) else self.encode(texts=texts)
         return self.method.score(a, b)
 
     @torch.no_grad()
     def heat(
-        self, image: ImageLike, texts: Sequence[str], null: Encoded | Sequence[str] | None = None
+        self, image: ImageLike, texts: str | Sequence[str], null: Encoded | Sequence[str] | None = None
     ) -> Tensor:
         """Where each text shows in one image: [M, size, size] over the square that the model reads.
 
         null  16 or more other texts, such as captions of other images: heat is then the difference from
               these, signed, in units in which few of them reach 1 (`nn.upsample.contrast`)
 
-        Without `null` heat is the method's own: signed, or with `model.method.distribution` >= 0 and of sum 1
-        over the tokens, or less where the text attends to nothing. For many methods it is nearly the same
-        number everywhere, and only `null` makes differences visible.
+        Without `null` heat is the method's own: signed, or with `model.method.heat_is_distribution` >= 0 and
+        of sum 1 over the tokens, or less where the text attends to nothing. For many methods it is nearly the
+        same number everywhere, and only `null` makes differences visible.
         """
         if not self.method.has_layout:
             raise UserError(f"the image tokens of {self.description.method} have no places in the image")
         others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
         a, b = self.encode(images=[image]), self.encode(texts=texts)
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        licence: str | None = None,
+        results: Sequence[str | Path] = (),
+    ) -> Path:
+        """Write the model and its card into a folder, which `grainline.load` reads. Returns the folder.
+
+        name     of the model in its card; None: that of the folder
+        licence  of the weights, as the hub spells it: "apache-2.0"
+        results  JSON files of `grainline evaluate` for the card; else the last validation of the run is in it
+        """
+        place = Path(path)
+        card = hub.model_card(
+            self.description,
+            self.facts(),
+            self.run,
+            name=name or place.resolve().name,
+            licence=licence,
+            results=results,
+        )
+        hub.save(place, self.description, self.method, self.tokenizer, card)
+        return place
+
+    save_pretrained = save
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        licence: str | None = None,
+        results: Sequence[str | Path] = (),
+        message: str = "Upload a grainline model",
+    ) -> str:
+        """Upload the model with its card to the Hugging Face hub and return the address of the commit.
+
+        name  owner/model; the repository is made if it is not there
+
+        `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
+        """
+
+        def write(folder: Path) -> None:
+            self.save(folder, name=name, licence=licence, results=results)
+
+        return hub.push(write, name, private=private, token=token, message=message)
 
     def pressed(self) -> "Model":
         """The same model, but it reads whole images, pressed into its square."""
@@ -136,22 +283,58 @@ class Model:
         """The square of an image that the model reads, as background of heat maps."""
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
 
-    def _images(self, images: Sequence[ImageLike]) -> Encoded:
-        return concat([self.method.encode_images(to(part, self.device)) for part in self._batches(images)])
+    def _run(self, batches: Iterator[Batch], devices: Sequence[str]) -> Iterator[Encoded]:
+        """Batches encoded in their order, each on the next device that is free."""
+        home = self.device
+        methods = [
+            self.method if torch.device(name) == home else copy.deepcopy(self.method).to(name)
+            for name in devices
+        ]
+        if len(methods) == 1:
+            yield from (to(_encode(methods[0], batch), home) for batch in batches)
+            return
+        free: SimpleQueue[Method] = SimpleQueue()
+        for method in methods:
+            free.put(method)
 
-    def _batches(self, images: Sequence[ImageLike]) -> Iterator[Images]:
-        """While the method encodes one batch, threads decode the next."""
+        def encode(batch: Batch) -> Encoded:
+            method = free.get()
+            try:
+                return to(_encode(method, batch), home)
+            finally:
+                free.put(method)
+
+        with ThreadPoolExecutor(len(methods)) as pool:
+            while ahead := [pool.submit(encode, batch) for batch in islice(batches, 2 * len(methods))]:
+                yield from (one.result() for one in ahead)
+
+    def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
+        """Batches of squares: while the method encodes one batch, threads decode the next."""
+        inputs = iter(images)
         with ThreadPoolExecutor(DECODERS) as pool:
 
-            def begin(start: int) -> list[Future[Tensor]]:
-                return [pool.submit(self._square, image) for image in images[start : start + self.batch]]
+            def begin() -> tuple[list[ImageLike], list[Future[Tensor]]]:
+                some = list(islice(inputs, size))
+                return some, [pool.submit(self._square, image) for image in some]
 
-            ahead = begin(0)
-            for start in range(0, len(images), self.batch):
-                now, ahead = ahead, begin(start + self.batch)
-                pixels, number = torch.stack([square.result() for square in now]), torch.arange(len(now))
-                dense = self._dense(images[start : start + self.batch], number)
-                yield Images(pixels, number, dense=dense)
+            ahead = begin()
+            while ahead[0]:
+                (some, squares), ahead = ahead, begin()
+                pixels, number = torch.stack([square.result() for square in squares]), torch.arange(len(some))
+                yield Images(pixels, number, dense=self._dense(some, number))
+
+    def _texts(self, texts: Sequence[str], size: int, truncated: list[bool]) -> Iterator[Texts]:
+        """Batches of texts, all padded to the longest; `truncated` gets one entry for each text."""
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError("texts must be strings; one of them is not")
+        if not texts:
+            return
+        tokens = self.read(texts)
+        self.cut += sum(tokens.truncated)
+        truncated += tokens.truncated
+        padded = texts_of(tokens.ids)
+        for start in range(0, len(texts), size):
+            yield rows(padded, slice(start, start + size))
 
     def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts | None:
         """The descriptions of images, if the method reads them. UserError for an image without."""
@@ -172,18 +355,34 @@ class Model:
     def _square(self, image: ImageLike) -> Tensor:
         if isinstance(image, Described):
             return self._square(image.image)
+        name = str(image) if isinstance(image, str | Path) else "image"
         try:
-            return self.transform(_opened(image), "image" if isinstance(image, bytes) else str(image))
+            return self.transform(open_image(image), name)
         except CorruptSample as error:
             raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
 
-    def _texts(self, texts: Sequence[str]) -> Encoded:
-        tokens = self.read(texts)
-        self.cut += sum(tokens.truncated)
-        padded = to(texts_of(tokens.ids), self.device)
-        starts = range(0, len(texts), self.batch)
-        encoded = concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
-        return encoded._replace(truncated=torch.tensor(tokens.truncated, device=self.device))
+
+@torch.no_grad()
+def _encode(method: Method, batch: Images | Texts) -> Encoded:
+    """One batch on the device of a method. Threads do not inherit `no_grad`."""
+    on = to(batch, next(method.parameters()).device)
+    return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
+
+
+def _output_form(as_numpy: bool, as_tensor: bool, precision: str) -> Literal["encoded", "numpy", "tensor"]:
+    if as_numpy and as_tensor:
+        raise UserError("give convert_to_numpy or convert_to_tensor, not both")
+    if as_tensor:
+        return "tensor"
+    if precision == "bfloat16":
+        raise UserError("numpy has no bfloat16; give convert_to_tensor=True with it")
+    return "numpy" if as_numpy or precision != "float32" else "encoded"
+
+
+def _encoder(config: Any) -> str:
+    """The name of an encoder in words: its checkpoint, or its kind and size."""
+    checkpoint = getattr(config, "pretrained", None)
+    return str(checkpoint or f"{type(config).__name__.removesuffix('Config')} of width {config.width}")
 
 
 def heat_of(
@@ -222,101 +421,6 @@ def on_pixels(method: Method, images: Encoded, heat: Tensor, size: tuple[int, in
     return on_grid(heat, method.grid, size)
 
 
-def load(
-    path: str | Path,
-    *,
-    device: str | None = None,
-    scoring: str | None = None,
-    patches: str | None = None,
-    trust_code: bool = False,
-) -> Model:
-    """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
-
-    A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
-    else is a CLIP, SigLIP or GroupViT as `load_pretrained` takes it: a folder, a file of weights, a name of
-    the hub.
-
-    device      "cpu", "cuda", ...; None takes CUDA where there is one
-    scoring     how the method scores pairs, where it has several ways; None: that of its config
-    patches     what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
-                measured on CLIP); None: that of its config
-    trust_code  load a run whose method or encoder is a class outside grainline, which imports its module
-    """
-    run = find_run(Path(path))
-    if run is None:
-        model = _load_others(path, scoring, patches)
-    else:
-        home, weights = run
-        description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
-        method = build(description)
-        load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
-        model = Model(description, method, read_tokenizer(home))
-    model.method.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return model
-
-
-def _load_others(name: str | Path, scoring: str | None, patches: str | None) -> Model:
-    """A CLIP, SigLIP or GroupViT that others trained, as a method."""
-    place = Path(name)
-    settings = {"pretrained": str(place.resolve() if place.exists() else name)}
-    checkpoint = load_pretrained(settings["pretrained"])
-    kind = checkpoint.architecture["kind"]
-    if space_of(checkpoint.architecture) is None:
-        side = "image" if checkpoint.image is None else "text"
-        raise UserError(
-            f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
-            "that begins with it"
-        )
-    method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
-    description = Description(method, method_config(method, settings, str(name)))
-    start_point = start(with_patches(scored(description, scoring), patches), checkpoint)
-    return Model(start_point.description, start_point.method(), start_point.tokenizer())
-
-
-def find_run(path: Path) -> tuple[Path, Path] | None:
-    """The folder with model.json and that with the weights; None for a path that is no run.
-
-    An existing path wins over a name of the hub. Raises UserError where a run has no weights, and for a path
-    that neither exists nor can be a name.
-    """
-    place = path.resolve()  # "." has no name of its own
-    folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
-    if folder is None and not place.exists():
-        if NAME.fullmatch(str(path)) is None:
-            raise UserError(
-                f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
-                "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
-            )
-        return None
-    if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
-        return None
-    home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)
-    if home is None:
-        raise UserError(
-            f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
-            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has"
-        )
-    steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
-    steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
-    candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))
-    weights = next((path for path in candidates if path and (path / MODEL).is_file()), None)
-    if weights is None or (place != home and weights != folder):
-        raise UserError(f"{place} holds no weights yet; training writes its first ones to checkpoints/")
-    return home, weights
-
-
 def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:
     """The input of a model: an image, with its description where it has one."""
     return image if description is None else Described(image, description)
-
-
-def _opened(image: str | Path | bytes | Image.Image) -> bytes | Image.Image:
-    if isinstance(image, bytes | Image.Image):
-        return image
-    if not isinstance(image, str | Path):
-        raise UserError(f"an image is a path, bytes or a PIL image, not a {type(image).__name__}")
-    try:
-        return read_plain(image)
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"image {image} cannot be read: {why}") from None

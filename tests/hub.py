@@ -1,5 +1,6 @@
-"""A Hugging Face hub on this machine that serves folders of models, as far as fetching one goes."""
+"""A Hugging Face hub on this machine that serves folders of models: fetching and uploading one."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -17,6 +18,7 @@ class Hub(ThreadingHTTPServer):
 
     models: dict[str, Path]
     asked: list[str]
+    home: Path  # of the models that are uploaded
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -45,6 +47,36 @@ class Answers(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         return self.end_headers()
 
+    def do_POST(self) -> None:
+        path = self.path.split("?")[0]
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(f"POST {path}")
+        reply: dict[str, Any] = {}
+        if path == "/api/repos/create":
+            values = json.loads(body)
+            name = "/".join(filter(None, (values.get("organization"), values["name"])))
+            self.server.models[name] = self.server.home / name
+            self.server.models[name].mkdir(parents=True, exist_ok=True)
+            reply = {"url": f"http://{self.headers['Host']}/{name}"}
+        elif path.endswith("/preupload/main"):
+            files = json.loads(body)["files"]
+            reply = {
+                "files": [
+                    {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files
+                ]
+            }
+        elif path.endswith("/commit/main"):
+            name = path.removeprefix("/api/models/").removesuffix("/commit/main")
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    data = base64.b64decode(line["value"]["content"])
+                    (self.server.models[name] / line["value"]["path"]).write_bytes(data)
+            reply = {
+                "commitUrl": f"http://{self.headers['Host']}/{name}/commit/{COMMIT}",
+                "commitOid": COMMIT,
+            }
+        self.send(json.dumps(reply).encode(), body=True)
+
     def send(self, data: bytes, body: bool) -> None:
         self.send_response(200)
         self.send_header("X-Repo-Commit", COMMIT)
@@ -59,10 +91,10 @@ class Answers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub(models: dict[str, Path]) -> Iterator[Hub]:
+def hub(models: dict[str, Path], home: Path = Path("none")) -> Iterator[Hub]:
     """A hub that runs for as long as the block lasts, on a free port."""
     server = Hub(("127.0.0.1", 0), Answers)
-    server.models, server.asked = models, []
+    server.models, server.asked, server.home = models, [], home
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from grainline.config import override, parse
 from grainline.errors import UserError
+from grainline.loading import load
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.model import load
 from grainline.training.inputs import copy_weights
 
 SMALL = (

@@ -13,7 +13,7 @@ import torch
 from checkpoints import OpenAI, save_state, tokenizer
 from runs import call, complaint, logged, recipe
 
-from grainline.model import load
+from grainline.loading import load
 from grainline.training.recipe import names, read_recipe
 
 TABLE_8 = {  # which texts of other images are negatives, beside their captions

@@ -494,13 +494,10 @@ def test_mistakes_in_python_are_user_errors(trained: Path, tmp_path: Path) -> No
     (tmp_path / "a.jpg").write_bytes(b"not an image")
     for call_, said in (
         (lambda: model.encode(), "one of them"),
-        (lambda: model.encode(texts="a cat"), "takes a list, not one str; put a single one in"),
-        (lambda: model.encode(images=Image.new("RGB", (9, 9))), "takes a list, not one Image"),
-        (lambda: model.encode(texts=(word for word in "ab")), "takes a list, not one generator"),
         (lambda: model.encode(texts=["a", 3]), "texts must be strings"),
-        (lambda: model.encode(images=[np.zeros((9, 9, 3))]), "not a ndarray"),
-        (lambda: model.encode(images=[]), "empty list"),
-        (lambda: model.encode(texts=[]), "empty list"),
+        (lambda: model.encode(images=[np.zeros((9, 9, 2))]), r"ndarray float64 \[9, 9, 2\]"),
+        (lambda: model.encode(images=[]), "nothing to encode"),
+        (lambda: model.encode(texts=[]), "nothing to encode"),
         (lambda: model.encode(images=[tmp_path / "a.jpg"]), f"{tmp_path / 'a.jpg'}.* corrupt image"),
         (lambda: model.encode(images=[b"no image"]), "corrupt image"),
         (lambda: model.heat(tmp_path / "b.jpg", ["a cat"]), f"{tmp_path / 'b.jpg'} cannot be read"),

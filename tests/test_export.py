@@ -36,8 +36,9 @@ from grainline.export.onnx import (
 )
 from grainline.files import write_tensors
 from grainline.fingerprint import fingerprint
+from grainline.loading import load
 from grainline.methods import method_class
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.nn.late import distinct_rows
 from grainline.nn.runtime import static
 from grainline.nn.superpixels import kmeans

@@ -24,7 +24,7 @@ from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
-from grainline.model import load
+from grainline.loading import load
 from grainline.training.precompute import feature_encoder
 from grainline.training.recipe import DataConfig
 from grainline.training.step import step

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import load_pretrained
-from grainline.model import load
+from grainline.loading import load
 
 SMALL = (
     "train.max_steps=4",

@@ -10,7 +10,7 @@ from runs import call, logged
 from safetensors.torch import load_file
 
 from grainline.encoders.pretrained import load_pretrained
-from grainline.model import load
+from grainline.loading import load
 from grainline.training.recipe import names, read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {

@@ -10,13 +10,15 @@ import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
     {"errors", "types"},
-    {"config", "files", "stop"},
+    {"config", "files", "progress", "stop"},
     {"distributed", "nn", "weights"},
     {"losses", "report"},
     {"encoders", "data"},
     {"methods"},
     {"build"},
+    {"hub"},
     {"model"},
+    {"loading"},
     {"fingerprint"},
     {"evaluation"},
     {"training", "index", "export"},

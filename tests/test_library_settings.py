@@ -19,7 +19,7 @@ from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.convert import parity, to_hugging_face
 from grainline.export.huggingface import convert
-from grainline.model import load
+from grainline.loading import load
 
 TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]
 KINDS = ["clip", "siglip", "siglip2"]

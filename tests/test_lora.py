@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grainline.errors import UserError
+from grainline.loading import load
 from grainline.methods.base import Method
-from grainline.model import load
 from grainline.training import step as steps
 from grainline.training.lora import LoraConfig, add_lora
 from grainline.training.optim import ParamRule, param_groups, train_mode

@@ -40,7 +40,7 @@ from grainline.evaluation.suites.monotonicity import (
     ties,
 )
 from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
-from grainline.model import load
+from grainline.loading import load
 from grainline.report.case import cases_html
 from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
 from grainline.report.page import MissingImage

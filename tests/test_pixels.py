@@ -14,7 +14,7 @@ from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.preprocess import KNOWN, of_hugging_face, of_open_clip, to_hugging_face
 from grainline.errors import UserError
-from grainline.model import load
+from grainline.loading import load
 
 SHAPES = [(40, 30), (30, 41), (16, 90), (17, 16), (200, 33), (64, 64), (5, 7), (61, 37)]
 

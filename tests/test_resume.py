@@ -17,7 +17,7 @@ from PIL import Image
 from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
-from grainline.model import load
+from grainline.loading import load
 from grainline.training import checkpoint, loop
 from grainline.training.checkpoint import latest
 from grainline.training.log import read_log

@@ -46,8 +46,8 @@ from grainline.evaluation.suites.similarity import (
     OwnCaptionSuite,
     SimilaritySuite,
 )
+from grainline.loading import load
 from grainline.methods.base import TextConditioned
-from grainline.model import load
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]

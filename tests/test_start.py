@@ -31,8 +31,9 @@ from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.build import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
+from grainline.loading import load
 from grainline.methods import method_class
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.nn.scale import clamp_scales
 
 Saved = Callable[[str], tuple[Path, Any]]
@@ -451,7 +452,7 @@ with hub({"some/clip": folder}) as server:
     os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home)}
     import transformers
     from grainline.errors import UserError
-    from grainline.model import load
+    from grainline.loading import load
 
     slept = []  # between two attempts the libraries sleep; a clock would tell of a busy machine too
     time.sleep = slept.append

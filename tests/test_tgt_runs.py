@@ -16,7 +16,7 @@ from grainline.data.record import CorruptSample
 from grainline.data.texts import TextsConfig, crop_words
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
-from grainline.model import load
+from grainline.loading import load
 from grainline.training.recipe import names, read_recipe
 
 TEXTS = [

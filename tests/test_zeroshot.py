@@ -41,7 +41,7 @@ from grainline.evaluation.suites.zeroshot import (
     read_templates,
 )
 from grainline.fingerprint import fingerprint
-from grainline.model import load
+from grainline.loading import load
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded

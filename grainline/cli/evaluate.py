@@ -149,7 +149,7 @@ def encode(
 ) -> None:
     """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
     from grainline.evaluation.vectors import write_vectors
-    from grainline.model import load
+    from grainline.loading import load
     from grainline.training.recipe import descriptions_for
 
     loaded = load(model)

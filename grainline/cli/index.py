@@ -192,7 +192,7 @@ def export(
 ) -> None:
     """Write both towers as ONNX graphs, checked against onnxruntime."""
     from grainline.export.onnx import export as run
-    from grainline.model import load
+    from grainline.loading import load
 
     done = run(load(model, device="cpu", scoring=scoring), out)
     for name, parity in done.parity.items():

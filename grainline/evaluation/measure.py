@@ -21,7 +21,8 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, validation_summary, writable, write
 from grainline.evaluation.suite import Settings, Suite, load_suite
 from grainline.fingerprint import origin
-from grainline.model import Model, load
+from grainline.loading import load
+from grainline.model import Model
 from grainline.report.charts import whisker
 from grainline.report.page import Section, hint, render, render_page, summary, write_page
 

@@ -16,7 +16,7 @@ import torch
 import grainline
 from grainline.errors import UserError
 from grainline.files import STATE, temporary_path
-from grainline.model import find_run
+from grainline.loading import find_run
 from grainline.report.page import write_page
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]

@@ -21,7 +21,8 @@ from grainline.encoders.pretrained.build import (
 from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
 from grainline.errors import UserError
 from grainline.files import discard
-from grainline.model import Model, find_run, load
+from grainline.loading import find_run, load
+from grainline.model import Model
 
 LIMIT = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")

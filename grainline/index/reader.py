@@ -28,7 +28,8 @@ from grainline.index.calibration import (
 )
 from grainline.index.calibration_texts import DEFAULT_SOURCE, CalibrationTexts, read_calibration
 from grainline.index.candidates import Exact
-from grainline.model import Model, load
+from grainline.loading import load
+from grainline.model import Model
 from grainline.types import Encoded, to_dtype
 
 TRIES = 3

@@ -35,7 +35,8 @@ from grainline.index.image_files import (
     stat_image,
 )
 from grainline.index.writer import CHUNK, NewImage, Writer, square
-from grainline.model import Model, load
+from grainline.loading import load
+from grainline.model import Model
 
 Progress = Callable[[int, int], None]  # images done, images in all
 

@@ -14,7 +14,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.measure import metrics_section, table
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
-from grainline.model import load
+from grainline.loading import load
 from grainline.report.charts import charts
 from grainline.report.page import Section, render_page, write_page
 from grainline.report.page import summary as page_summary

@@ -20,8 +20,9 @@ from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainT
 from grainline.distributed import rank
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
+from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.model import Model, find_run, load
+from grainline.model import Model
 from grainline.training.recipe import DataConfig, Recipe
 
 TOWERS = "towers."  # encoders and projections: the part that an earlier run must provide completely

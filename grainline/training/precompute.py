@@ -19,8 +19,8 @@ from grainline.data.transforms import EvalTransform
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
+from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.model import find_run, load
 from grainline.training.recipe import names, read_recipe
 from grainline.types import Images
 

@@ -20,7 +20,8 @@ from grainline.data.transforms import CropConfig
 from grainline.distributed import usable_cores
 from grainline.errors import UserError
 from grainline.files import write_text
-from grainline.model import Model, find_run
+from grainline.loading import find_run
+from grainline.model import Model
 from grainline.training.log import LogConfig
 from grainline.training.lora import LoraConfig
 from grainline.training.optim import OptimizerConfig

@@ -12,8 +12,9 @@ from grainline.evaluation.encode import encode_source
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
+from grainline.loading import load
 from grainline.methods.base import Method
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.training.loop import Validation
 from grainline.training.recipe import Recipe
 

@@ -30,20 +30,23 @@ WEIGHTS = {  # the first of these files that there is, and what belongs to it
 }
 
 
-def download(name: str) -> Path:
+def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of a model in the cache of the hub, brought up to date where the hub can be reached.
+
+    revision, token  as the hub's own functions take them
 
     Raises UserError where neither hub nor cache has it.
     """
     from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     try:
-        files = HfApi().model_info(name, timeout=PATIENCE).siblings or []
-        return Path(snapshot_download(name, allow_patterns=wanted({file.rfilename for file in files})))
+        info = HfApi(token=token).model_info(name, revision=revision, timeout=PATIENCE)
+        patterns = wanted({file.rfilename for file in info.siblings or ()})
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         message = next(iter(str(error).strip().splitlines()), repr(error))
-    for settings in ("config.json", "open_clip_config.json"):
-        file = try_to_load_from_cache(name, settings)
+    for settings in ("config.json", "open_clip_config.json", "model.json"):
+        file = try_to_load_from_cache(name, settings, revision=revision)
         if isinstance(file, str) and any(Path(file).with_name(weights).is_file() for weights in WEIGHTS):
             return Path(file).parent  # half a model would hide why the rest did not come
     raise UserError(

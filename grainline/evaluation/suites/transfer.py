@@ -32,7 +32,7 @@ from grainline.evaluation.encode import Encodings, Progress
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Inputs, Outcomes, Settings, Strings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.model import find_run
+from grainline.loading import find_run
 
 RECIPE = "recipe.yaml"
 NAMED_PAIRS = 5  # images that look the same, in a note

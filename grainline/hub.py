@@ -1,0 +1,165 @@
+"""A model as a folder that `grainline.load` reads, its model card, and the Hugging Face hub.
+
+The folder has model.json, tokenizer.json, model.safetensors and README.md, the model card. It holds no
+optimizer; a run is resumed from its own folder.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from torch import nn
+
+from grainline import __version__
+from grainline.build import Description, write_description
+from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.errors import UserError
+from grainline.files import reason, write_text
+from grainline.report.page import render
+from grainline.weights import MODEL, save_weights
+
+CARD = "README.md"
+Metric = Mapping[str, Any]  # name, value, low, high, chance, as `grainline evaluate --json` writes them
+
+
+def save(
+    folder: Path,
+    description: Description,
+    method: nn.Module,
+    tokenizer: TextTokenizer,
+    card: str,
+) -> None:
+    """Write the folder. Raises UserError where it holds something else, or cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL).is_file():
+        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
+    if (folder / "recipe.yaml").exists():
+        raise UserError(f"{folder} is the folder of a run; name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_description(folder, description)
+        tokenizer.save(folder)
+        write_text(folder / CARD, card)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {reason(error)}; name another folder") from None
+    save_weights(folder / MODEL, method)
+
+
+def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
+    """Upload a model to the hub and return the address of the commit.
+
+    folder_of  writes the model into the folder that it is called with
+    name       owner/model
+
+    Raises UserError with the hub's reason where it refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    api = HfApi(token=token)
+    with TemporaryDirectory() as place:
+        folder_of(Path(place) / "model")
+        disable_progress_bars()
+        try:
+            repo = api.create_repo(name, private=private, exist_ok=True).repo_id
+            done = api.upload_folder(repo_id=repo, folder_path=Path(place) / "model", commit_message=message)
+        except Exception as error:  # the library passes on those of whatever it speaks HTTP with
+            why = next(iter(str(error).strip().splitlines()), repr(error)).rstrip(".")
+            raise UserError(
+                f"the Hugging Face hub did not take {name} ({why}); log in with `hf auth login` or give token"
+            ) from None
+        finally:
+            enable_progress_bars()
+    return str(done.commit_url)
+
+
+def model_card(
+    description: Description,
+    facts: Mapping[str, str],
+    run: Path | None,
+    *,
+    name: str,
+    licence: str | None,
+    results: Sequence[str | Path],
+) -> str:
+    """The model card as Markdown: what it is, what it was trained on, for how long, and what was measured.
+
+    facts    names and values about the model
+    run      the folder of the run that trained it; None for a checkpoint of others
+    licence  identifier of the licence as the hub has it; None leaves the field out, and says so
+    results  JSON files of `grainline evaluate`; without any, the last validation of the run is taken
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    measured = [read_result(Path(path)) for path in results] or last_validation(run)
+    trained = None if run is None else training_facts(run)
+    data = ModelCardData(
+        license=licence,
+        library_name="grainline",
+        pipeline_tag="zero-shot-image-classification",
+        tags=["image-text-retrieval", "long-captions", description.method.rpartition(":")[2].lower()],
+        model_name=name,
+        eval_results=[
+            EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
+            for where, metrics in measured
+            for metric in metrics
+        ]
+        or None,
+    )
+    return str(
+        render(
+            "card.md",
+            header=data.to_yaml(),
+            name=name,
+            method=description.method,
+            version=__version__,
+            facts={key: value for key, value in facts.items() if key != "device"},
+            trained=trained,
+            measured=measured,
+            licence=licence,
+        )
+    )
+
+
+def training_facts(run: Path) -> dict[str, str]:
+    """Data, steps and starting point of a run, from its recipe.yaml. Empty without a recipe."""
+    try:
+        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+        data, train, model = recipe["data"], recipe["train"], recipe["model"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return {}
+    steps, batch = train.get("max_steps"), train.get("global_batch_size")
+    sides = [model.get("pretrained"), *(model.get(side, {}).get("pretrained") for side in ("image", "text"))]
+    started = recipe.get("init_from") or ", ".join(dict.fromkeys(filter(None, sides))) or "random weights"
+    return {
+        "data": ", ".join(data.get("paths", ())),
+        "budget": f"{steps:,} steps of {batch:,} images" if steps and batch else "",
+        "starts from": str(started),
+        "seed": str(train.get("seed", 0)),
+    }
+
+
+def read_result(path: Path) -> tuple[str, list[Metric]]:
+    """Where a result was measured, and its metrics, from a JSON file of `grainline evaluate`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return f"{values['suite']} on {values['data']['path']}", list(values["metrics"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
+
+
+def last_validation(run: Path | None) -> list[tuple[str, list[Metric]]]:
+    """The metrics of the last validation of a run, without intervals; [] without one."""
+    if run is None or not (run / "log.jsonl").is_file():
+        return []
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    if not validations:
+        return []
+    last = validations[-1]
+    metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
+    return [(f"validation at step {last['step']}", metrics)]

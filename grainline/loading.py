@@ -1,0 +1,143 @@
+"""From a path or a name to a model: run folders, saved models, checkpoints of others, the Hugging Face hub.
+
+A run folder gives its last weights. A CLIP or SigLIP of others is loaded without conversion.
+"""
+
+from pathlib import Path
+
+import torch
+
+from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
+from grainline.data.tokenizers.tokenizer import read_tokenizer
+from grainline.encoders.pretrained import NAME, load_pretrained, space_of
+from grainline.encoders.pretrained.hub import download
+from grainline.errors import UserError
+from grainline.files import existing_folder, original_name
+from grainline.model import Model
+from grainline.weights import MODEL, load_weights
+
+SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    scoring: str | None = None,
+    patches: str | None = None,
+    trust_code: bool = False,
+) -> Model:
+    """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
+
+    A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. A folder
+    that `Model.save` wrote is read as well. Anything else is a name of the Hugging Face hub, or a CLIP,
+    SigLIP or GroupViT as `load_pretrained` takes it: a folder, or a file of weights.
+
+    device      "cpu", "cuda", ...; None takes CUDA where there is one
+    scoring     how the method scores pairs, where it has several ways; None: that of its config
+    patches     what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
+                measured on CLIP); None: that of its config
+    trust_code  load a run whose method or encoder is a class outside grainline, which imports its module
+    """
+    run, folder = find_run(Path(path)), Path(path)
+    if run is None and not folder.exists():
+        folder = download(str(path))
+        run = find_run(folder) if (folder / "model.json").is_file() else None
+    return _load(path, folder, run, device, scoring, patches, trust_code)
+
+
+def from_pretrained(
+    name: str | Path,
+    *,
+    device: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_code: bool = False,
+) -> Model:
+    """The model of a name on the Hugging Face hub, or of a folder that `save_pretrained` wrote.
+
+    device    "cpu", "cuda", ...; None takes CUDA where there is one
+    revision  branch, tag or commit of the hub; None: the newest
+    token     of the hub, for private models; None: the one that you are logged in with
+    """
+    if Path(name).exists() or (revision is None and token is None):
+        return load(name, device=device, trust_code=trust_code)
+    folder = download(str(name), revision=revision, token=token)
+    run = find_run(folder) if (folder / "model.json").is_file() else None
+    return _load(name, folder, run, device, None, None, trust_code)
+
+
+def _load(
+    name: str | Path,
+    folder: Path,
+    run: tuple[Path, Path] | None,
+    device: str | None,
+    scoring: str | None,
+    patches: str | None,
+    trust_code: bool,
+) -> Model:
+    if run is None:
+        model = _load_others(name, folder, scoring, patches)
+    else:
+        home, weights = run
+        description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
+        method = build(description)
+        load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
+        model = Model(description, method, read_tokenizer(home), run=home)
+    return model.to(device or default_device())
+
+
+def default_device() -> str:
+    """CUDA where there is one, else the GPU of a Mac, else the CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: str | None) -> Model:
+    """A CLIP, SigLIP or GroupViT that others trained, as a method."""
+    settings = {"pretrained": str(folder.resolve() if Path(name).exists() else name)}
+    checkpoint = load_pretrained(folder)
+    kind = checkpoint.architecture["kind"]
+    if space_of(checkpoint.architecture) is None:
+        side = "image" if checkpoint.image is None else "text"
+        raise UserError(
+            f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
+            "that begins with it"
+        )
+    method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
+    description = Description(method, method_config(method, settings, str(name)))
+    start_point = start(with_patches(scored(description, scoring), patches), checkpoint)
+    return Model(start_point.description, start_point.method(), start_point.tokenizer())
+
+
+def find_run(path: Path) -> tuple[Path, Path] | None:
+    """The folder with model.json and that with the weights; None for a path that is no run.
+
+    An existing path wins over a name of the hub. Raises UserError where a run has no weights, and for a path
+    that neither exists nor can be a name.
+    """
+    place = path.resolve()  # "." has no name of its own
+    folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
+    if folder is None and not place.exists():
+        if NAME.fullmatch(str(path)) is None:
+            raise UserError(
+                f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
+                "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
+            )
+        return None
+    if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
+        return None
+    home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)
+    if home is None:
+        raise UserError(
+            f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
+            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has"
+        )
+    steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
+    steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
+    candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))
+    weights = next((path for path in candidates if path and (path / MODEL).is_file()), None)
+    if weights is None or (place != home and weights != folder):
+        raise UserError(f"{place} holds no weights yet; training writes its first ones to checkpoints/")
+    return home, weights

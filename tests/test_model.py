@@ -1,0 +1,286 @@
+"""`grainline.Model`: what encode takes and returns, similarity, and saving, with every method."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import tiny_model
+from make import CASES, SEGMENTS, TINY
+from PIL import Image
+from torch import Tensor
+
+import grainline
+from grainline.data.decode import as_png
+from grainline.data.descriptions import Described
+from grainline.errors import UserError
+from grainline.methods import METHODS
+from grainline.model import Model
+from grainline.nn.quantization import quantize
+
+TEXTS = ["A red square.", "A blue circle stands below it. The ground is green.", "Nothing."]
+
+
+def model_of(method: str) -> Model:
+    return tiny_model(method, 0, SEGMENTS if method == "caft" else TINY, CASES[method][1])
+
+
+def photos(model: Model, count: int = 5) -> list[Any]:
+    rng = np.random.default_rng(0)
+    out: list[Any] = [
+        Image.fromarray(rng.integers(0, 256, (9 + i, 12, 3), dtype=np.uint8)) for i in range(count)
+    ]
+    return [Described(image, "A small image.") for image in out] if model.method.reads_descriptions else out
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return model_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def clip() -> Model:
+    return model_of("clip")
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+def test_the_names_of_the_package_are_listed() -> None:
+    assert set(grainline.__all__) == set(dir(grainline))
+    assert all(getattr(grainline, name) for name in dir(grainline))
+    assert "from_pretrained" in (grainline.__doc__ or "")
+
+
+def test_repr_says_method_encoders_sizes_parameters_and_device(model: Model) -> None:
+    text = repr(model)
+    number = sum(x.numel() for x in model.method.parameters())
+    for part in (model.description.method, f"{number:,}", "8 x 8 pixels", "24 tokens", "device: cpu"):
+        assert part in text
+
+
+def test_a_single_image_or_text_is_a_row_of_the_list(model: Model) -> None:
+    images, one = photos(model), model.encode(images=photos(model)[2])
+    close(one.vector, model.encode(images=images).vector[2:3])
+    close(model.encode(texts=TEXTS[0]).vector, model.encode(texts=TEXTS).vector[:1])
+    assert model.encode(texts=TEXTS[0], convert_to_numpy=True).shape == (
+        model.encode(texts="a").vector.shape[1],
+    )
+
+
+def test_batches_devices_and_iterators_change_nothing(model: Model) -> None:
+    images = photos(model)
+    whole = model.encode(images=images)
+    for some in (
+        model.encode(images=iter(images), batch_size=2),
+        model.encode(images=tuple(images), batch_size=1, device=["cpu", "cpu", "cpu"]),
+        model.encode(images=images, device="cpu", show_progress_bar=True),
+    ):
+        close(some.vector, whole.vector)
+        close(some.tokens, whole.tokens)
+        assert some.item.tolist() == some.image.tolist() == list(range(len(images)))
+    texts = model.encode(texts=(text for text in TEXTS), batch_size=1, device=["cpu", "cpu"])
+    close(texts.vector, model.encode(texts=TEXTS).vector)
+    assert texts.image.tolist() == [-1] * 3
+
+
+def test_every_form_of_an_image_is_the_same_image(clip: Model, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    image, path = Image.fromarray(pixels), tmp_path / "a.png"
+    image.save(path)
+    chw = torch.from_numpy(pixels).permute(2, 0, 1)
+    expected = clip.encode(images=[image]).vector
+    for form in (
+        path, str(path), as_png(image), image, pixels, pixels / 255, pixels.astype(np.float32) / 255,
+        chw, chw / 255, [path], pixels[None], chw[None], np.array([str(path)]), iter([pixels]),
+    ):  # fmt: skip
+        assert torch.equal(clip.encode(images=form).vector, expected), type(form)
+    grey = clip.encode(images=pixels[:, :, 0]).vector
+    assert torch.equal(grey, clip.encode(images=Image.fromarray(pixels[:, :, 0])).vector)
+    assert torch.equal(grey, clip.encode(images=chw[:1]).vector)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "encode takes images=... or texts=..., one of them"),
+        ({"images": "a.png", "texts": "a"}, "one of them"),
+        ({"images": np.zeros((3, 8, 8))}, r"this one is a ndarray float64 \[3, 8, 8\]"),
+        ({"images": torch.zeros(8, 8, 3)}, r"this one is a Tensor torch.float32 \[8, 8, 3\]"),
+        ({"images": np.full((8, 8, 3), 2.0)}, "floats of an image lie in 0..1"),
+        ({"images": np.full((8, 8, 3), np.nan)}, "floats of an image lie in 0..1"),
+        ({"images": np.zeros((8, 8, 3), np.int64)}, "pixels are uint8 in 0..255 or floats"),
+        ({"images": np.zeros((0, 8, 3))}, r"\[0, 8, 3\]"),
+        ({"images": [None]}, "this one is of type NoneType"),
+        ({"images": {"a": 1}}, "give one image, a list of them or an iterator; this is of type dict"),
+        ({"texts": {"a", "b"}}, "give one text, a list of them or an iterator; this is of type set"),
+        ({"texts": 5}, "this is of type int"),
+        ({"texts": ["a", 3]}, "texts must be strings"),
+        ({"texts": []}, "nothing to encode"),
+        ({"images": iter([])}, "nothing to encode"),
+        ({"texts": "a", "batch_size": 0}, "batch_size is 0"),
+        ({"texts": "a", "normalize_embeddings": False}, "unit length"),
+        ({"texts": "a", "convert_to_numpy": True, "convert_to_tensor": True}, "not both"),
+        ({"texts": "a", "precision": "bfloat16"}, "numpy has no bfloat16"),
+        ({"texts": "a", "precision": "int4"}, "precision is 'int4'; allowed: float32, bfloat16, int8"),
+        ({"texts": "a", "precision": "int8"}, "takes its range from the vectors themselves"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_encoded_is_one_line(clip: Model, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        clip.encode(**values)
+    assert "\n" not in str(error.value)
+
+
+def test_conversions_return_the_vectors_alone(clip: Model) -> None:
+    vectors = clip.encode(texts=TEXTS).vector
+    array = clip.encode(texts=TEXTS, convert_to_numpy=True)
+    assert isinstance(array, np.ndarray)
+    assert np.array_equal(array, vectors.numpy())
+    assert torch.equal(clip.encode(texts=TEXTS, convert_to_tensor=True), vectors)
+    half = clip.encode(texts=TEXTS, convert_to_tensor=True, precision="bfloat16")
+    assert torch.equal(half, vectors.bfloat16())
+    assert clip.encode(texts=TEXTS, precision="ubinary").shape == (3, vectors.shape[1] // 8)
+
+
+def test_quantized_embeddings_are_those_of_the_slow_program() -> None:
+    vectors = torch.randn(7, 16, generator=torch.Generator().manual_seed(0))
+    low, high = vectors.min(0).values, vectors.max(0).values
+    for n in range(7):
+        for d in range(16):
+            level = float((vectors[n, d] - low[d]) / ((high[d] - low[d]) / 255))
+            assert quantize(vectors, "uint8")[n, d] == int(level)
+            assert quantize(vectors, "int8")[n, d] == int(level - 128)  # towards 0, as published
+        bits = "".join("1" if x > 0 else "0" for x in vectors[n].tolist())
+        values = [int(bits[:8], 2), int(bits[8:], 2)]
+        assert quantize(vectors, "ubinary")[n].tolist() == values
+        assert quantize(vectors, "binary")[n].tolist() == [value - 128 for value in values]
+    ranges = torch.stack([low, high])
+    assert torch.equal(quantize(vectors[:1], "int8", ranges), quantize(vectors, "int8")[:1])
+    outside = quantize(10 * vectors, "uint8", ranges)  # clipped, not wrapped around
+    assert bool(((outside == 255) | (vectors < high / 10))[vectors > 0].all())
+
+
+def test_similarity_is_the_score_of_the_method_in_either_order(model: Model) -> None:
+    images, texts = model.encode(images=photos(model)), model.encode(texts=TEXTS)
+    score = model.similarity(images, texts)
+    assert score.shape == (5, 3)
+    close(score, model.method.score(images, texts))
+    close(model.similarity(texts, images), score.T)
+    close(model.similarity(texts, texts), texts.vector @ texts.vector.T)
+    if model.method.pairwise:
+        with pytest.raises(UserError, match="compares parts of images and texts, which bare vectors lack"):
+            model.similarity(images.vector, texts.vector)
+    else:
+        close(model.similarity(images.vector.numpy(), texts), score)
+        assert model.similarity(images.vector[0], texts.vector[0]).shape == (1, 1)
+
+
+def test_a_saved_model_is_read_back_the_same(model: Model, tmp_path: Path) -> None:
+    folder = model.save_pretrained(tmp_path / "saved", licence="apache-2.0")
+    again = grainline.from_pretrained(folder)
+    images = photos(model)
+    assert torch.equal(again.encode(images=images).vector, model.encode(images=images).vector)
+    assert torch.equal(again.score(images, TEXTS), model.score(images, TEXTS))
+    card = (folder / "README.md").read_text()
+    assert "license: apache-2.0" in card
+    assert f"| method | {model.description.method} |" in card
+    model.save(folder)  # the same place again
+
+
+def test_saving_spares_what_is_no_saved_model(clip: Model, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for place, message in ((tmp_path, "is not empty"), (tmp_path / "notes.txt", "is a file")):
+        with pytest.raises(UserError, match=message):
+            clip.save(place)
+    (tmp_path / "run" / "last").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text("method: clip")
+    (tmp_path / "run" / "model.safetensors").write_text("")
+    with pytest.raises(UserError, match="is the folder of a run"):
+        clip.save(tmp_path / "run")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes.txt", "run"]
+
+
+def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        "data: {paths: ['photos/']}\ntrain: {max_steps: 1200, global_batch_size: 64, seed: 3}\nmodel: {}\n"
+    )
+    (tmp_path / "log.jsonl").write_text('{"kind": "validation", "step": 600, "metrics": {"rSum": 12.5}}\n')
+    (tmp_path / "r.json").write_text(
+        '{"suite": "retrieval", "data": {"path": "photos/test"},'
+        ' "metrics": [{"name": "R@1", "value": 0.25, "low": 0.2, "high": 0.3, "chance": 0.01}]}'
+    )
+    clip.run = tmp_path
+    card = (clip.save(tmp_path / "a") / "README.md").read_text()
+    for line in (
+        "| data | photos/ |",
+        "| budget | 1,200 steps of 64 images |",
+        "| rSum | 12.5 | not computed |",
+    ):
+        assert line in card
+    card = (clip.save(tmp_path / "b", results=[tmp_path / "r.json"]) / "README.md").read_text()
+    assert "| R@1 | 0.25 | 0.2 to 0.3 | 0.01 |" in card
+    assert "not computed" not in card
+    with pytest.raises(UserError, match=r"log.jsonl is no result of `grainline evaluate --json`"):
+        clip.save(tmp_path / "c", results=[tmp_path / "log.jsonl"])
+    clip.run = None
+
+
+PUSH = """
+import os, sys
+from pathlib import Path
+from hub import hub
+
+folder, home = map(Path, sys.argv[1:])
+with hub({}, home / "server") as server:
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home / "cache")}
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    import grainline
+    import torch
+
+    model = grainline.load(folder)
+    print(model.push_to_hub("someone/model", licence="mit", token="secret"))
+    again = grainline.from_pretrained("someone/model", token="secret")
+    assert torch.equal(again.encode(texts="a red dog").vector, model.encode(texts="a red dog").vector)
+    assert repr(grainline.load("someone/model")) == repr(again)
+    print(*sorted(path.name for path in (home / "server/someone/model").iterdir()))
+try:
+    model.push_to_hub("someone/model")
+except grainline.UserError as error:
+    print(error)
+"""
+
+
+def test_a_pushed_model_comes_back_from_the_hub(clip: Model, tmp_path: Path) -> None:
+    folder = clip.save(tmp_path / "saved")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = [sys.executable, "-c", PUSH, str(folder), str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    address, files, refused = done.stdout.splitlines()
+    assert address.endswith("/someone/model/commit/" + "c" * 40)
+    assert files == "README.md model.json model.safetensors tokenizer.json tokenizer_meta.json"
+    assert refused.startswith("the Hugging Face hub did not take someone/model (")
+
+
+def test_descriptions_of_images_go_with_each() -> None:
+    seps = model_of("seps")
+    with pytest.raises(UserError, match="reads a description with each image"):
+        seps.encode(images=Image.new("RGB", (9, 9)))
+
+
+def endless() -> Iterator[Image.Image]:
+    yield Image.new("RGB", (9, 9))
+    raise OSError("the disk is gone")
+
+
+def test_an_error_of_an_iterator_is_the_callers(clip: Model) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        clip.encode(images=endless())
