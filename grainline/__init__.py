@@ -21,6 +21,7 @@ UserError        what is raised when an input is wrong: one line that says what 
 Importing the package loads neither torch nor transformers; the first use of a name does.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["Model", "UserError", "__version__", "evaluate", "from_pretrained", "load", "train"]
+
+# Threads of torch that wait spin by default, and take the cores from every other process. Read when torch is
+# loaded, so it has no effect where that has happened. A value that somebody has set wins.
+if "GOMP_SPINCOUNT" not in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _MODULES = {
     "Model": "grainline.model",

@@ -16,7 +16,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
 
-from grainline.errors import UserError
+from grainline.errors import UserError, suggestion
 
 MAX_DEPTH, MAX_VALUES = 50, 1_000_000
 """Limits of a YAML file: mappings and lists inside each other, and the number of values."""
@@ -27,6 +27,10 @@ TRUST_CODE = ContextVar("trust_code", default=False)
 """Whether model folders may name classes outside grainline: `grainline --trust-code` sets it."""
 
 C = TypeVar("C", bound="Config")
+
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""A name of the Hugging Face hub: `owner/model`, or `model` alone for a few old ones."""
 
 
 class Config(BaseModel):
@@ -63,8 +67,8 @@ def load_class(
     module, sign, attribute = str(table.get(str(name), name)).partition(":")
     if not sign or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(
-            f"{where}: unknown {base.__name__.lower()} {_short(name)}; allowed are {', '.join(table)}, or "
-            "module:Class"
+            f"{where}: unknown {base.__name__.lower()} {_short(name)}{suggestion(str(name), table)};"
+            f" allowed are {', '.join(table)}, or module:Class"
         )
     if not trust_code and not is_builtin(name, table):
         raise UserError(
@@ -235,7 +239,8 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
         _, owner, others = _walk(cls, loc[:-1])
         forms = [c for _, c in owner] + others if len(owner) == 1 else []
         allowed = "; or ".join(", ".join(form.model_fields) for form in forms) or "no such field"
-        return f"unknown field {field!r}; allowed here: {allowed}{more}"
+        near = suggestion(loc[-1], (name for form in forms for name in form.model_fields))
+        return f"unknown field {field!r}{near}; allowed here: {allowed}{more}"
     if first["type"] == "missing":
         return f"field {field!r} is missing{more}"
     if first["type"] == "union_tag_not_found":

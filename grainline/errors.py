@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 _LONG = re.compile(r"\S{401,}")
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
@@ -38,6 +39,16 @@ def escape_controls(text: str) -> str:
 
 def _acts(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in TURNING
+
+
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """The nearest three names for a message about an unknown one; empty if none is near.
+
+    >>> suggestion("clip/scene", ["clip/scenes", "caft/scenes", "tgt/paper"])
+    ' (did you mean clip/scenes or caft/scenes?)'
+    """
+    near = get_close_matches(name, list(allowed), n=3, cutoff=0.7)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 # Numbers in sentences for people.

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
+from grainline.config import HUB_NAME
 from grainline.data.tokenizers.tokenizer import read_tokenizer
-from grainline.encoders.pretrained import NAME, load_pretrained, space_of
+from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
 from grainline.errors import UserError
 from grainline.files import existing_folder, original_name
@@ -120,7 +121,7 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     place = path.resolve()  # "." has no name of its own
     folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if folder is None and not place.exists():
-        if NAME.fullmatch(str(path)) is None:
+        if HUB_NAME.fullmatch(str(path)) is None:
             raise UserError(
                 f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
                 "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"

@@ -14,7 +14,8 @@ from checkpoints import OpenAI, save_state, tokenizer
 from runs import call, complaint, logged, recipe
 
 from grainline.loading import load
-from grainline.training.recipe import names, read_recipe
+from grainline.recipes import names
+from grainline.training.recipe import read_recipe
 
 TABLE_8 = {  # which texts of other images are negatives, beside their captions
     "cs": {"sentences": 5, "phrases": 0},

@@ -17,7 +17,8 @@ from grainline.data.texts import TextsConfig, crop_words
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.loading import load
-from grainline.training.recipe import names, read_recipe
+from grainline.recipes import names
+from grainline.training.recipe import read_recipe
 
 TEXTS = [
     "A dog runs over wet sand.", "Two men in green shirts stand in a yard.", "A girl climbs the stairs.",

@@ -7,11 +7,23 @@ from typing import Annotated
 
 import typer
 
-from grainline.cli.options import Images, MaxCorrupt, RecipeChanges, SamplesPerShard, Sources, progress
+from grainline.cli.options import (
+    HELP,
+    Images,
+    MaxCorrupt,
+    RecipeChanges,
+    SamplesPerShard,
+    Sources,
+)
 from grainline.errors import UserError, amount, escape_controls
+from grainline.progress import progress
 
 Source = Annotated[str, typer.Argument(help="A data source.")]
-data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
+data = typer.Typer(
+    help="Look at data, and make some.",
+    rich_markup_mode="rich",
+    context_settings=HELP,
+)
 
 
 @data.command()

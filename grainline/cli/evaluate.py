@@ -1,11 +1,24 @@
 """The commands `evaluate`, `suites`, `encode` and `show`."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import BatchSize, Data, Descriptions, Images, MaxCorrupt, Model, progress
+from grainline.cli.options import (
+    BatchSize,
+    Data,
+    Descriptions,
+    Images,
+    MaxCorrupt,
+    Model,
+    check_changes,
+    check_model,
+    check_sources,
+    next_step,
+)
+from grainline.progress import progress
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
@@ -54,6 +67,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     max_corrupt: MaxCorrupt = 0.02,
 ) -> None:
     """Measure a model, with intervals and chance."""
+    check_model(model)
+    check_sources(data)
+    check_changes(changes)
     from rich.console import Console
 
     from grainline.evaluation.measure import evaluate as run
@@ -82,6 +98,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         Console().print(table)
     for path in filter(None, (json, html, png)):
         print(f"written: {path}")
+    if json is None:
+        next_step(
+            "grainline", "evaluate", model, "--data", *(data or ()), "--suite", suite, "--html", "out.html"
+        )
+    else:
+        next_step("grainline", "evaluate", "ANOTHER_MODEL", "--data", *(data or ()), "--compare-to", json)
 
 
 def suites(
@@ -148,6 +170,8 @@ def encode(
     batch_size: BatchSize = 64,
 ) -> None:
     """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
+    check_model(model)
+    started = time.monotonic()
     from grainline.evaluation.vectors import write_vectors
     from grainline.loading import load
     from grainline.training.recipe import descriptions_for
@@ -168,7 +192,8 @@ def encode(
     skipped = counts.pop("skipped")
     written = ", ".join(f"{number} {name}" for name, number in counts.items())
     note = f"; {skipped} samples were skipped, see notes.jsonl" if skipped else ""
-    print(f"written: {out} ({written}){note}")
+    speed = counts.get("images", 0) / (time.monotonic() - started)
+    print(f"written: {out} ({written}){f', {speed:.1f} images/s' if speed else ''}{note}")
 
 
 def show(

@@ -1,13 +1,16 @@
 """The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
 
+import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import progress
+from grainline.cli.options import HELP, check_model, next_step
 from grainline.errors import UserError, amount, escape_controls
+from grainline.progress import progress
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Images, or folders of images, below the folder.")]
@@ -19,7 +22,11 @@ Descriptions = Annotated[
     ),
 ]
 
-index = typer.Typer(help="Index a folder of images, and keep it up to date.", rich_markup_mode=None)
+index = typer.Typer(
+    help="Index a folder of images, and keep it up to date.",
+    rich_markup_mode="rich",
+    context_settings=HELP,
+)
 
 
 @index.command()
@@ -34,12 +41,15 @@ def build(
     descriptions: Descriptions = None,
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
+    check_model(model)
+    _require_folder(images)
     from grainline.index.sync import build as run
 
-    texts, about = calibration_texts, descriptions or ()
+    texts, about, started = calibration_texts, descriptions or (), time.monotonic()
     with progress("indexing") as step:
         report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
-    _print_report(out, report)
+    _print_report(out, report, time.monotonic() - started)
+    next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
 @index.command()
@@ -100,6 +110,9 @@ def search(  # noqa: PLR0913 - each is an option of the command
         Path | None, typer.Option(help="Write a heat map of each sentence into this folder.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with images and heat maps.")] = None,
+    show: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser; without --html a temporary one.")
+    ] = False,
     qdrant: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +125,10 @@ def search(  # noqa: PLR0913 - each is an option of the command
     ] = None,
 ) -> None:
     """Search an index by text or by image."""
+    _check_queries((text, image, queries), image is not None, heat, descriptions)
+    _require_index(folder)
+    from tempfile import mkdtemp
+
     from rich.console import Console
 
     from grainline.data.formats.plain import read_lines
@@ -120,16 +137,12 @@ def search(  # noqa: PLR0913 - each is an option of the command
     from grainline.index.results import Options
     from grainline.index.search import image_queries, open_index
 
-    _check_queries((text, image, queries), image is not None, heat, descriptions)
-    if html is not None:
-        writable(html)
+    page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
+    if page is not None:
+        writable(page)
     image_index = open_index(folder, model)
     if qdrant is not None:
-        from grainline.index.qdrant import Qdrant, connect
-
-        finder = Qdrant(connect(qdrant), image_index.reader)
-        finder.sync()
-        image_index.finder = finder
+        _find_with_qdrant(image_index, qdrant)
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
@@ -144,10 +157,30 @@ def search(  # noqa: PLR0913 - each is an option of the command
     if json is not None:
         write_json(json, results, image_index)
         print(f"written: {json}")
-    if html is not None:
-        written = write_html(html, results, image_index, options, images=image is not None)
+    if page is not None:
+        written = write_html(page, results, image_index, options, images=image is not None)
         note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
-        print(f"written: {html}{note}")
+        print(f"written: {page}{note}")
+        _open(page, show)
+    else:
+        next_step("grainline", "serve", folder)
+
+
+def _find_with_qdrant(image_index: Any, address: str) -> None:
+    from grainline.index.qdrant import Qdrant, connect
+
+    finder = Qdrant(connect(address), image_index.reader)
+    finder.sync()
+    image_index.finder = finder
+
+
+def _open(page: Path, wanted: bool) -> None:
+    """Open a page in the browser, if that is wanted and there is one."""
+    if wanted:
+        import webbrowser
+
+        if not webbrowser.open(page.resolve().as_uri()):
+            print("no browser could be started; open the page by its path", file=sys.stderr)
 
 
 def serve(
@@ -171,6 +204,7 @@ def serve(
     ] = None,
 ) -> None:
     """Search an index in the browser: a page and a JSON interface, on this machine only by default."""
+    _require_index(folder)
     from grainline.config import parse
     from grainline.web.limits import Limits
 
@@ -191,6 +225,7 @@ def export(
     ] = None,
 ) -> None:
     """Write both towers as ONNX graphs, checked against onnxruntime."""
+    check_model(model)
     from grainline.export.onnx import export as run
     from grainline.loading import load
 
@@ -214,10 +249,24 @@ def _check_queries(
         raise UserError("--heat shows sentences; it goes with a text, not with --image")
 
 
-def _print_report(folder: Path, report: Any) -> None:
+def _require_index(folder: Path) -> None:
+    if not folder.exists():
+        raise UserError(
+            f"no index at {folder} (from {Path.cwd()}); `grainline index build IMAGES --model MODEL --out"
+            " FOLDER` makes one"
+        )
+
+
+def _require_folder(images: str) -> None:
+    if not Path(images).is_dir():
+        raise UserError(f"no folder {images} (from {Path.cwd()}); give the folder of the images")
+
+
+def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
     counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
     counts = [f"{number} {name}" for name, number in counted if number]
-    print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'})")
+    speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""
+    print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'}){speed}")
     if report.corrupt:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.corrupt.items())
         print(f"not usable: {causes}; the first: {escape_controls('; '.join(report.corrupt_first))}")

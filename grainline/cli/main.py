@@ -9,28 +9,36 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from grainline import __version__
+from grainline import recipes as built_in
 from grainline.cli import evaluate, index
 from grainline.cli.data import data
-from grainline.cli.options import Data, Images, RecipeChanges
+from grainline.cli.options import (
+    DATA,
+    HELP,
+    QUIET,
+    SEARCH,
+    START,
+    TRAIN,
+    Data,
+    Images,
+    RecipeChanges,
+    check_recipe,
+    check_sources,
+    next_step,
+)
 from grainline.errors import UserError, escape_controls
 from grainline.stop import Stopped
 
 app = typer.Typer(
     name="grainline",
     help="Align images with text at every grain: train, evaluate, encode, search.",
-    add_completion=False,
-    rich_markup_mode=None,
+    context_settings=HELP,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.add_typer(data, name="data")
-app.add_typer(index.index, name="index")
-app.command()(index.search)
-app.command()(evaluate.show)
-app.command()(index.serve)
-app.command()(index.export)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions")
+VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors")
 
 
 @app.callback(invoke_without_command=True)
@@ -39,6 +47,9 @@ def top(
     trust_code: Annotated[
         bool,
         typer.Option("--trust-code", help="Import the classes outside grainline that a model names."),
+    ] = False,
+    quiet: Annotated[  # noqa: ARG001 - `main` takes it from anywhere in the line
+        bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
     ] = False,
 ) -> None:
     from grainline.config import TRUST_CODE
@@ -49,9 +60,52 @@ def top(
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog="Example: grainline demo --out out/demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
+    changes: RecipeChanges = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics as tables.")] = False,
+) -> None:
+    """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
+    check_recipe("maxsim/scenes", changes)
+    from grainline.training.demo import demo as run
+
+    run(out, changes or [], verbose=verbose)
+    next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
+
+
+@app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="Print this recipe, or list all of a method.", show_default=False)
+    ] = None,
+) -> None:
+    """List the recipes of the package, or print one. A method's name lists its ablations too."""
+    names = built_in.names()
+    if name is not None and name not in (each.partition("/")[0] for each in names):
+        print(built_in.find(name).read_text(encoding="utf-8"), end="")
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("recipe", "what it is for", box=None)
+    left_out = 0
+    for each in names:
+        if name is None and built_in.is_ablation(each):
+            left_out += 1
+        elif name in (None, each.partition("/")[0]):
+            table.add_row(escape(each), escape(built_in.about(each)))
+    Console().print(table)
+    if left_out:
+        print(f"and {left_out} ablations and controls: grainline recipes METHOD lists them")
+
+
+@app.command(
+    rich_help_panel=TRAIN, epilog="Example: grainline train clip/finetune --data photos/ --out runs/tuned"
+)
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a built-in recipe (clip/scenes) or a YAML file.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe that `grainline recipes` lists, or a YAML file.")],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     data: Data = None,
     images: Images = None,
@@ -66,7 +120,9 @@ def train(
         str | None, typer.Option(help="With --resume: the checkpoint to go on from, such as step-00000200.")
     ] = None,
 ) -> None:
-    """Train a recipe. With torchrun: torchrun --nproc-per-node 2 -m grainline train ..."""
+    """Train a recipe. On several processes: torchrun --nproc-per-node 2 -m grainline train ..."""
+    check_recipe(recipe, changes)
+    check_sources([*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
     last = run(
@@ -81,14 +137,30 @@ def train(
     )
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
+        next_step("grainline", "evaluate", out, "--data", *(validation or data or ["DATA"]))
 
 
-app.command()(evaluate.evaluate)
-app.command()(evaluate.suites)
-app.command()(evaluate.encode)
+app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
+    evaluate.evaluate
+)
+app.command(rich_help_panel=TRAIN, epilog="Example: grainline suites retrieval")(evaluate.suites)
+app.command(rich_help_panel=TRAIN, epilog="Example: grainline encode runs/x photos/ --out vectors/")(
+    evaluate.encode
+)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog='Example: grainline show runs/x photo.jpg --text "A dog runs. The sea is grey." --out look.png',
+)(evaluate.show)
+app.add_typer(index.index, name="index", rich_help_panel=SEARCH)
+app.command(rich_help_panel=SEARCH, epilog='Example: grainline search photos.index "A brown dog." --open')(
+    index.search
+)
+app.command(rich_help_panel=SEARCH, epilog="Example: grainline serve photos.index")(index.serve)
+app.add_typer(data, name="data", rich_help_panel=DATA)
+app.command(rich_help_panel=DATA, epilog="Example: grainline export runs/x onnx/")(index.export)
 
 
-@app.command()
+@app.command(rich_help_panel=DATA, epilog="Example: grainline convert runs/tuned tuned/")
 def convert(
     source: Annotated[
         str,
@@ -112,17 +184,6 @@ def convert(
     print(f"written: {out} (vectors of images moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
-    changes: RecipeChanges = None,
-) -> None:
-    """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
-    from grainline.training.demo import demo as run
-
-    run(out, changes or [])
-
-
 def main() -> NoReturn:
     """Run the command line. A user's error is one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -130,7 +191,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)
+        code = app(_spread(_without_quiet(sys.argv[1:]) or ["--help"]), standalone_mode=False)
     except usage as error:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:
@@ -144,6 +205,12 @@ def main() -> NoReturn:
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
         print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _without_quiet(arguments: list[str]) -> list[str]:
+    """The arguments without `--quiet`, which may stand anywhere."""
+    QUIET.set(bool({"--quiet", "-q"} & set(arguments)))
+    return [argument for argument in arguments if argument not in ("--quiet", "-q")]
 
 
 def _spread(arguments: list[str]) -> list[str]:

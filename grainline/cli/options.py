@@ -1,11 +1,27 @@
-"""Options and arguments that several commands share, and the progress bar."""
+"""Options and arguments that several commands share, checks that need no torch, and the line "next:".
 
+A mistake that can be found without loading torch is reported before that: `check_recipe`, `check_model`,
+`check_sources`, `check_changes`.
+"""
+
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from grainline.errors import UserError
+
+START, TRAIN, SEARCH, DATA = "First steps", "Train and measure", "Search", "Data and other programs"
+"""Groups of commands in the help."""
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
+"""Whether `--quiet` was given: no line "next:"."""
 
 Model = Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")]
 Sources = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="One or more data sources.")]
@@ -27,13 +43,42 @@ RecipeChanges = Annotated[
 ]
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal, silence elsewhere. Yields a function of (done, total)."""
-    from rich.console import Console
-    from rich.progress import Progress
+def check_recipe(name: str, changes: Sequence[str] | None = None) -> None:
+    """UserError for an unknown recipe, and for a change without a value."""
+    from grainline import recipes
 
-    disable = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=disable) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    recipes.find(name)
+    check_changes(changes)
+
+
+def check_changes(changes: Sequence[str] | None) -> None:
+    """UserError for a `--set` that is no KEY=VALUE."""
+    from grainline.config import override
+
+    override({}, list(changes or ()))
+
+
+def check_model(name: str) -> None:
+    """UserError for a path that is not there and that no model of the Hugging Face hub can have as a name."""
+    from grainline.config import HUB_NAME
+
+    place = Path(name)
+    if not place.exists() and HUB_NAME.fullmatch(name) is None:
+        raise UserError(
+            f"no model at {place.resolve()}, and that is no name of the Hugging Face hub; give the folder"
+            " that `grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
+        )
+
+
+def check_sources(paths: Sequence[str] | None) -> None:
+    """UserError for data that is not there, or of no kind that is known."""
+    from grainline.data.open_source import takes_images
+
+    for path in paths or ():
+        takes_images(path, trust_code=False)
+
+
+def next_step(*words: object) -> None:
+    """Say which command comes next, on stderr. Only on a terminal, and not with --quiet."""
+    if sys.stderr.isatty() and not QUIET.get():
+        print(f"next: {shlex.join(str(word) for word in words)}", file=sys.stderr)

@@ -26,11 +26,12 @@ from grainline.training.run import train
 RECIPE = "maxsim/scenes"
 
 
-def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
+def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = False) -> None:
     """Train, or go on where an earlier demo stopped; measure; write the report and print its path.
 
     changes  of the recipe, as for `grainline train --set`
     scenes   images to measure on, of usual combinations and of those that training never has
+    verbose  print all metrics as tables too
     """
     console = Console()
     recipe = read_recipe(RECIPE, changes)
@@ -57,7 +58,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
         *list(results.values())[:2],
         novel._replace(suite=f"{novel.suite}, combinations never trained on"),
     ]
-    for result in tables:
+    for result in tables if verbose else ():
         console.print(table(result))
     page = out / REPORT_FILE
     summary = _summary(results, encodings)

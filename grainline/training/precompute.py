@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grainline import recipes
 from grainline.build import Description, image_settings, start
 from grainline.config import parse
 from grainline.data.cache import CacheResult, make_features, make_superpixels
@@ -21,7 +22,7 @@ from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
 from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.training.recipe import names, read_recipe
+from grainline.training.recipe import read_recipe
 from grainline.types import Images
 
 
@@ -108,7 +109,7 @@ def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tenso
 
 def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method]:
     """A method in evaluation mode with the image encoder that training would start with."""
-    if name in names() or name.endswith((".yaml", ".yml")):
+    if name in recipes.names() or name.endswith((".yaml", ".yml")):
         recipe = read_recipe(name, changes)
         if recipe.init_from is None:
             started = start(recipe.description)

@@ -4,14 +4,13 @@ A file may give `base: NAME` and then only the fields that differ. The recipe.ya
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from grainline import recipes
 from grainline.build import Description, method_config
 from grainline.config import Config, deep_merge, override, parse, read_yaml
 from grainline.data.descriptions import Descriptions, require_fit
@@ -27,8 +26,6 @@ from grainline.training.lora import LoraConfig
 from grainline.training.optim import OptimizerConfig
 from grainline.training.parallel import Precision
 from grainline.training.schedule import rate
-
-BUILT_IN = Path(str(resources.files("grainline"))) / "recipes"
 
 
 class DataConfig(Config):
@@ -163,28 +160,9 @@ class Recipe(Config):
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:
     """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
-    values = override(_whole(find_recipe(name), ()), changes)
+    values = override(_whole(recipes.find(name), ()), changes)
     recipe = parse(Recipe, values, f"recipe {name}")
     return recipe.model_copy(update={"model": recipe.description.config.model_dump(mode="json")})
-
-
-def find_recipe(name: str) -> Path:
-    """The file of a recipe."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"no recipe file {path}; the built-in ones are {', '.join(names())}")
-        return path
-    if name not in names():
-        close = get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f", did you mean {close[0]!r}?" if close else "."
-        raise UserError(f"no recipe {name!r}{hint} Built in are {', '.join(names())}; or give a .yaml file")
-    return BUILT_IN / f"{name}.yaml"
-
-
-def names() -> list[str]:
-    """The recipes that ship with the package."""
-    return sorted(p.relative_to(BUILT_IN).with_suffix("").as_posix() for p in BUILT_IN.rglob("*.yaml"))
 
 
 def write_recipe(path: Path, recipe: Recipe) -> None:
@@ -245,7 +223,7 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path}: base is {base!r}; it must be the name of a recipe or a .yaml file")
     place = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
     try:
-        below = find_recipe(place)
+        below = recipes.find(place)
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
     return deep_merge(_whole(below, chain), values)

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from grainline.config import HUB_NAME
 from grainline.encoders.pretrained.build import (
     KINDS,
     Pretrained,
@@ -41,12 +42,12 @@ from grainline.encoders.pretrained.build import (
     split,
 )
 from grainline.encoders.pretrained.hf import from_hugging_face
-from grainline.encoders.pretrained.hub import NAME, download
+from grainline.encoders.pretrained.hub import download
 from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
-__all__ = ["NAME", "Pretrained", "build_pretrained", "is_vector", "joined", "load_pretrained", "space_of"]
+__all__ = ["Pretrained", "build_pretrained", "is_vector", "joined", "load_pretrained", "space_of"]
 
 
 def load_pretrained(
@@ -127,7 +128,7 @@ def _check_size(kind: str, config: Mapping[str, Any], size: int) -> None:
 def _read(name: str | Path, quick_gelu: bool | None) -> Source:
     place = Path(name)
     if not place.exists():
-        if NAME.fullmatch(str(name)) is None:
+        if HUB_NAME.fullmatch(str(name)) is None:
             raise UserError(
                 f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
             )

@@ -6,7 +6,6 @@ each request for half a minute.
 """
 
 import logging as python_logging
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -14,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from grainline.errors import UserError
-
-NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""A name of the hub: `owner/model`, or `model` alone for a few old ones."""
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
 SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]  # settings, tokenizers, chat templates
