@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grainline.errors import UserError
-    from grainline.evaluation.measure import evaluate
+    from grainline.evaluation.evaluate_model import evaluate
     from grainline.model import Model, load
     from grainline.training.run import train
 
@@ -30,7 +30,7 @@ __all__ = ["Model", "UserError", "__version__", "evaluate", "load", "train"]
 _MODULES = {
     "Model": "grainline.model",
     "UserError": "grainline.errors",
-    "evaluate": "grainline.evaluation.measure",
+    "evaluate": "grainline.evaluation.evaluate_model",
     "load": "grainline.model",
     "train": "grainline.training.run",
 }

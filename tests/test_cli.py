@@ -410,7 +410,7 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grainline.evaluation.measure.load", stopped)
+    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
     assert "interrupted; a training run continues with --resume" in capsys.readouterr().err
 

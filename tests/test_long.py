@@ -22,7 +22,7 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.measure import tables
+from grainline.evaluation.evaluate_model import tables
 from grainline.evaluation.result import read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.long_retrieval import (

@@ -31,8 +31,8 @@ from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.evaluate_model import headline, write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import headline, write_html
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines

@@ -19,8 +19,8 @@ from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
 from grainline.evaluation import ranks as protocols
 from grainline.evaluation.encode import encode_source
+from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import write_html
 from grainline.evaluation.result import validation_summary
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores

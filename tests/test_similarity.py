@@ -29,8 +29,8 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.evaluate_model import table
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings

@@ -24,7 +24,7 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.measure import difference_table, table
+from grainline.evaluation.evaluate_model import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites import stability as noise

@@ -21,7 +21,7 @@ from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluation.compare import paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.measure import table
+from grainline.evaluation.evaluate_model import table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of

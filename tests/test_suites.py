@@ -16,8 +16,8 @@ from runs import call, complaint
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import write_html
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
 from grainline.evaluation.suite import SUITES, Settings, load_suite, suite_class, suite_of

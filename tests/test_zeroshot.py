@@ -21,8 +21,8 @@ from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.evaluate_model import difference_table, table
 from grainline.evaluation.intervals import Interval, replicates, replicates_of_classes, wilson
-from grainline.evaluation.measure import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite

@@ -56,8 +56,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluation.measure import evaluate as run
-    from grainline.evaluation.measure import tables
+    from grainline.evaluation.evaluate_model import evaluate as run
+    from grainline.evaluation.evaluate_model import tables
     from grainline.evaluation.suite import Settings, load_suite
     from grainline.training.recipe import descriptions_for
 

@@ -2,9 +2,9 @@
 
 compare         Two results against each other, and several seeds as one.
 encode          A data source, encoded: the input of every suite; collectors of further data.
+evaluate_model  `grainline.evaluate`, and a result as tables and as a page.
 examples        Single outcomes for pages: images, and the heat of texts in them.
 intervals       Bootstrap intervals over images, and Wilson's interval for plain accuracies.
-measure         `grainline.evaluate`, and a result as tables and as a page.
 ranks           Ranks from scores, recalls from ranks, and the folds of published protocols.
 result          The result of a suite and its JSON file; the validation result of a run.
 score           All images against all texts in tiles, never the whole score matrix.

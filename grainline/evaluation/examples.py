@@ -21,7 +21,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
 from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
 from grainline.report.png import write_maps
 
@@ -133,7 +133,7 @@ def look_at(
     text: str,
     description: str | None = None,
     null: Sequence[str] | None = None,
-) -> Look:
+) -> CaseImage:
     """The sentences of a text in an image, each with its score and the phrases that the rules find in it.
 
     description  of the image, for a model that reads it
@@ -142,7 +142,7 @@ def look_at(
     Where image tokens have no places there is no heat, and phrases are left out.
     """
     if isinstance(image, MissingImage):
-        return Look(image, "")
+        return CaseImage(image, "")
     everything = sentences(text)
     first, located = everything[:SENTENCES], model.method.has_layout
     phrases = phrases_of(text, first) if located else [[] for _ in first]
@@ -168,7 +168,7 @@ def look_at(
         where = " in those shown" if cut_sentences else ""
         parts.append(f"{cut_phrases} of {all_phrases} phrases{where}, at the end of their sentences")
     left_out = f"Left out: {'; '.join(parts)}." if parts else ""
-    return Look(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+    return CaseImage(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
 
 
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:

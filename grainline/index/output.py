@@ -16,7 +16,7 @@ from grainline.files import WRITE_ERRORS, reason, write_text
 from grainline.index.results import Hit, Options, QueryHits, Verdict, as_json
 from grainline.index.search import Index
 from grainline.nn.upsample import FLOOR, FULL
-from grainline.report.case import Case, Look, SentenceScore, cases_html
+from grainline.report.case import Case, CaseImage, SentenceScore, cases_html
 from grainline.report.heatmap import overlay
 from grainline.report.page import (
     MissingImage,
@@ -195,13 +195,13 @@ def _hit_case(index: Index, place: int, hit: Hit) -> Case:
         data = index.read(hit.path)
     except CorruptSample as error:
         why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
-        look = Look(MissingImage(why), "", sentences)
+        look = CaseImage(MissingImage(why), "", sentences)
     else:
         heat = None
         if sentences and index.model.method.has_layout:
             row = index.reader.numbers[hit.path]
             heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
-        look = Look(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
+        look = CaseImage(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
     verdict = macro("parts.html", "verdict", hit.sure, "sure" if hit.sure else "not sure")
     note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + verdict
     if sentences:

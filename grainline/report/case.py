@@ -59,7 +59,7 @@ class SentenceScore(NamedTuple):
         return marked(self.text, self.other)[0] if self.other else self.text
 
 
-class Look(NamedTuple):
+class CaseImage(NamedTuple):
     """An image with the sentences of a text, each with its heat, and with boxes."""
 
     image: Image.Image | MissingImage  # the square that the model sees
@@ -180,7 +180,7 @@ class Case(NamedTuple):
     table: Table | None = None
     rows: Sequence[Row] = ()
     look_title: str = ""  # above the image with heat
-    look: Look | None = None
+    look: CaseImage | None = None
 
 
 class CaseList(NamedTuple):
@@ -199,7 +199,7 @@ def cases_html(cases: Sequence[Case], name: str) -> Markup:
     return render("case.html", cases=cases, name=name)
 
 
-def look(one: Look, name: str) -> Markup:
+def look(one: CaseImage, name: str) -> Markup:
     """The image with its texts and their heat. name: of its radio buttons, as in `cases_html`"""
     return macro("look.html", "look", one, name)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.files import replacing
 from grainline.nn.upsample import NOTHING, place
-from grainline.report.case import Case, Look, Panel, SentenceScore
+from grainline.report.case import Case, CaseImage, Panel, SentenceScore
 from grainline.report.charts import (
     POSITION_RULES,
     SUBTEXT_RULES,
@@ -234,7 +234,7 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     return places, top
 
 
-def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
+def _maps_image(sheet: Sheet, top: float, one: CaseImage, title: str) -> None:
     """The image below its title, and below it the scale of its maps and what is left out."""
     title = textwrap.fill(short(title, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
     sheet.write(SPACE, top + WORDS - MAPS_GAP, title)

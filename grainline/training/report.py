@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import metrics_section
 from grainline.evaluation.suite import load_suite
 from grainline.report.charts import DASHES, Chart, Series, charts
 from grainline.report.page import (

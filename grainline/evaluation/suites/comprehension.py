@@ -54,7 +54,7 @@ from grainline.evaluation.suites.regions import (
     unit_range,
 )
 from grainline.model import Model, given
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded, Images, rows
 
 ACCURACY, AMONG = "box accuracy", "a right box among them"
@@ -161,18 +161,18 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(on.data).expressions
-        name = next(name for name in MAPS if name in on.result.queries["scores"])  # the first one
-        on = self.prepared(on)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        name = next(name for name in MAPS if name in evaluation.result.queries["scores"])  # the first one
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
             one = expressions[i]
-            choice, key = one.by[name], on.data.keys[one.image]
+            choice, key = one.by[name], evaluation.data.keys[one.image]
             box = one.boxes[choice.box] if choice.box >= 0 else None
             iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
             title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
-            look = _look(on, one, box, name)
+            look = _look(evaluation, one, box, name)
             return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
 
         order = (
@@ -182,8 +182,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         )
         titles = ("Expressions: most wrong", "Expressions: most right")
         leads = [one.by[name].lead for one in expressions]
-        places = extremes(leads, image=on.result.queries["image"], number=number)
-        return on.both_ends(titles, order, places, case)
+        places = extremes(leads, image=evaluation.result.queries["image"], number=number)
+        return evaluation.both_ends(titles, order, places, case)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -350,18 +350,20 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
 
 
-def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
+def _look(evaluation: Evaluation, one: Choice, box: Box | None, name: str) -> CaseImage:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
-    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    key = evaluation.data.keys[one.image]
+    alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
+    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
     if not isinstance(look.image, Image.Image):
         return look
-    images = on.model.encode(images=[on.given(one.image, look.image)])
-    texts = on.model.encode(texts=[one.text])
-    score = float(on.model.score(images, texts))
-    heat = maps(on.model, rows(images, slice(0, 1)), texts, (look.image.height, look.image.width))[name]
+    images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
+    texts = evaluation.model.encode(texts=[one.text])
+    score = float(evaluation.model.score(images, texts))
+    size = look.image.height, look.image.width
+    heat = maps(evaluation.model, rows(images, slice(0, 1)), texts, size)[name]
     boxes = [one.true, box or one.true, *one.boxes]
-    true, prediction, *candidates = _in_square(boxes, on, one.image, look.image)
+    true, prediction, *candidates = _in_square(boxes, evaluation, one.image, look.image)
     return look._replace(
         sentences=[SentenceScore(one.text, score, role=name)],
         heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
@@ -371,8 +373,8 @@ def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     )
 
 
-def _in_square(boxes: Sequence[Box], on: Evaluation, row: int, square: Image.Image) -> list[Box]:
+def _in_square(boxes: Sequence[Box], evaluation: Evaluation, row: int, square: Image.Image) -> list[Box]:
     """Boxes of an image where they lie in the square."""
-    width, height = image_size(on.source[on.data.positions[row]])
+    width, height = image_size(evaluation.source[evaluation.data.positions[row]])
     across, down = square.width / width, square.height / height
     return [(across * a, down * b, across * c, down * d) for a, b, c, d in boxes]

@@ -38,7 +38,7 @@ from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded, Pair, rows, vectors_only
 
 SIM, TEXTS = "Sim", "cosine of texts"
@@ -133,16 +133,16 @@ class SimilaritySuite(TextConditionedSuite):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        likeness: tuple[Likeness, ...] = self.collected(on.data)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        likeness: tuple[Likeness, ...] = self.collected(evaluation.data)
         usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
 
         def case(place: int) -> Case:
             i = usable[place]
-            one, key = likeness[i], on.data.keys[i]
+            one, key = likeness[i], evaluation.data.keys[i]
             sim, of_texts = one.cosine[ALL_TEXTS]
             scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            look = CaseImage(evaluation.image(i), f"image {key}", scores[:MOST_ON_PAGE])
             detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
             if len(scores) > MOST_ON_PAGE:
                 detail += f"; the first {MOST_ON_PAGE} texts are shown"
@@ -154,7 +154,7 @@ class SimilaritySuite(TextConditionedSuite):
         )
         titles = ("Images: most alike", "Images: least alike")
         least, most = extremes([likeness[i].cosine[ALL_TEXTS].features for i in usable], number=number)
-        return on.both_ends(titles, order, (most, least), case)
+        return evaluation.both_ends(titles, order, (most, least), case)
 
 
 def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:

@@ -153,8 +153,8 @@ class StabilitySuite(Suite[StabilityOptions]):
                 out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        noise, queries = self.collected(on.data), on.result.queries
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        noise, queries = self.collected(evaluation.data), evaluation.result.queries
         flat = [(i, j) for i, one in enumerate(noise.images) for j in range(len(one.texts))]
 
         def case(k: int) -> Case:
@@ -162,17 +162,17 @@ class StabilitySuite(Suite[StabilityOptions]):
             one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
             before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
             title = f"changed by {100 * change[k]:,.2f} %"
-            detail = f"noise {place_name(one.at[j], one.of[j])}, {on.data.keys[i]}"
+            detail = f"noise {place_name(one.at[j], one.of[j])}, {evaluation.data.keys[i]}"
             name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
             text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
-            alt = f"image {on.data.keys[i]}"
-            return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
+            alt = f"image {evaluation.data.keys[i]}"
+            return Case(title, detail, image=evaluation.image(i), alt=alt, texts=[(name, text)])
 
         change = _all_changes(queries)
         least, most = extremes(change, image=[i for i, _ in flat], number=number)
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         titles = ("Noise: largest change", "Noise: smallest change")
-        return on.both_ends(titles, order, (most, least), case)
+        return evaluation.both_ends(titles, order, (most, least), case)
 
 
 class NoiseCollector(SubtextCollector):

@@ -85,11 +85,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         result = with_comparison(result, earlier, compare_to)
     if json:
         write(result, json)
-    on = Evaluation(loaded, source, encodings, result)
+    evaluation = Evaluation(loaded, source, encodings, result)
     if html:
-        write_html(html, suite, on)
+        write_html(html, suite, evaluation)
     if png:
-        suite.draw(png, on)
+        suite.draw(png, evaluation)
     return result
 
 
@@ -161,14 +161,14 @@ def difference_table(result: Result) -> Table:
     return out
 
 
-def write_html(path: str | Path, suite: Suite[Any], on: Evaluation) -> None:
+def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
     """Write the page: its metrics, and single outcomes. Raises UserError if the place cannot be written."""
-    sections = [metrics_section([on.result]), *suite.sections(on)]
+    sections = [metrics_section([evaluation.result]), *suite.sections(evaluation)]
     name = suite.title or suite.name.capitalize()
-    about = f"Measured on {on.result.data['path']} at {on.result.time}."
-    validation = validation_summary(on.result.settings["model"])
-    lead = summary(headline(suite, on.result)) + (hint(validation) if validation else "")
-    write_page(path, render_page(f"{name} of {on.result.settings['model']}", lead, sections, [about]))
+    about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
+    validation = validation_summary(evaluation.result.settings["model"])
+    lead = summary(headline(suite, evaluation.result)) + (hint(validation) if validation else "")
+    write_page(path, render_page(f"{name} of {evaluation.result.settings['model']}", lead, sections, [about]))
 
 
 def headline(suite: Suite[Any], result: Result) -> dict[str, str]:
