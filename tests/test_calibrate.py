@@ -14,8 +14,7 @@ from grainline.data.captions import sentences
 from grainline.index.calibration import Standard, best_hits, described_images, share_below
 from grainline.index.calibration_texts import CalibrationTexts, gather_texts, write_calibration
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options, Sentence
-from grainline.index.search import Index, open_index
+from grainline.index.search import Index, Options, Sentence, open_index
 from grainline.index.store import (
     CALIBRATION,
     NULL_SENTENCES,

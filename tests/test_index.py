@@ -28,8 +28,7 @@ from grainline.index.calibration import (
 from grainline.index.calibration_texts import gather_texts
 from grainline.index.image_files import CHANGED, OUTSIDE, read_indexed, relative
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index, check, open_index
+from grainline.index.search import Index, Options, check, open_index
 from grainline.index.store import PRECOMPUTED, TOKENS, VECTORS, inside, read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model

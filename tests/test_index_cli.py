@@ -14,8 +14,7 @@ from runs import call, complaint
 
 from grainline.errors import UserError
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index
+from grainline.index.search import Index, Options
 from grainline.index.sync import build, refresh
 
 Capture = pytest.CaptureFixture[str]

@@ -17,8 +17,7 @@ from grainline.errors import UserError
 from grainline.index import inverted, store
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader
-from grainline.index.results import Hit
-from grainline.index.search import open_index
+from grainline.index.search import Hit, open_index
 from grainline.index.store import TOKENS, Column, new_part, read_manifest, write_manifest
 from grainline.index.sync import add, build, remove
 from grainline.web.engine import Engine

@@ -14,8 +14,7 @@ from grainline.index import candidates, inverted
 from grainline.index.candidates import APPROXIMATE, Exact
 from grainline.index.inverted import Inverted, open_candidates, read_inverted, update_inverted
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index, check, open_index
+from grainline.index.search import Index, Options, check, open_index
 from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, read_manifest, write_segment
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model

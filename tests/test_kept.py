@@ -17,6 +17,7 @@ from test_viz import EVIL, Page
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.evaluation import show as panels
+from grainline.evaluation.examples import TIMES, end_of_scale
 from grainline.evaluation.show import (
     check_texts,
     matches,
@@ -24,7 +25,6 @@ from grainline.evaluation.show import (
     stays,
     summed,
 )
-from grainline.evaluation.text_attention import TIMES, end_of_scale
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS

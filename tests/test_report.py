@@ -511,7 +511,7 @@ def test_a_image_as_the_query_is_shown(made: Path) -> None:
 def test_many_queries_are_listed_and_what_is_left_out_is_said(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(grainline.index.output, "MOST", 2)
+    monkeypatch.setattr(grainline.index.output, "MAX_QUERIES", 2)
     (made / "queries.txt").write_text("\n".join(TEXTS[:3]) + "\n")
     page = made / "page.html"
     assert call("search", made / "index", "--queries", made / "queries.txt", "-k", 2, "--html", page) == 0

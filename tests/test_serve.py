@@ -26,8 +26,7 @@ from servers import PATIENCE, Gate, running, until
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
-from grainline.index.results import QueryHits, as_json
-from grainline.index.search import Index, open_index
+from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.web.engine import Batcher, Engine

@@ -27,8 +27,7 @@ from servers import PATIENCE, running
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
-from grainline.index.results import QueryHits
-from grainline.index.search import Index
+from grainline.index.search import Index, QueryHits
 from grainline.index.sync import build, remove
 from grainline.nn.upsample import FLOOR, FULL, on_grid, place
 from grainline.report.heatmap import overlay

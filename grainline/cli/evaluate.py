@@ -148,7 +148,7 @@ def encode(
     batch_size: BatchSize = 64,
 ) -> None:
     """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
-    from grainline.evaluation.vectors import write_vectors
+    from grainline.evaluation.encode import write_vectors
     from grainline.model import load
     from grainline.training.recipe import descriptions_for
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from grainline.data.descriptions import Descriptions
 from grainline.errors import UserError
+from grainline.evaluation.examples import attention_maps, end_of_scale
 from grainline.evaluation.result import writable
 from grainline.evaluation.suites.phrases import pieces
-from grainline.evaluation.text_attention import attention_maps, end_of_scale, require_attention
-from grainline.methods.base import HasAttention
+from grainline.methods.base import HasAttention, require_attention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import Model, given, load
 from grainline.nn.upsample import place

@@ -26,7 +26,7 @@ from grainline.report.heatmap import (
     ruled,
     scale_bar,
 )
-from grainline.report.page import MissingImage, macro, render
+from grainline.report.page import MissingImage, card, macro, render
 
 LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
@@ -206,7 +206,7 @@ def look(one: CaseImage, name: str) -> Markup:
 
 def table_html(table: Table) -> Markup:
     """A table in a frame."""
-    return macro("parts.html", "card", [macro("parts.html", "cells", table)])
+    return card([macro("parts.html", "cells", table)])
 
 
 def lead(by: float) -> str:

@@ -156,7 +156,7 @@ def _data(lines: Sequence[Line], run: RunSummary) -> Section:
         if line["kind"] == "not finite":
             terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
             texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
-    return Section("Data and notes", card(facts(values, "Data"), notes(texts)))
+    return Section("Data and notes", card([facts(values, "Data"), notes(texts)]))
 
 
 def _number(value: float | None) -> float:

@@ -23,7 +23,15 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import (
+    EXAMPLES,
+    Evaluation,
+    Part,
+    attention_maps,
+    attention_of,
+    end_of_scale,
+    extremes,
+)
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
@@ -36,14 +44,7 @@ from grainline.evaluation.suite import (
     mean_metric,
     mean_of,
 )
-from grainline.evaluation.text_attention import (
-    Part,
-    attention_maps,
-    attention_of,
-    end_of_scale,
-    parts_of,
-    require_attention,
-)
+from grainline.methods.base import parts_of, require_attention
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage

@@ -19,8 +19,16 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.score import Scorer, retrieval_ranks, topk
-from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
+from grainline.evaluation.score import (
+    EXACT,
+    LISTED,
+    Scorer,
+    candidates,
+    refuse_plain,
+    retrieval_ranks,
+    shortlist_ranks,
+    topk,
+)
 from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row
