@@ -432,7 +432,7 @@ INDEX = [
     Fault("index/calibration.py", "tests/test_index.py", "p counts the calibration texts below, not above",
           "len(null) - np.searchsorted", "np.searchsorted"),
     Fault("index/calibration.py", "tests/test_index.py", "no p counts the query itself",
-          "share: np.ndarray = (1 + reached)", "share: np.ndarray = reached"),
+          "np.asarray((1 + reached)", "np.asarray(reached"),
     Fault("index/calibration.py", "tests/test_calibrate.py", "sentences of hits are judged as in any image",
           "p_value(self.pool, tested - count * margin)", "p_value(self.pool, tested - np.inf)"),
     Fault("index/calibration.py", "tests/test_calibrate.py", "short queries are judged by long ones",

@@ -472,7 +472,7 @@ def test_many_removed_rows_are_compacted_away(copy: Path) -> None:
 def test_many_small_segments_become_one(copy: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy / "index"
     before = content(index)
-    monkeypatch.setattr(writer, "MOST_SMALL", 5)
+    monkeypatch.setattr(writer, "MAX_SMALL", 5)
     for i in range(3):
         photo(copy / "photos" / f"more{i:02}.png", 100 + i)
         add(index, [f"more{i:02}.png"], model=model)

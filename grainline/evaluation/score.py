@@ -274,8 +274,8 @@ def _merged(so_far: Top | None, score: Tensor, offset: int, k: int) -> Top:
 
 LISTED = "listed"  # in the outcomes of queries: whether a true candidate stands in the shortlist
 EXACT = "exact"  # there too: ranks by the scores of all pairs
-KEYED = 3  # times the memory that a key takes for each pair, of that of a product
-PLACES = 2**30  # images and texts together, at most
+KEY_MEMORY = 3  # times the memory that a key takes for each pair, of that of a product
+MAX_PLACES = 2**30  # images and texts together, at most
 
 
 class ListedRanks(NamedTuple):
@@ -346,7 +346,7 @@ def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMOR
     Where products tie, false ones go before true ones, and then each in the order of their rows.
     """
     plain = Cosine()
-    side = tile_side(plain, images, texts, memory // KEYED)
+    side = tile_side(plain, images, texts, memory // KEY_MEMORY)
     a, b = prepared(plain, images, texts)
     tile = tile_of(plain, a, b)
 
@@ -356,7 +356,7 @@ def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMOR
         order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # rises as the floats do
         false = ~same_image(rows(a, r), rows(b, c))
         place = [torch.arange(x.start, x.stop, device=bits.device) for x in (r, c)]
-        return (2 * order + false) * PLACES - (place[0][:, None] + place[1])
+        return (2 * order + false) * MAX_PLACES - (place[0][:, None] + place[1])
 
     near = tops(key, side, (len(a.image), len(b.image)), number)
     return near.i2t.row, near.t2i.row

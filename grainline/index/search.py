@@ -211,8 +211,7 @@ class Index:
         """Scores of images, by number [K], with all queries: [K, M]"""
         if not self.model.method.pairwise:
             vector = query.vector.double().cpu().numpy()
-            product: np.ndarray = self.reader.take(VECTORS, numbers).astype(np.float64) @ vector.T
-            return product
+            return np.asarray(self.reader.take(VECTORS, numbers).astype(np.float64) @ vector.T)
         method, parts = self.model.method, []
         for i in range(0, len(numbers), AT_ONCE):
             images = self.reader.encoded(numbers[i : i + AT_ONCE], method.precomputed_class)

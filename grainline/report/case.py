@@ -28,7 +28,7 @@ from grainline.report.heatmap import (
 )
 from grainline.report.page import MissingImage, card, macro, render
 
-LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
+MIN_SIDE = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
     "": ("", "", "", ""),
     "shows": ("shows it", "✓", "good", "yes"),
@@ -118,7 +118,7 @@ class CaseImage(NamedTuple):
     def _framed(self, image: Image.Image) -> Image.Image:
         if self.box is None and self.outline is None and not self.candidates:
             return image
-        times = -(-LEAST // max(image.size))
+        times = -(-MIN_SIDE // max(image.size))
 
         def scaled(box: Box) -> Box:
             return box[0] * times, box[1] * times, box[2] * times, box[3] * times
