@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -179,14 +179,8 @@ RULE = (
     " image."
 )
 
-
-class Place(NamedTuple):
-    """Where a map stands, from the upper edge of its block and the left edge of its maps; and its words."""
-
-    left: float
-    top: float
-    side: float
-    words: str
+Place = tuple[float, float, float, str]
+"""Left, top and side of a map, from the left edge of the maps and the upper edge of its block; its words."""
 
 
 def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
@@ -201,11 +195,11 @@ def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
         _maps_image(sheet, top, one, ", ".join(filter(None, (case.title, case.detail))))
         if one.heat is not None and not isinstance(one.image, MissingImage):
             limit = one.range()
-            for at, heat in zip(places, one.heat, strict=True):
-                left = 2 * SPACE + SIDE + at.left
-                sheet.draw(left, top + at.top, (at.side, at.side), one.map(heat, limit))
+            for (x, y, side, words), heat in zip(places, one.heat, strict=True):
+                left = 2 * SPACE + SIDE + x
+                sheet.draw(left, top + y, (side, side), one.map(heat, limit))
                 flat = f", {NOTHING}" * (place(heat, one.floor) == NOTHING)
-                sheet.write(left, top + at.top - MAPS_GAP, at.words + flat)
+                sheet.write(left, top + y - MAPS_GAP, words + flat)
         top += height
     sheet.save(path)
 
@@ -223,7 +217,7 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
         for i, sentence in enumerate(texts):
             line, column = divmod(i, MAPS)
             words = _words(sentence, MAPS_COLUMNS, MAPS_LINES)
-            places.append(Place(column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
+            places.append((column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
         return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
     top = 0.0
     for sentence in texts:
@@ -231,11 +225,11 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
         head = MAPS_GAP + LINE * (words.count("\n") + 1)
         if not places:
             head = max(head, WORDS)  # as high as the image
-        places.append(Place(0, top + head, LARGE, words))
+        places.append((0, top + head, LARGE, words))
         for i, phrase in enumerate(sentence.phrases):
             line, column = divmod(i, IN_LINE)
             left = LARGE + SPACE + column * (SMALLER + BESIDE)
-            places.append(Place(left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
+            places.append((left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
         top += head + max(1, -(-len(sentence.phrases) // IN_LINE)) * LARGE + BELOW
     return places, top
 
