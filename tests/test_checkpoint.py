@@ -34,8 +34,7 @@ from grainline.training.checkpoint import (
     set_rng_state,
     verify,
 )
-from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer
-from grainline.training.schedule import Constant
+from grainline.training.optim import Constant, OptimizerConfig, ParamRule, build_optimizer
 from grainline.weights import load_weights, save_weights
 
 

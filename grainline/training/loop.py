@@ -33,10 +33,9 @@ from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
-from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
-from grainline.training.step import Loss, Objective, compile_layers, recompute_layers
+from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
 from grainline.types import Clock, to
 
 IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
