@@ -150,9 +150,9 @@ TRAINING = [
           "if images != len(self.job.data):", "if images < len(self.job.data):"),
     Fault("files.py", "tests/test_one_writer.py", "workers that live on keep the lock of a killed run",
           "    for file in _open:\n        os.close(file)\n", ""),
-    Fault("training/folder.py", "tests/test_one_writer.py", "two processes train into one folder",
+    Fault("training/inputs.py", "tests/test_one_writer.py", "two processes train into one folder",
           "                    stack.enter_context(one_writer(", "                    str(one_writer("),
-    Fault("training/folder.py", "tests/test_one_writer.py", "a run killed at its start does not start again",
+    Fault("training/inputs.py", "tests/test_one_writer.py", "a run killed at its start does not start again",
           "if resume and not out.exists():", "if resume and not there & INITIAL_FILES - {LOCK}:"),
     Fault("training/loop.py", "tests/test_stop.py", "a signal saves nothing",
           "cfg.save_every == 0 or end or bool(signal_number)", "cfg.save_every == 0 or end"),
@@ -175,7 +175,7 @@ TRAINING = [
           "    if meta_bytes not in [meta_text", "    if False and meta_bytes not in [meta_text"),
     Fault("training/recipe.py", "tests/test_cli.py", "a batch of one image trains nothing and says nothing",
           "if contrastive and self.global_batch_size == self.grad_accum:", "if False:"),
-    Fault("training/validation.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
+    Fault("training/report.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
           "max_corrupt=self.max_corrupt", "max_corrupt=0.0"),
 ]
 
@@ -411,7 +411,7 @@ STARTING = [
           '"do_center_crop": cut, ', ""),
     Fault("encoders/pretrained/hub.py", "tests/test_start.py", "every form of the weights is fetched",
           "[*SETTINGS, weights]", '["*"]'),
-    Fault("training/run.py", "tests/test_finetune.py", "a resumed run reads the checkpoint it began with",
+    Fault("training/inputs.py", "tests/test_finetune.py", "a resumed run reads the checkpoint it began with",
           "if resume_from is not None and is_pretrained(description):", "if resume_from is None and False:"),
     Fault("model.py", "tests/test_start.py", "a folder of others inside a run counts as its weights",
           "if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):",
@@ -1760,7 +1760,7 @@ FEATURES = [
         "if run.data.crop is None:",
     ),
     Fault(
-        "training/inputs.py",
+        "training/precompute.py",
         "tests/test_features.py",
         "a resumed run is compared with fresh weights",
         'method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method',

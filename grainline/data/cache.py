@@ -19,11 +19,11 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.lines import Progress, as_line, require_same, resuming
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
 from grainline.errors import UserError, amount, count_existing
-from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
+from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
 
 KEYS, LOG = "keys.npy", "done.jsonl"

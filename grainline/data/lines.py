@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from grainline.errors import UserError, count_existing
-from grainline.files import reason, remedy, sync
+from grainline.files import sync, writing
 
 Progress = Callable[[int, int], None]
 """Called with the number of records done, and of records to do."""
@@ -50,16 +50,6 @@ def complete(
         os.replace(partial, out)
         sync(out.parent)
         return _read_rows(out), before
-
-
-@contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """UserError in place of OSError, with the reason and what to do."""
-    try:
-        yield
-    except OSError as error:
-        advice = remedy(error, "choose another --out")
-        raise UserError(f"cannot write {out}: {reason(error)}; {advice}") from None
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from grainline.data.decode import as_png, decode
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, as_line, complete, require_same, writing
+from grainline.data.lines import Progress, as_line, complete, require_same
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError, amount, count_existing
-from grainline.files import discard, move_into_place, temporary_path
+from grainline.files import discard, move_into_place, temporary_path, writing
 
 
 def write_shard(

@@ -103,11 +103,11 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
 
 
 # LoRA (Hu et al., arXiv 2106.09685), by the library peft: a linear layer y = W x + b becomes
-# y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A and
-# B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen, also
-# against the rules. In rules, files and the optimizer state an adapted layer has its old parameter names, and
-# the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W when it reads
-# such a file into a model without adapters.
+# y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A
+# and B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen,
+# also against the rules. In rules, files and the optimizer state an adapted layer has its old parameter
+# names, and the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W
+# when it reads such a file into a model without adapters.
 
 
 class LoraConfig(Config):
