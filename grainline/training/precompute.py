@@ -15,11 +15,10 @@ from grainline.config import parse
 from grainline.data.cache import (
     CachedFeatures,
     CachedSuperpixels,
-    CacheResult,
     make_features,
     make_superpixels,
 )
-from grainline.data.lines import Progress
+from grainline.data.lines import Progress, Written
 from grainline.data.open_source import open_sources
 from grainline.data.record import Source
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
@@ -41,7 +40,7 @@ def write_features(
     images: str | None = None,
     changes: Sequence[str] = (),
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Run an image encoder over all images once, for `data.features` of a recipe that freezes it.
 
     model    a run, or the recipe that will be trained
@@ -72,7 +71,7 @@ def write_superpixels(
     size: int = 224,
     images: str | None = None,
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Compute the superpixels of all images once, for `data.superpixels` of a recipe without random crops.
 
     settings  fields of `SuperpixelConfig`
