@@ -469,7 +469,7 @@ def test_the_pooling_begins_at_its_own_temperature() -> None:
 def test_the_pooling_has_rates_of_its_own() -> None:
     train = read_recipe("beta_clip/official", []).train.optimizer
     method = build("beta_clip")
-    groups = param_groups(method, train.rules, train.lr, train.weight_decay, train.schedule)
+    groups = param_groups(method, train)
     fast = {name for group in groups if group["lr"] == pytest.approx(1e-3) for name in group["names"]}
     slow = {name for group in groups if group["lr"] == pytest.approx(1e-5) for name in group["names"]}
     assert fast == {name for name, _ in method.named_parameters() if name.startswith("pool")}

@@ -382,7 +382,7 @@ def test_half_precision_learns_too(case: str) -> None:
 def test_scales_biases_and_norms_do_not_decay() -> None:
     method = caft(case="caft-segments")
     recipe = read_recipe("caft/paper", []).train.optimizer
-    groups = param_groups(method, recipe.rules, recipe.lr, recipe.weight_decay, recipe.schedule)
+    groups = param_groups(method, recipe)
     names = {id(p): name for name, p in method.named_parameters()}
     free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     decays = {names[id(p)] for group in groups if group["weight_decay"] > 0 for p in group["params"]}

@@ -16,7 +16,6 @@ from grainline.data.describe import (
     ByModel,
     ByTexts,
     Describer,
-    describe_result,
     make,
     seed_of,
     whole_sentences,
@@ -191,9 +190,9 @@ def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) ->
     assert rows[0] == {"record": 0, "skipped": "empty description", "where": "0.png"}
     assert rows[4] == {"record": 4, "skipped": CORRUPT_IMAGE, "where": "4.png"}
     assert len({row["seed"] for row in rows if "seed" in row}) == 5
-    assert made.images == 5
+    assert made.counts["image"] == 5
     assert made.skipped == {"empty description": 1, CORRUPT_IMAGE: 1}
-    assert "4 truncated" in describe_result(made)
+    assert "4 truncated descriptions" in str(made)
     assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
 
 

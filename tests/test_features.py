@@ -238,7 +238,7 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     found = make_features(
         listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
     )
-    assert (found.images, found.skipped) == (1, 2)
+    assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
         kept.features(1, "b")

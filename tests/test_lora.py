@@ -18,10 +18,8 @@ from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.model import load
 from grainline.training import step as steps
-from grainline.training.lora import LoraConfig, add_lora
-from grainline.training.optim import ParamRule, param_groups, train_mode
-from grainline.training.schedule import Constant
-from grainline.training.step import step
+from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
+from grainline.training.step import LoraConfig, add_lora, step
 from grainline.weights import LORA_SCALE, load_weights, plain_state_dict, save_weights
 
 ALL = ParamRule(pattern=".*")
@@ -41,7 +39,7 @@ def adapted(case: str, name: str = "clip", **settings: Any) -> Method:
 
 def groups_of(method: Method, *rules: ParamRule, layer_decay: float | None = None) -> dict[str, float]:
     """Rates by name of what learns."""
-    groups = param_groups(method, rules, 1.0, 0.0, Constant(), layer_decay)
+    groups = param_groups(method, OptimizerConfig(lr=1.0, rules=rules, layer_decay=layer_decay))
     return {name: group["lr"] for group in groups for name in group["names"]}
 
 

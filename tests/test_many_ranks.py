@@ -16,8 +16,7 @@ from torch import Tensor
 from grainline.distributed import all_reduce_mean
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.training.lora import LoraConfig, add_lora
-from grainline.training.step import Objective, recompute_layers
+from grainline.training.step import LoraConfig, Objective, add_lora, recompute_layers
 from grainline.types import Clock, Images, Texts, rows
 
 CASES = {

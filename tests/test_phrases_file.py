@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grainline.data.make_phrases import CHUNK, PhrasesResult, make, texts_of
+from grainline.data.lines import Written
+from grainline.data.make_phrases import CHUNK, make, texts_of
 from grainline.data.phrases.patterns import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import StoredPhrases, digest
@@ -50,7 +51,9 @@ class Loud(Rules):
 def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
     source, out = Shelf(5), tmp_path / "a" / "phrases.jsonl"
     made = make(source, Rules(), out, 1)
-    assert made == PhrasesResult(5, 12, made.phrases, {"missing-caption": 1}, 0)
+    assert made == Written(
+        {"record": 5, "text": 12, "phrase": made.counts["phrase"]}, {"missing-caption": 1}, 0
+    )
     assert os.listdir(out.parent) == ["phrases.jsonl"]
     stored = open_provider(str(out))
     assert stored.name == "rules 1"
@@ -59,7 +62,7 @@ def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
         for text in texts_of(source[index]):
             assert stored.phrases(text) == Rules().phrases(text)
             number += len(stored.phrases(text))
-    assert number == made.phrases > 20
+    assert number == made.counts["phrase"] > 20
     assert "dog" not in out.read_text()  # offsets, no words
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[4] == {"record": 3, "skipped": "missing-caption", "where": "p3"}
@@ -155,7 +158,7 @@ def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is writing"):
             make(Shelf(2), Rules(), out, 1)
-    assert make(Shelf(2), Rules(), out, 1).records == 2
+    assert make(Shelf(2), Rules(), out, 1).counts["record"] == 2
 
 
 def test_a_full_disk_is_one_line(tiny_disk: Path) -> None:

@@ -10,7 +10,7 @@ from grainline.errors import UserError
 from grainline.losses.triplet import keep_ratio, touched, triplet
 from grainline.methods import method_class
 from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
-from grainline.training.schedule import StepDecay, rate
+from grainline.training.optim import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 
 SCORE = torch.tensor([[0.8, 0.7, 0.75], [0.65, 0.9, 0.2], [0.7, 0.75, 0.6]])

@@ -64,14 +64,13 @@ def features(
     changes: RecipeChanges = None,
 ) -> None:
     """Run an image encoder over all images once, for data.features of a recipe that freezes it."""
-    from grainline.data.cache import describe_result
     from grainline.training.precompute import write_features
 
     with progress("features") as step:
         result = write_features(
             model, sources, out, tokens=tokens, images=images, changes=changes or (), progress=step
         )
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
 
 
 @data.command()
@@ -96,7 +95,7 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Describe all images once, for data.descriptions of a recipe. A model sees no caption."""
-    from grainline.data.describe import ByModel, ByTexts, Describer, describe_result, make
+    from grainline.data.describe import ByModel, ByTexts, Describer, make
     from grainline.data.open_source import open_sources
     from grainline.encoders.pretrained.llava import MODEL, PROMPT, Llava
 
@@ -111,8 +110,8 @@ def describe(  # noqa: PLR0913 - each is an option of the command
         describer = ByModel(Llava(model or MODEL), prompt or PROMPT, seed, tokens, batch_size)
     with progress("descriptions") as step:
         result = make(source, describer, out, step)
-    _print_written(out, describe_result(result))
-    if not result.images:
+    _print_written(out, result)
+    if not result.counts["image"]:
         raise typer.Exit(1)
 
 
@@ -127,7 +126,7 @@ def phrases(
     ] = None,
 ) -> None:
     """Split all captions of a source into phrases, once, for texts.phrases.provider of a recipe."""
-    from grainline.data.make_phrases import describe_result, make
+    from grainline.data.make_phrases import make
     from grainline.data.open_source import open_source
     from grainline.data.phrases.providers import open_provider
     from grainline.distributed import usable_cores
@@ -136,7 +135,7 @@ def phrases(
     opened, by = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
         result = make(opened, by, out, processes or usable_cores(), step)
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
 
 
 @data.command()
@@ -149,14 +148,14 @@ def pack(
 ) -> None:
     """Write sources as WebDataset tars, with all texts and regions. Exit code 1 if too much is corrupt."""
     from grainline.data.open_source import open_sources
-    from grainline.data.pack import describe_result
     from grainline.data.pack import pack as run
 
     with progress("packing") as step:
         result = run(open_sources(sources, images=images), out, samples_per_shard, step)
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
     skipped = sum(result.skipped.values())
-    if not result.samples or skipped > max_corrupt * (result.samples + skipped):
+    samples = result.counts["sample"]
+    if not samples or skipped > max_corrupt * (samples + skipped):
         raise typer.Exit(1)
 
 
@@ -173,14 +172,13 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Make the superpixels of all images once, for data.superpixels of a recipe without random crops."""
-    from grainline.data.cache import describe_result
     from grainline.training.precompute import write_superpixels
 
     settings = {"kind": kind, "cell": cell, "compactness": compactness, "iterations": iterations}
     settings |= {"checkpoint": checkpoint}
     with progress("superpixels") as step:
         result = write_superpixels(sources, out, settings, size=size, images=images, progress=step)
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
 
 
 def _require_jsonl(out: Path, content: str) -> None:
@@ -188,5 +186,5 @@ def _require_jsonl(out: Path, content: str) -> None:
         raise UserError(f"--out {out}: a file of {content} has a name in .jsonl")
 
 
-def _print_written(out: Path, result: str) -> None:
-    print(f"written: {out} ({escape_controls(result)})")
+def _print_written(out: Path, result: object) -> None:
+    print(f"written: {out} ({escape_controls(str(result))})")

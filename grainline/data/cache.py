@@ -19,11 +19,11 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.lines import Progress, Written, as_line, require_same, resuming
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
-from grainline.errors import UserError, amount, count_existing
-from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
+from grainline.errors import UserError
+from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
 
 KEYS, LOG = "keys.npy", "done.jsonl"
@@ -43,14 +43,6 @@ class Kind(NamedTuple):
         return f"make them again with `grainline data {self.name}`"
 
 
-class CacheResult(NamedTuple):
-    """What is in the folder now."""
-
-    images: int
-    skipped: int  # records without an image
-    resumed: int  # records that an earlier run had done
-
-
 def make(
     kind: Kind,
     source: Source,
@@ -61,7 +53,7 @@ def make(
     row: tuple[int, ...],
     settings: Mapping[str, Any],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the rows of all images of a source, or those that an interrupted run left out.
 
     compute    [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
@@ -221,22 +213,11 @@ def _short(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _result(out: Path, resumed: int) -> CacheResult:
+def _result(out: Path, resumed: int) -> Written:
     keys = np.load(out / KEYS, mmap_mode="r")
     images = int((keys != 0).sum())
-    return CacheResult(images, len(keys) - images, resumed)
-
-
-def describe_result(result: CacheResult) -> str:
-    """The result in words.
-
-    >>> describe_result(CacheResult(10, 2, resumed=4))
-    '10 images; 4 records were there before; 2 records without an image'
-    """
-    parts = [amount(result.images, "image")]
-    parts += [count_existing(result.resumed, "record")] if result.resumed else []
-    parts += [f"{amount(result.skipped, 'record')} without an image"] if result.skipped else []
-    return "; ".join(parts)
+    skipped = {"without an image": len(keys) - images} if images < len(keys) else {}
+    return Written({"image": images}, skipped, resumed)
 
 
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
@@ -253,7 +234,7 @@ def make_superpixels(
     size: int,
     settings: Mapping[str, Any],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the superpixels of all images of a source, as `make` does.
 
     segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
@@ -302,7 +283,7 @@ def make_features(
     encoder: str,
     row: tuple[int, int],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the features of all images of a source, as `make` does.
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]

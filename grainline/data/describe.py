@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -20,29 +20,19 @@ from grainline.data.formats.common import LONG_FIELDS, read_captions
 from grainline.data.formats.table import COLUMNS, fields_of, read_rows
 from grainline.data.lines import (
     Progress,
+    Written,
     as_line,
     complete,
     count_skipped,
-    describe_skipped,
     require_same,
     skipped_line,
 )
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
-from grainline.errors import UserError, amount
+from grainline.errors import UserError
 
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
 KEYS = ("image_id", "key", *COLUMNS["image"])  # the names of a column of keys, best first
-
-
-class DescribeResult(NamedTuple):
-    """What is in the file now."""
-
-    images: int
-    words: int
-    at_limit: int  # images whose description reached the limit of tokens
-    skipped: dict[str, int]  # cause -> records without a description
-    resumed: int  # records that an earlier run had done
 
 
 class Describer(ABC):
@@ -120,7 +110,7 @@ class ByTexts(Describer):
         return [{"text": self._text(record)} | none | {"hit_limit": False} for record in records]
 
 
-def make(source: Source, describer: Describer, out: Path, progress: Progress | None = None) -> DescribeResult:
+def make(source: Source, describer: Describer, out: Path, progress: Progress | None = None) -> Written:
     """Write the descriptions of all images of a source, or those that an interrupted run left out.
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
@@ -139,9 +129,10 @@ def make(source: Source, describer: Describer, out: Path, progress: Progress | N
 
     rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [row for row in rows if "skipped" not in row]
-    words = sum(len(row["text"].split()) for row in texts)
-    at_limit = sum(row["hit_limit"] for row in texts)
-    return DescribeResult(len(texts), words, at_limit, count_skipped(rows), resumed)
+    counts = {"image": len(texts), "word": sum(len(row["text"].split()) for row in texts)}
+    if truncated := sum(row["hit_limit"] for row in texts):
+        counts["truncated description"] = truncated
+    return Written(counts, count_skipped(rows), resumed)
 
 
 def seed_of(seed: int, key: str) -> int:
@@ -229,14 +220,3 @@ def _lines(source: Source, places: Sequence[int], describer: Describer) -> Itera
             cause = MISSING_CAPTION if fields["model"] is None else "empty description"
             lines[place] = skipped_line(place, cause, record.key)
     return (lines[place] for place in places)
-
-
-def describe_result(result: DescribeResult) -> str:
-    """The result in words.
-
-    >>> describe_result(DescribeResult(10, 905, 1, {"missing caption": 2}, resumed=4))
-    '10 images, 90 words each; 1 truncated; 4 records were there before; 2 skipped: 2 missing caption'
-    """
-    parts = [f"{amount(result.images, 'image')}, {result.words // max(1, result.images)} words each"]
-    parts += [f"{result.at_limit} truncated"] if result.at_limit else []
-    return "; ".join(parts + describe_skipped(result.resumed, result.skipped))

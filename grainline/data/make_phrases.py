@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,34 +12,24 @@ from grainline.data.batches import START, unchanged
 from grainline.data.captions import remove_repetitions
 from grainline.data.lines import (
     Progress,
+    Written,
     as_line,
     complete,
     count_skipped,
-    describe_skipped,
     require_same,
     skipped_line,
 )
 from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.stored import FORMAT, digest, read_header
 from grainline.data.record import CorruptSample, Record, Source
-from grainline.errors import UserError, amount
+from grainline.errors import UserError
 
 CHUNK = 64  # records that a process takes at a time
 
 
-class PhrasesResult(NamedTuple):
-    """What is in the file now."""
-
-    records: int
-    texts: int
-    phrases: int
-    skipped: dict[str, int]  # cause -> records without phrases
-    resumed: int  # records that an earlier run had done
-
-
 def make(
     source: Source, provider: Provider, out: Path, processes: int, progress: Progress | None = None
-) -> PhrasesResult:
+) -> Written:
     """Write the phrases of all texts of a source, or those that an interrupted run left out.
 
     Raises UserError where `out`, whole or partial, was made from other data or by another provider.
@@ -56,7 +46,8 @@ def make(
 
     rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]
-    return PhrasesResult(len(rows), len(texts), sum(map(len, texts)), count_skipped(rows), resumed)
+    counts = {"record": len(rows), "text": len(texts), "phrase": sum(map(len, texts))}
+    return Written(counts, count_skipped(rows), resumed)
 
 
 def texts_of(record: Record) -> list[str]:
@@ -106,15 +97,3 @@ def _lines(data: _PhraseLines, starts: range, processes: int) -> Iterator[bytes]
         if isinstance(lines, UserError):
             raise lines
         yield lines.numpy().tobytes()
-
-
-def describe_result(result: PhrasesResult) -> str:
-    """The result in words.
-
-    >>> describe_result(PhrasesResult(10, 12, 90, {"missing caption": 2}, resumed=4))
-    '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing caption'
-    """
-    counts = zip(result[:3], ("record", "text", "phrase"), strict=True)
-    return "; ".join(
-        [", ".join(amount(n, of) for n, of in counts), *describe_skipped(result.resumed, result.skipped)]
-    )

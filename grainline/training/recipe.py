@@ -22,10 +22,9 @@ from grainline.errors import UserError
 from grainline.files import write_text
 from grainline.model import Model, find_run
 from grainline.training.log import LogConfig
-from grainline.training.lora import LoraConfig
-from grainline.training.optim import OptimizerConfig
+from grainline.training.optim import OptimizerConfig, rate
 from grainline.training.parallel import Precision
-from grainline.training.schedule import rate
+from grainline.training.step import LoraConfig
 
 BUILT_IN = Path(str(resources.files("grainline"))) / "recipes"
 
