@@ -17,10 +17,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from grainline.data.formats.checked import Extent, Fields, Id, Side, Text, around, checked, has_rows
-from grainline.data.formats.common import FileSource, divide, split_query
+from grainline.data.formats.common import FileSource, divide
 from grainline.data.formats.listed import Entry, ListedImages, wrong_row
 from grainline.data.formats.plain import HELP
-from grainline.data.formats.table import Row, Table, first_fields, read_rows
+from grainline.data.formats.table import Row, Table, first_fields
 from grainline.data.record import Foil, Record, Region
 from grainline.errors import UserError
 
@@ -121,7 +121,7 @@ class FgOvd(ListedImages):
                 record = Record(name, b"", (), regions=used)
                 entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
         if not entries:
-            first = f"{wrong[0].record.key} ({wrong[0].error})"
+            first = wrong[0].fault[1] if wrong[0].fault else ""
             raise UserError(f"{self._file}: {first}, and no region is right; {HELP}")
         return entries + wrong
 
@@ -139,6 +139,8 @@ class FgOvdLines(Table):
     The lines of one image become one record. Their kind is the name of the file: easy, medium, hard, trivial.
     """
 
+    form = f"FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}"
+    options = ("root",)
     which = ", the folder that the paths of the file begin in"
 
     @staticmethod
@@ -147,14 +149,8 @@ class FgOvdLines(Table):
         first = first_fields(content)
         return all(name in first for name in _Line.model_fields)
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, _ = split_query(path, ("root",))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(
-                f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}; {HELP}"
-            )
-        super().__init__(path, images, [_line(row, _stem(file)) for row in rows])
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        return super().parse([_line(row, _stem(self._file)) for row in content])
 
 
 def _line(row: Row, kind: str) -> Row:

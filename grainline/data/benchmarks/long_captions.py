@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from grainline.data.formats.checked import printable
-from grainline.data.formats.common import IMAGE_SUFFIXES, split_query
+from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
 from grainline.data.formats.plain import HELP, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
@@ -60,7 +60,7 @@ class LongCaptions(ListedImages):
     def record(self, index: int, text: str) -> Record:
         """The record at a position with this text instead of its own. Raises CorruptSample."""
         entry = self.entries[index]
-        if not text.strip() and not entry.error:
+        if not text.strip() and not entry.fault:
             raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
         return super().__getitem__(index)._replace(captions=(text.strip(),), long=None)
 
@@ -200,7 +200,7 @@ class ShareGPT4V(LongCaptions):
             first = next(elements(path), None)
         except UserError:
             return False
-        return isinstance(first, dict) and not _of_turns(first, 1).error
+        return isinstance(first, dict) and not _of_turns(first, 1).fault
 
     def load(self) -> Iterator[Any]:
         return elements(self._file)
@@ -238,7 +238,7 @@ class IIW(LongCaptions):
         field = "image/key" if "image/key" in first_fields(content) else "image"
         for row in content:
             entry = _of_row(row, field, "IIW")
-            if not entry.error:
+            if not entry.fault:
                 name = entry.record.key
                 suffixes = tuple(f".{kind}" for kind in IMAGE_SUFFIXES)
                 name += "" if name.lower().endswith(suffixes) else ".jpg"
@@ -307,6 +307,8 @@ HIMO_FIELDS = {"img_path": str, "caption": list, "raw_caption": str}
 class HimoDocci(Table):
     """A table whose rows say their subtexts."""
 
+    form = f"HiMo-Docci: rows with {', '.join(HIMO_FIELDS)}"
+    options = ("root",)
     which = ", the folder of the images of DOCCI"
 
     @staticmethod
@@ -314,12 +316,8 @@ class HimoDocci(Table):
         """Whether the first sound row of a file has the form of HiMo-Docci."""
         return _is_himo_row(first_fields(content))
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, _ = split_query(path, ("root",))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(f"{file} is not HiMo-Docci: rows with {', '.join(HIMO_FIELDS)}; {HELP}")
-        super().__init__(path, images, [_himo_row(row) for row in rows])
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        return super().parse([_himo_row(row) for row in content])
 
 
 def _is_himo_row(fields: Mapping[str, Any]) -> bool:

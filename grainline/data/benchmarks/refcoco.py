@@ -144,7 +144,7 @@ class RefCoco(ListedImages):
                 texts.extend((text, ref.ann_id) for text in ref.texts)
         self._expressions = [(number, texts) for number, texts in expressions.items() if texts]
         if not self._expressions:
-            first = "".join(f": {row.record.key} ({row.error})" for row in wrong[:1])
+            first = "".join(f": {row.fault[1]}" for row in wrong[:1] if row.fault)
             raise UserError(f"{self._file} has no expressions in these splits{first}; {HELP}")
         used = {number for _, texts in self._expressions for _, number in texts}
         self._outlines = {number: outlines[number] for number in used}

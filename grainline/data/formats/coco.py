@@ -16,7 +16,7 @@ from typing import Any
 from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
 from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
 from grainline.data.formats.plain import data_error
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
+from grainline.data.record import MISSING_CAPTION, Record
 
 CAPTIONS = 5
 
@@ -54,14 +54,10 @@ class _Coco(ListedImages):
             self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
             raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
-        records = [one.record._replace(captions=one.record.captions[:CAPTIONS]) for one in entries]
-        return [one._replace(record=record) for one, record in zip(entries, records, strict=True)]
-
-    def __getitem__(self, index: int) -> Record:
-        entry = self.entries[index]
-        if not entry.error and not entry.record.captions:
-            raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
-        return super().__getitem__(index)
+        return [
+            one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
+            for one in entries
+        ]
 
     def parts(self) -> Iterator[str | int]:
         for entry in self.entries:
@@ -135,4 +131,5 @@ class CocoVal2017(_Coco):
 
 
 def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:
-    return Entry(Record(places[0], b"", tuple(captions)), places)
+    fault = None if captions else (MISSING_CAPTION, places[0])
+    return Entry(Record(places[0], b"", tuple(captions)), places, fault=fault)

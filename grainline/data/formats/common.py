@@ -142,6 +142,17 @@ class Captions(NamedTuple):
             captions, long = (long,), long if self.others else None
         return Record(key, image, captions, long, self.regions, self.foils, self.subtexts, self.others)
 
+    def joined(self, other: "Captions") -> "Captions":
+        """Those of two rows of one image: of what an image has once, the first row's."""
+        return Captions(
+            self.captions + other.captions,
+            self.long or other.long,
+            self.regions + other.regions,
+            self.foils + other.foils,
+            self.subtexts or other.subtexts,
+            self.others or other.others,
+        )
+
     @property
     def texts(self) -> list[str | int]:
         """The texts as parts of a fingerprint."""

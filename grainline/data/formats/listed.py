@@ -16,14 +16,15 @@ class Entry(NamedTuple):
     """An image that the file lists, or a row of the file that is wrong."""
 
     record: Record  # without the image; the key of a wrong row is its place in the file
-    places: tuple[str, ...]  # below the folder of the images, where the image may lie
+    places: tuple[str, ...] = ()  # below the folder of the images, where the image may lie
     size: tuple[int, int] | None = None  # width and height that boxes or masks are for
-    error: str = ""  # what is wrong with the row
+    where: str = ""  # its place in the file, for an error; otherwise the key says it
+    fault: tuple[str, str] | None = None  # why it cannot be used: cause, and place in the file
 
 
 def wrong_row(place: str, error: str) -> Entry:
     """An entry for a row that cannot be used."""
-    return Entry(Record(place, b"", ()), (), error=error)
+    return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
 
 
 class ListedImages(FileSource):
@@ -33,7 +34,7 @@ class ListedImages(FileSource):
     """
 
     images_by_path = True
-    form: ClassVar[str]  # for an error, such as "a file of FOIL-COCO: annotations[] with ..."
+    form: ClassVar[str]  # for an error: "a file of FOIL-COCO: annotations[] with ..."; "" accepts all
     options: ClassVar[tuple[str, ...]] = ("images",)
     which: str = ""  # added to an error about the folder of the images
     sized: ClassVar[str] = "boxes"  # what `Entry.size` is for
@@ -44,11 +45,11 @@ class ListedImages(FileSource):
         place, self._given = split_query(path, self.options)
         self._file = self.find(place)
         content = self.load() if content is None else content
-        if not self.accepts(content):
+        if self.form and not self.accepts(content):
             raise data_error(f"{self._file} is not {self.form}")
         self._root = images or self._given.get("images") or self.folder()
         self.entries = self.parse(content)
-        places = [self._paths(entry) for entry in self.entries if not entry.error]
+        places = [self._paths(entry) for entry in self.entries if entry.places]
         require_images(places, self._file, self._root, self.which)
 
     def find(self, place: str) -> str:
@@ -82,10 +83,10 @@ class ListedImages(FileSource):
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Record:
-        record, _, size, error = entry = self.entries[index]
-        where = f"{self._file}: {record.key}"
-        if error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+        record, _, size, place, fault = entry = self.entries[index]
+        if fault:
+            raise CorruptSample(fault[0], f"{self._file}: {fault[1]}")
+        where = f"{self._file}: {place or record.key}"
         record = record._replace(image=read_image(self._paths(entry), where))
         if size is not None and (actual := image_size(record)) != size:
             sizes = f"{actual[0]} x {actual[1]} pixels, its {self.sized} are for {size[0]} x {size[1]}"

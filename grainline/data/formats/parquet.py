@@ -27,7 +27,7 @@ from grainline.data.formats.common import (
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
-from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
+from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 
 CACHED_GROUPS = 2
@@ -47,8 +47,8 @@ class Parquet(FileSource):
 
     def __init__(self, paths: Sequence[str], path: str | None = None, images: str | None = None) -> None:
         self.path = paths[0] if path is None else path
-        parts = [split_query(name, OPTIONS) for name in paths]
-        options = split_query(self.path, OPTIONS)[1] or parts[0][1]
+        parts = [split_query(name, Table.options) for name in paths]
+        options = split_query(self.path, Table.options)[1] or parts[0][1]
         self._files = [file for file, _ in parts]
         self._groups: list[_Group] = []
         schema: Any = None

@@ -12,23 +12,14 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.formats.checked import brief_json
 from grainline.data.formats.common import FIELDS as RECAPTIONED
-from grainline.data.formats.common import (
-    LONG_FIELDS,
-    Captions,
-    FileSource,
-    digest,
-    name_of,
-    read_captions,
-    read_image,
-    require_images,
-    split_query,
-)
+from grainline.data.formats.common import LONG_FIELDS, Captions, name_of, read_captions
+from grainline.data.formats.listed import Entry, ListedImages, wrong_row
 from grainline.data.formats.plain import data_error, parse_json, read_text
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
+from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -41,7 +32,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """The names that a column goes by, best first; capitals do not matter."""
 
-OPTIONS = ("image", "caption", "long", "root")
 SPOTS = ("regions", "boxes", "foils")
 FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called so or are not there
 
@@ -54,67 +44,40 @@ class Row(NamedTuple):
     error: str = ""
 
 
-class _Image(NamedTuple):
-    row: int  # the first that names it
-    key: str
-    path: str  # as the table writes it; empty where no row names one
-    captions: Captions
-    error: tuple[str, str] | None = None  # cause and where
-
-
-class Table(FileSource):
+class Table(ListedImages):
     """The images of a table in the order of their first rows."""
 
-    images_by_path = True
-    which = ""  # images are meant, for an error
+    form = ""
+    options: ClassVar[tuple[str, ...]] = ("image", "caption", "long", "root")
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        self.path = path
-        self._file, options = split_query(path, OPTIONS)
-        table_rows = read_rows(self._file) if rows is None else rows
-        columns = choose_columns({name for row in table_rows for name in row.fields}, options, self._file)
-        folder = os.path.dirname(os.path.abspath(self._file))
-        self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        self._images = list(_merge(table_rows, columns, self._file))
-        if all(image.captions.empty for image in self._images if not image.error):
+    def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
+        super().__init__(path, images and os.path.abspath(images), content)
+
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def folder(self) -> str:
+        return os.path.join(super().folder(), self._given.get("root", ""))
+
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        columns = choose_columns({name for row in content for name in row.fields}, self._given, self._file)
+        images = _merge(content, columns)
+        if all(texts.empty for entry, texts in images if not entry.fault):
             raise data_error(f"{self._file} has no text in any row (column {columns.get('caption', '')})")
         urls: dict[str, str] = {}  # by their file names
-        for url in (image.path for image in self._images if "://" in image.path):
+        for url in (entry.record.key for entry, _ in images if entry.places and "://" in entry.record.key):
             first = urls.setdefault(name_of(url), url)
             if first != url:
                 raise data_error(
                     f"{self._file}: {url} and {first} have one file name, by which both would be found: "
                     "download such sets as WebDataset tars that take the columns of the table along"
                 )
-        places = [self._places(image) for image in self._images if image.path]
-        require_images(places, self._file, self._root, self.which)
+        self._texts = [texts for _, texts in images]
+        return [_with_texts(entry, texts) for entry, texts in images]
 
-    def _places(self, image: _Image) -> list[str]:
-        return [os.path.join(self._root, name_of(image.path) if "://" in image.path else image.path)]
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Record:
-        image = self._images[index]
-        where = f"{self._file}: row {image.row}"
-        if image.error:
-            raise CorruptSample(*image.error)
-        if not image.path:
-            raise CorruptSample(MISSING_IMAGE, where)
-        if image.captions.empty:
-            raise CorruptSample(MISSING_CAPTION, where)
-        return image.captions.record(image.key, read_image(self._places(image), where))
-
-    def keys(self) -> Iterable[str]:
-        return (image.key for image in self._images)
-
-    def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not read, so their sizes do not count."""
-        parts: list[str | int] = []
-        for image in self._images:
-            parts += [image.key, *image.captions.texts]
-        return digest(parts)
+    def parts(self) -> Iterator[str | int]:
+        for entry, texts in zip(self.entries, self._texts, strict=True):
+            yield from (entry.record.key, *texts.texts)
 
 
 def first_fields(rows: Any) -> Mapping[str, Any]:
@@ -172,40 +135,34 @@ def _unpacked(value: Any) -> Any:
     return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
 
 
-def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterator[_Image]:
+def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[tuple[Entry, Captions]]:
     """One image for all rows that name it, in their order; each corrupt row stands alone."""
-    images: dict[str, _Image] = {}
+    images: dict[str, tuple[Entry, Captions]] = {}
     for row in rows:
-        line = f"row {row.number}"
+        where = f"row {row.number}"
         path = row.fields.get(columns["image"])
+        path = path.strip() if isinstance(path, str) else ""
         if row.error:
-            error = CORRUPT_ROW, f"{file}: {line} ({row.error})"
-            images[line] = _Image(row.number, line, "", Captions(), error)
-        elif not isinstance(path, str) or not path.strip():
-            images[line] = _Image(row.number, line, "", Captions())
+            images[where] = wrong_row(where, row.error), Captions()
+        elif not path:
+            images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where)), Captions()
         else:
-            path = path.strip()
+            places = (name_of(path) if "://" in path else path,)
             place = os.path.normpath(path)
-            image = images.get(place) or _Image(row.number, path, path, Captions())
-            images[place] = _joined(image, row, columns, file)
-    yield from images.values()
+            entry, old = images.get(place) or (Entry(Record(path, b"", ()), places, where=where), Captions())
+            try:
+                images[place] = entry, old.joined(read_captions(fields_of(row.fields, columns), where))
+            except CorruptSample as error:
+                images[place] = entry._replace(fault=(error.cause, error.where)), old
+    return list(images.values())
 
 
-def _joined(image: _Image, row: Row, columns: Mapping[str, str], file: str) -> _Image:
-    try:
-        new = read_captions(fields_of(row.fields, columns), f"{file}: row {row.number}")
-    except CorruptSample as error:
-        return image._replace(error=(error.cause, error.where))
-    old = image.captions
-    captions = Captions(
-        old.captions + new.captions,
-        old.long or new.long,
-        old.regions + new.regions,
-        old.foils + new.foils,
-        old.subtexts or new.subtexts,
-        old.others or new.others,
-    )
-    return image._replace(captions=captions)
+def _with_texts(entry: Entry, texts: Captions) -> Entry:
+    if entry.fault:
+        return entry
+    if texts.empty:
+        return entry._replace(fault=(MISSING_CAPTION, entry.where))
+    return entry._replace(record=texts.record(entry.record.key, b""))
 
 
 def read_rows(file: str) -> list[Row]:
