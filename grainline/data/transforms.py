@@ -63,10 +63,10 @@ class Crop(ABC):
 class CropConfig(Config):
     """Random crops of training images. No flips by default, because captions say left and right."""
 
-    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: bool = False
-    jitter: float = Field(0.0, ge=0, le=1)  # of brightness and contrast
+    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps, uniform
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height, uniform in its logarithm
+    flip: bool = False  # mirror half of the images
+    jitter: float = Field(0.0, ge=0, le=1)  # brightness and contrast are each times 1 - jitter to 1 + jitter
 
     @model_validator(mode="after")
     def _ordered(self) -> "CropConfig":
@@ -78,26 +78,13 @@ class CropConfig(Config):
 
 
 class TrainTransform(Crop):
-    """A random crop, resized to a square.
-
-    size    side of the square
-    scale   share of the image's area that the crop keeps, uniform
-    ratio   width / height of the crop, uniform in its logarithm
-    flip    mirror half of the images
-    jitter  brightness and contrast are each multiplied by a number in 1 - jitter to 1 + jitter
+    """A random crop, resized to a square of side `size`.
 
     A crop that must be wider or higher than the image is cut to the nearest ratio instead.
     """
 
-    def __init__(
-        self,
-        size: int,
-        scale: tuple[float, float] = (0.8, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: bool = False,
-        jitter: float = 0.0,
-    ) -> None:
-        self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
+    def __init__(self, size: int, cfg: CropConfig | None = None) -> None:
+        self.size, self.cfg = size, cfg or CropConfig()
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         # as many random numbers whatever the settings: an option changes no other crop
@@ -106,14 +93,14 @@ class TrainTransform(Crop):
             height, width = image.shape[:2]
         else:
             width, height = image_size(Record(where, image, ()))
-        box = crop_box(width, height, self.scale, self.ratio, draws[:4])
+        box = crop_box(width, height, self.cfg.scale, self.cfg.ratio, draws[:4])
         pixels = _crop_pixels(image, where, box, (width, height), self.size)
-        if self.flip and draws[4] < 0.5:
+        if self.cfg.flip and draws[4] < 0.5:
             pixels = pixels[:, ::-1]
         square = resize(pixels, self.size)
-        if self.jitter == 0:
+        if self.cfg.jitter == 0:
             return square
-        brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
+        brightness, contrast = (1 + self.cfg.jitter * (2 * draw - 1) for draw in draws[5:])
         return adjust(square, brightness, contrast)
 
 
@@ -220,8 +207,8 @@ def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
     >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
     300
     """
-    least = min(box.right - box.left, box.bottom - box.top)
-    parts = max((part for part in (1, 2, 4, 8) if least // part >= size), default=1)
+    side = min(box.right - box.left, box.bottom - box.top)
+    parts = max((part for part in (1, 2, 4, 8) if side // part >= size), default=1)
     return None if parts == 1 else min(width, height) // parts
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from grainline.build import Start, image_settings, method_config, reads_pretrained_texts
 from grainline.data.cache import CachedFeatures, CachedSuperpixels
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
-from grainline.data.formats.texts_alone import without_images
+from grainline.data.formats.table import without_images
 from grainline.data.open_source import open_sources
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
@@ -126,7 +126,7 @@ def make_crop(
     resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
     """
     if cfg.crop is not None:
-        return TrainTransform(method.size, **cfg.crop.model_dump())
+        return TrainTransform(method.size, cfg.crop)
     description = start_point.description
     transform, config = EvalTransform(method.size, **image_settings(description)), description.config
     if cfg.features is not None:

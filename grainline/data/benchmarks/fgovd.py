@@ -19,10 +19,9 @@ from pydantic import Field
 from grainline.data.formats.checked import Extent, Fields, Id, Side, Text, around, checked, has_rows
 from grainline.data.formats.common import FileSource, divide
 from grainline.data.formats.listed import Entry, ListedImages, wrong_row
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.formats.table import Row, Table, first_fields
 from grainline.data.record import Foil, Record, Region
-from grainline.errors import UserError
 
 DIFFICULTY = {
     "1_attributes": "hard",
@@ -73,7 +72,6 @@ class FgOvd(ListedImages):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of FG-OVD's files; its rows may still be wrong."""
         return _is_annotations(content) or FgOvdLines.recognises(content)
 
     def accepts(self, content: Any) -> bool:
@@ -122,7 +120,7 @@ class FgOvd(ListedImages):
                 entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
         if not entries:
             first = wrong[0].fault[1] if wrong[0].fault else ""
-            raise UserError(f"{self._file}: {first}, and no region is right; {HELP}")
+            raise data_error(f"{self._file}: {first}, and no region is right")
         return entries + wrong
 
     def parts(self) -> Iterator[str | int]:
@@ -145,7 +143,6 @@ class FgOvdLines(Table):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of FG-OVD as JSON Lines."""
         first = first_fields(content)
         return all(name in first for name in _Line.model_fields)
 

@@ -10,14 +10,13 @@ reading write small groups (100 to 1000 rows) or use tars.
 
 import contextlib
 import os
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from grainline.data.formats.common import (
-    FileSource,
+    Parts,
     digest,
     divide,
     read_captions,
@@ -40,7 +39,7 @@ class _Group(NamedTuple):
     rows: int
 
 
-class Parquet(FileSource):
+class Parquet(Parts):
     """The rows of one or more parquet files, file after file. Keys are "NAME:ROW"."""
 
     images_by_path = True
@@ -64,7 +63,7 @@ class Parquet(FileSource):
                         _Group(file, number, first, opened.metadata.row_group(number).num_rows)
                     )
                     first += self._groups[-1].rows
-        self._ends = list(accumulate(group.rows for group in self._groups))
+        self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
@@ -98,13 +97,8 @@ class Parquet(FileSource):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
     def __getitem__(self, index: int) -> Record:
-        index = range(len(self))[index]
-        group = bisect_right(self._ends, index)
-        row = index - self._ends[group] + self._groups[group].rows
+        group, row = self._part(index)
         key = self._key(group, row)
         where = f"{self._groups[group].file}: {key}"
         try:

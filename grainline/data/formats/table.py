@@ -8,18 +8,23 @@ grainline.data.formats.common. The whole table is held in memory.
 """
 
 import csv
+import gzip
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from PIL import Image
+
 from grainline.data.formats.checked import brief_json
 from grainline.data.formats.common import FIELDS as RECAPTIONED
-from grainline.data.formats.common import LONG_FIELDS, Captions, name_of, read_captions
+from grainline.data.formats.common import LONG_FIELDS, Captions, FileSource, digest, name_of, read_captions
+from grainline.data.formats.joined import parts_of
 from grainline.data.formats.listed import Entry, ListedImages, wrong_row
-from grainline.data.formats.plain import data_error, parse_json, read_text
-from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
+from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record, Source
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -254,3 +259,91 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
             f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
             f" holds one: {error}; write a quote inside a text twice"
         ) from error
+
+
+# Captions without images: `texts:FILE`, for methods that learn from texts alone.
+#
+# FILE is JSON Lines or a JSON list whose rows have captions and perhaps a long text, or, with any other
+# suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is
+# a grey square: training refuses such data for a method that reads images.
+
+SQUARE = 8  # of the grey square, in pixels
+TEXT_COLUMNS = {
+    "caption": ("captions", "caption", "text", "sentence", "sentences"),
+    "long": ("long", "description"),
+}
+
+
+class TextsAlone(FileSource):
+    """The rows of a file of texts. Key: the number of the row, from 1."""
+
+    remarks = ("captions without images: a grey square stands for each",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        rows = _text_rows(path)
+        # the number of each row, its texts, and what is wrong with it
+        self._rows = [(row.number, Captions() if row.error else _texts_of(row), row.error) for row in rows]
+        if all(texts.silent for _, texts, _ in self._rows):
+            raise data_error(
+                f"{path} has no text in any row; a row has one of {', '.join(TEXT_COLUMNS['caption'])}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Record:
+        number, texts, error = self._rows[index]
+        where = f"{self.path}: row {number}"
+        if error:
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+        if texts.silent:
+            raise CorruptSample(MISSING_CAPTION, where)
+        square = Image.new("RGB", (SQUARE, SQUARE), (128,) * 3)
+        return texts.record(str(number), b"")._replace(image=square)
+
+    def keys(self) -> Iterable[str]:
+        return (str(number) for number, _, _ in self._rows)
+
+    def fingerprint(self) -> str:
+        """sha256 over the texts."""
+        parts: list[str | int] = []
+        for number, texts, error in self._rows:
+            parts += [number, *(() if error else texts.texts)]
+        return digest(parts)
+
+
+def without_images(source: Source) -> str:
+    """The path of the first part of a source without images; "" if all have images."""
+    return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
+
+
+def _text_rows(path: str) -> list[Row]:
+    plain = path.removesuffix(".gz")
+    text = _unzipped(path) if plain != path else read_text(path)
+    if not text.strip():
+        raise data_error(f"{path} is empty")
+    kind = os.path.splitext(plain)[1].lower()
+    if kind in (".jsonl", ".ndjson", ".jsonlines"):
+        return json_lines(path, text)
+    if kind == ".json":
+        return json_rows(path, json_or_rows(path, text))
+    lines = enumerate(text.split("\n"), 1)
+    return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
+
+
+def _texts_of(row: Row) -> Captions:
+    fields = {
+        role: next((row.fields[name] for name in names if name in row.fields), None)
+        for role, names in TEXT_COLUMNS.items()
+    }
+    return read_captions(fields, f"row {row.number}")
+
+
+def _unzipped(path: str) -> str:
+    try:
+        return text_of(gzip.decompress(read_plain(path, 2**62)))
+    except OSError as error:
+        raise data_error(f"{path} cannot be read ({error.strerror or error})") from error
+    except (EOFError, zlib.error, ValueError) as error:
+        raise data_error(f"{path} is no whole gzip file of UTF-8 text ({error})") from error
