@@ -7,6 +7,7 @@ both by their places in the source.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, StrictBool
@@ -193,14 +194,13 @@ class _Items(Foiled):
         return any(isinstance(row, dict) and all(name in row for name in cls.fields) for row in rows)
 
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
-        kind = os.path.splitext(os.path.basename(self._file))[0]
         pairs = []
         for name, item in content.items():
             where = f"item {name} of {self._file}"
             _require_fields(item, self.fields, where)
             if self.usable(item, where):
                 image, true, foil = (_one_text(item[field], field, where) for field in self.fields[:3])
-                pairs.append((image, Foil(foil, true, kind)))
+                pairs.append((image, Foil(foil, true, Path(self._file).stem)))
         return pairs
 
     def usable(self, item: dict[str, Any], where: str) -> bool:  # noqa: ARG002

@@ -17,6 +17,7 @@ from typing import Any
 
 from grainline.data.formats.checked import printable
 from grainline.data.formats.common import IMAGE_SUFFIXES
+from grainline.data.formats.folder import suffix
 from grainline.data.formats.listed import Entry, ListedImages, wrong_row
 from grainline.data.formats.plain import data_error, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
@@ -233,8 +234,7 @@ class IIW(LongCaptions):
             entry = _of_row(row, field, "IIW")
             if not entry.fault:
                 name = entry.record.key
-                suffixes = tuple(f".{kind}" for kind in IMAGE_SUFFIXES)
-                name += "" if name.lower().endswith(suffixes) else ".jpg"
+                name += "" if suffix(name) in IMAGE_SUFFIXES else ".jpg"
                 folders = [folder for start, folder in PARTS.items() if name.startswith(start)]
                 places = (name, *(os.path.join(folder, name) for folder in folders))
                 entry = entry._replace(places=places)

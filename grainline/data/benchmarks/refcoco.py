@@ -27,22 +27,19 @@ from grainline.data.formats.checked import (
     Fields,
     Id,
     Pixels,
-    Side,
     Text,
     around,
     checked,
     has_rows,
     strings,
 )
-from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
 from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
 
-REF_FIELDS = ("ann_id", "image_id", "split", "sentences")
 INSTANCES = "instances.json"
-INSTANCE_FIELDS = {"images": ("id", "file_name", "width", "height"), "annotations": ("id", "segmentation")}
 
 
 class _Ref(Fields):
@@ -60,13 +57,6 @@ class _Ref(Fields):
         return [text for sent, raw in both for text in (sent or raw)[:1]]
 
 
-class _Image(Fields):
-    id: Id
-    file_name: Text
-    width: Side
-    height: Side
-
-
 class _Annotation(Fields):
     id: Id
     segmentation: Any  # checked when its mask is drawn
@@ -81,6 +71,12 @@ class _Polygons(Fields):
     segmentation: tuple[tuple[Pixels, ...], ...]
 
 
+INSTANCE_FIELDS = {
+    "images": tuple(SizedImage.model_fields),
+    "annotations": tuple(_Annotation.model_fields),
+}
+
+
 class _Outline(NamedTuple):
     """What the annotation of one object says."""
 
@@ -91,33 +87,27 @@ class _Outline(NamedTuple):
 class RefCoco(ListedImages):
     """The images of some splits that have expressions, in the order of the file. Raises UserError."""
 
-    form = f"a file of expressions: a list of rows with {', '.join(REF_FIELDS)}"
+    form = f"a file of expressions: a list of rows with {', '.join(_Ref.model_fields)}"
     options = ("split", "images", "instances", "masks")
     sized = "masks"
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        return has_rows({"refs": content}, "refs", REF_FIELDS)
+        return has_rows({"refs": content}, "refs", tuple(_Ref.model_fields))
 
     @staticmethod
     def recognises_path(path: str) -> bool:
         return Path(path, INSTANCES).is_file() and bool(_files_in(path))
 
-    def find(self, place: str) -> str:
-        """The file of expressions that a path means. Raises UserError for a folder with none or several."""
-        if not os.path.isdir(place):
-            return place
-        files = _files_in(place)
-        if len(files) != 1:
-            has = (
-                f"holds {', '.join(files)}: name one of them"
-                if files
-                else "holds no file refs(...).p or .json"
-            )
-            raise data_error(f"{place} {has}, such as refcoco:{os.path.join(place, 'refs(unc).p')}")
-        return os.path.join(place, files[0])
-
     def load(self) -> Any:
+        """The file of expressions. Raises UserError for a folder with none or several."""
+        if os.path.isdir(self._file):
+            files = _files_in(self._file)
+            if len(files) != 1:
+                has = f"{', '.join(files)}: name one of them" if files else "no file refs(...).p or .json"
+                such = f"refcoco:{os.path.join(self._file, 'refs(unc).p')}"
+                raise data_error(f"{self._file} holds {has}, such as {such}")
+            self._file = os.path.join(self._file, files[0])
         return load_json(self._file) if self._file.endswith(".json") else read_pickle(self._file)
 
     def parse(self, content: Any) -> list[Entry]:
@@ -161,7 +151,7 @@ class RefCoco(ListedImages):
 
     def _read_instances(
         self,
-    ) -> tuple[dict[int | str, _Image], dict[int | str, _Outline], dict[int | str, list[Box | None]]]:
+    ) -> tuple[dict[int | str, SizedImage], dict[int | str, _Outline], dict[int | str, list[Box | None]]]:
         """Images and annotations by id; the boxes of all annotations of an image."""
         data = load_json(self._instances)
         if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
@@ -181,7 +171,7 @@ class RefCoco(ListedImages):
             outlines[row.id] = _Outline(row.segmentation, box)
             if isinstance(image, int | str):
                 boxes_in.setdefault(image, []).append(box)
-        images = {row.id: row for _, row, _ in checked(_Image, data["images"], "images") if row}
+        images = {row.id: row for _, row, _ in checked(SizedImage, data["images"], "images") if row}
         return images, outlines, boxes_in
 
     def __getitem__(self, index: int) -> Record:

@@ -4,10 +4,11 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.decode import image_size
-from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
+from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checked, has_rows, strings
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
@@ -43,8 +44,7 @@ class ListedImages(FileSource):
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
         """content: the parsed file, where it has been read already"""
         self.path = path
-        place, self._given = split_query(path, self.options)
-        self._file = self.find(place)
+        self._file, self._given = split_query(path, self.options)
         content = self.load() if content is None else content
         if self.form and not self.accepts(content):
             raise data_error(f"{self._file} is not {self.form}")
@@ -52,10 +52,6 @@ class ListedImages(FileSource):
         self.entries = self.parse(content)
         places = [self._paths(entry) for entry in self.entries if entry.places]
         require_images(places, self._file, self._root, self.which)
-
-    def find(self, place: str) -> str:
-        """The file that a path means."""
-        return place
 
     def load(self) -> Any:
         """The content of the file."""
@@ -135,6 +131,13 @@ class _KarpathyImage(Fields):
 class _Image(Fields):
     id: Id
     file_name: Text
+
+
+class SizedImage(_Image):
+    """An image as COCO's files list it, with its size in pixels."""
+
+    width: Side
+    height: Side
 
 
 class _Note(Fields):
@@ -224,7 +227,7 @@ class CocoVal2017(_Coco):
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
             captions[note.image_id].extend(strings(note.caption))
         # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
-        year = os.path.splitext(os.path.basename(self._file))[0].removeprefix("captions_")
+        year = Path(self._file).stem.removeprefix("captions_")
         return [
             row
             if isinstance(row, Entry)
