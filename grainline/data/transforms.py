@@ -6,6 +6,7 @@ in published numbers. Both return uint8; encoders normalise, because mean and st
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -158,18 +159,14 @@ class EvalTransform:
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
 
-class Labels(Protocol):
-    """Cached superpixels of the squares of evaluation (`data.superpixels`)."""
-
-    def label(self, index: int, key: str) -> Tensor:
-        """[size, size] int64 of the record at a position."""
-
-
 class SameTransform(Crop):
-    """The square of evaluation in place of a random crop, with the cached superpixels of these squares."""
+    """The square of evaluation in place of a random crop.
 
-    def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
-        self.transform, self.labels = transform, labels
+    label  the cached superpixels of the square of a record, by its position and key (`data.superpixels`)
+    """
+
+    def __init__(self, transform: EvalTransform, label: Callable[[int, str], Tensor] | None = None) -> None:
+        self.transform, self.label = transform, label
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         for _ in range(DRAWS):
@@ -177,7 +174,7 @@ class SameTransform(Crop):
         return self.transform(image, where)
 
     def regions(self, index: int, key: str) -> Tensor | None:
-        return None if self.labels is None else self.labels.label(index, key)
+        return None if self.label is None else self.label(index, key)
 
 
 def crop_box(

@@ -142,7 +142,8 @@ def make_crop(
             f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
         )
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
-    return SameTransform(transform, CachedSuperpixels(Path(cfg.superpixels), source, transform, settings))
+    superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
+    return SameTransform(transform, superpixels.label)
 
 
 def _captions(source: Source, max_records: int) -> Iterator[str]:

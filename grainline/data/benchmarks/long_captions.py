@@ -204,7 +204,7 @@ class ShareGPT4V(LongCaptions):
         return self.recognises_path(self._file)
 
     def rows(self, content: Any) -> Iterator[Entry]:
-        limit = self._given.get("rows", "")
+        limit = self._query.get("rows", "")
         if limit and not (limit.isdecimal() and int(limit)):
             raise data_error(f"rows={limit} in {self.path}: a number of rows from 1 on")
         rows = islice(content, int(limit) if limit else None)

@@ -112,12 +112,12 @@ class RefCoco(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         """Images with their expressions, then each row that is wrong."""
-        self._masks = self._given.get("masks", "")
+        self._masks = self._query.get("masks", "")
         if self._masks not in ("", "coco"):
             raise data_error(f"masks={self._masks} is unknown; leave it out, or give masks=coco")
         if self._masks:
             require_pycocotools()
-        self._instances = self._given.get("instances") or os.path.join(self.folder(), INSTANCES)
+        self._instances = self._query.get("instances") or os.path.join(self.folder(), INSTANCES)
         refs = list(checked(_Ref, content, "refs"))
         wanted = self.choose_splits((ref.split for _, ref, _ in refs if ref), "val")
         images, outlines, boxes_in = self._read_instances()
@@ -299,13 +299,13 @@ def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _box(value: Any, name: str, path: str) -> Box:
-    given = _first(value, ("box", "bbox")) if isinstance(value, dict) else value
+    sides = _first(value, ("box", "bbox")) if isinstance(value, dict) else value
     try:
-        extent = tuple(float(x) for x in given)
+        extent = tuple(float(x) for x in sides)
     except (TypeError, ValueError):
         extent = ()
     if len(extent) != 4 or not math.isfinite(sum(extent)) or min(extent[2:]) <= 0:
-        raise UserError(f"{path}: a box of {name} is {str(given)[:80]}; expected {PROPOSALS}")
+        raise UserError(f"{path}: a box of {name} is {str(sides)[:80]}; expected {PROPOSALS}")
     return around(extent)
 
 

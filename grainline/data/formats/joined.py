@@ -140,14 +140,14 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     """
     base, query = divide(path)
     options = query.split("&") if query else []
-    given = [option for option in options if option.startswith(f"{OPTION}=")]
-    if not given:
+    skips = [option for option in options if option.startswith(f"{OPTION}=")]
+    if not skips:
         return path, ()
-    numbers = ",".join(option.partition("=")[2] for option in given).split(",")
+    numbers = ",".join(option.partition("=")[2] for option in skips).split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
         raise data_error(
-            f"{', '.join(given)} in {path} must be numbers of captions, which count from 0, such as "
+            f"{', '.join(skips)} in {path} must be numbers of captions, which count from 0, such as "
             f"{OPTION}=0,1"
         )
-    rest = "&".join(option for option in options if option not in given)
+    rest = "&".join(option for option in options if option not in skips)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))

@@ -44,11 +44,11 @@ class ListedImages(FileSource):
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
         """content: the parsed file, where it has been read already"""
         self.path = path
-        self._file, self._given = split_query(path, self.options)
+        self._file, self._query = split_query(path, self.options)
         content = self.load() if content is None else content
         if self.form and not self.accepts(content):
             raise data_error(f"{self._file} is not {self.form}")
-        self._root = images or self._given.get("images") or self.folder()
+        self._root = images or self._query.get("images") or self.folder()
         self.entries = self.parse(content)
         places = [self._paths(entry) for entry in self.entries if entry.places]
         require_images(places, self._file, self._root, self.which)
@@ -78,7 +78,7 @@ class ListedImages(FileSource):
 
         present  the split of each row
         """
-        splits, counts = self._given.get("split", default).split(","), Counter(present)
+        splits, counts = self._query.get("split", default).split(","), Counter(present)
         unknown = [name for name in splits if name not in counts]
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))

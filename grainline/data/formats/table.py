@@ -62,10 +62,10 @@ class Table(ListedImages):
         return read_rows(self._file)
 
     def folder(self) -> str:
-        return os.path.join(super().folder(), self._given.get("root", ""))
+        return os.path.join(super().folder(), self._query.get("root", ""))
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
-        columns = choose_columns({name for row in content for name in row.fields}, self._given, self._file)
+        columns = choose_columns({name for row in content for name in row.fields}, self._query, self._file)
         images = _merge(content, columns)
         if all(texts.empty for entry, texts in images if not entry.fault):
             raise data_error(f"{self._file} has no text in any row (column {columns.get('caption', '')})")
@@ -77,11 +77,18 @@ class Table(ListedImages):
                     f"{self._file}: {url} and {first} have one file name, by which both would be found: "
                     "download such sets as WebDataset tars that take the columns of the table along"
                 )
-        self._texts = [texts for _, texts in images]
-        return [_with_texts(entry, texts) for entry, texts in images]
+        entries = [_with_texts(entry, texts) for entry, texts in images]
+        # by place, where the record has others: a long text alone is its caption, and a wrong row has none
+        self._texts = {
+            place: texts
+            for place, (entry, (_, texts)) in enumerate(zip(entries, images, strict=True))
+            if entry.fault or entry.record.captions != texts.captions
+        }
+        return entries
 
     def parts(self) -> Iterator[str | int]:
-        for entry, texts in zip(self.entries, self._texts, strict=True):
+        for place, entry in enumerate(self.entries):
+            texts = self._texts.get(place) or Captions(*entry.record[2:8])
             yield from (entry.record.key, *texts.texts)
 
 
