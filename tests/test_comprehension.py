@@ -14,7 +14,7 @@ from test_refcoco import SIZE, release
 from test_referring import rows_file
 from test_viz import Page
 
-from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.formats.masks import run_lengths
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Boxed, boxes_of

@@ -15,7 +15,7 @@ from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
 from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Foil, Record
 from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.data.transforms import TrainTransform
+from grainline.data.transforms import CropConfig, TrainTransform
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, each, texts_of
 
@@ -55,7 +55,7 @@ class Shelf:
 
 
 TOKENIZER = Tokenizer.train([LONG, "A green heart. Image number 0 1 2 3 4 5 6 7 8 9."] * 3, vocab=600)
-CROP = TrainTransform(16, scale=(0.3, 1.0), jitter=0.2)
+CROP = TrainTransform(16, CropConfig(scale=(0.3, 1.0), jitter=0.2))
 
 
 def shelf(source: Shelf, context: int = 99, seed: int = 0, parts: int = 1, **cfg: object) -> TrainSet:

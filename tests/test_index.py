@@ -12,7 +12,7 @@ from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_mode
 from PIL import Image
 
 from grainline.data.formats.common import read_image
-from grainline.data.formats.plain import MOST_BYTES
+from grainline.data.formats.plain import MAX_BYTES
 from grainline.data.record import MISSING_IMAGE, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
@@ -568,7 +568,7 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
     os.mkfifo(root / "pipe.png")  # whoever reads it waits for ever
     (root / "circle.png").symlink_to("circle.png")
     with (root / "giant.png").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     report = refresh(index, model=model)
     assert report.corrupt == {"corrupt image": 1, "unreadable file": 3}
     assert report.images == 20

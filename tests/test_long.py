@@ -336,7 +336,7 @@ def test_an_element_that_does_not_end_fills_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jsonlist, "PIECE", 10)
-    monkeypatch.setattr(jsonlist, "MOST", 100)
+    monkeypatch.setattr(jsonlist, "MAX_ELEMENT", 100)
     path = written(tmp_path / "a.json", '[1, "' + "a" * 500 + '"]')
     with pytest.raises(UserError, match="element 2"):
         list(elements(str(path)))

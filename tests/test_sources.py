@@ -14,10 +14,10 @@ from runs import call
 
 from grainline.data.captions import sentences
 from grainline.data.check import check
-from grainline.data.formats.coco import CocoKarpathy, CocoVal2017
 from grainline.data.formats.common import expand
 from grainline.data.formats.folder import Folder, files_below
 from grainline.data.formats.joined import Joined
+from grainline.data.formats.listed import CocoKarpathy, CocoVal2017
 from grainline.data.formats.parquet import Parquet
 from grainline.data.formats.table import Table
 from grainline.data.formats.tars import Tars

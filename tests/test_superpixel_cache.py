@@ -64,7 +64,7 @@ def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> Non
     assert codes.dtype == np.uint8
     assert codes.max() <= 8
     source = open_source(SCENES, size=64)
-    crop = SameTransform(EvalTransform(64), stored(out, source))
+    crop = SameTransform(EvalTransform(64), stored(out, source).label)
     data = TrainSet(source, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
     batch = collate([data[Draw(0, 0, 4)], data[Draw(1, 0, 1)]])
     assert batch.images.regions is not None

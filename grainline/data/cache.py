@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +82,17 @@ def make(
             keys = open_memmap(partial / KEYS, mode, np.uint64, (len(source),))
             for number in range(batches, -(-len(source) // BATCH)):
                 end = min((number + 1) * BATCH, len(source))
-                images = _write_rows(source, range(number * BATCH, end), compute, transform, rows, keys)
-                log.write(as_line({"batch": number, "images": images}))
+                squares: dict[int, Tensor] = {}
+                for index in range(number * BATCH, end):
+                    with suppress(CorruptSample):
+                        record = source[index]
+                        squares[index] = transform(record.image, record.key)
+                        keys[index] = digest(record.key)
+                if squares:
+                    rows[list(squares)] = compute(torch.stack(list(squares.values()))).cpu().numpy()
+                rows.flush()
+                keys.flush()
+                log.write(as_line({"batch": number, "images": len(squares)}))
                 log.flush()
                 if progress is not None:
                     progress(end, len(source))
@@ -92,31 +102,6 @@ def make(
         os.rename(partial, out)
         sync(out.parent)
     return _result(out, min(batches * BATCH, len(source)))
-
-
-def _write_rows(
-    source: Source,
-    records: range,
-    compute: Callable[[Tensor], Tensor],
-    transform: EvalTransform,
-    rows: np.memmap[Any, Any],
-    keys: np.memmap[Any, Any],
-) -> int:
-    """Compute the rows of some records and flush them to the disk; how many had an image."""
-    places, pixels = [], []
-    for index in records:
-        try:
-            record = source[index]
-            pixels.append(transform(record.image, record.key))
-        except CorruptSample:
-            continue
-        places.append(index)
-        keys[index] = digest(record.key)
-    if places:
-        rows[places] = compute(torch.stack(pixels)).cpu().numpy()
-    rows.flush()
-    keys.flush()
-    return len(places)
 
 
 class CachedRows:

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
 from grainline.data.formats.joined import Joined, WithoutCaptions
-from grainline.data.formats.texts_alone import without_images
+from grainline.data.formats.table import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source

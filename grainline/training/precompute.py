@@ -120,7 +120,7 @@ def make_crop(
     resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
     """
     if cfg.crop is not None:
-        return TrainTransform(method.size, **cfg.crop.model_dump())
+        return TrainTransform(method.size, cfg.crop)
     description = start_point.description
     transform, config = EvalTransform(method.size, **image_settings(description)), description.config
     if cfg.features is not None:
@@ -136,7 +136,8 @@ def make_crop(
             f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
         )
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
-    return SameTransform(transform, CachedSuperpixels(Path(cfg.superpixels), source, transform, settings))
+    superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
+    return SameTransform(transform, superpixels.label)
 
 
 def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method]:

@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.decode import decode, image_size
 from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from grainline.data.benchmarks.contests import (
     FOIL_COCO,
+    OBJECT,
     OTHER_DATA,
     SCENES,
+    SUBJECT,
     SUGARCREPE,
+    SVO_PROBES,
     VALSE,
     origins,
 )
-from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
