@@ -1120,7 +1120,7 @@ SIMILARITY = [
           "[texts for _, texts in items]", "[texts for _, texts in items[::-1]]"),
     Fault("evaluation/suites/similarity.py", "tests/test_similarity.py",
           "nobody is told that the gallery holds the answers",
-          "**ranks}, (NOTE,))", "**ranks})"),
+          "Outcomes(ranks, (NOTE,))", "Outcomes(ranks)"),
     Fault("build.py", "tests/test_similarity.py", "pairs are scored as they were trained",
           'changes = [f"scoring={way}", *', "changes = [*"),
 ]
@@ -1850,18 +1850,18 @@ TIOU = [
         "phrases",
     ),
     Fault(
-        "evaluation/suites/annotations.py",
+        "evaluation/suites/grouped.py",
         "tests/test_phrase_suite.py",
         "the begin token counts as a word",
         "first = before + int(tokenizer.begin is not None)",
         "first = before",
     ),
     Fault(
-        "evaluation/suites/annotations.py",
+        "evaluation/suites/grouped.py",
         "tests/test_phrase_suite.py",
         "phrases do not go with their words",
-        "staying, going = [], []\n",
-        "staying, going = [], []\n    moved = dict(enumerate(places))\n",
+        "in_place, with_words = [], []\n",
+        "in_place, with_words = [], []\n    moved = dict(enumerate(places))\n",
     ),
     Fault(
         "evaluation/suites/grouped.py",

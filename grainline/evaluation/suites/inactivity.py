@@ -96,7 +96,7 @@ class InactivitySuite(Suite[NoOptions]):
         weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
         refuse_nan(int(np.isnan(weights).sum()), len(weights))
         texts = [text for i, one in usable.items() for text in (data.strings[i], one.foreign)]
-        queries = {"keys": list(data.keys), "image": [*usable], "texts": digest(texts), "scores": scores}
+        queries = {"image": [*usable], "texts": digest(texts), "scores": scores}
         notes = []
         alone = len(slots) - len(usable)
         if alone:

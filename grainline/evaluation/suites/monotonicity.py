@@ -94,8 +94,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if not any(len(places) > 1 for of in subtexts.of.values() for places in of):
             raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
         scores = sequence_scores(scorer, data.images, subtexts)
-        queries: dict[str, Any] = {"keys": list(data.keys), "sequences": scores}
-        return Outcomes(queries, _notes(scores), data={"texts": len(subtexts.strings)})
+        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs of each image, over all captions with enough sentences."""

@@ -78,7 +78,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
             counts = {"images": len(images.image), "texts": len(texts.image)}
             parts.append(counts | self._ranks(scorer, images, texts, settings.memory))
-        queries, notes = {"keys": list(data.keys), "folds": parts}, self._notes_of_stages(parts)
+        queries, notes = {"folds": parts}, self._notes_of_stages(parts)
         if not self.fold_protocol.startswith("coco"):
             return Outcomes(queries, notes, protocol=self.fold_protocol)
         split = coco_split(data.keys)

@@ -11,6 +11,7 @@ compared with ours, which carry the seed and a digest of the sentences.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -92,7 +93,6 @@ class Insertion(NamedTuple):
 class Noise(NamedTuple):
     """The subtexts of N images without and with noise, encoded."""
 
-    seed: int
     subtexts: Subtexts  # sequences PLAIN and NOISY
     images: tuple[Insertion, ...]  # [N]
 
@@ -121,26 +121,24 @@ class StabilitySuite(Suite[StabilityOptions]):
         noise: Noise = self.collected(data)
         sequences = sequence_scores(scorer, data.images, noise.subtexts)
         queries = {
-            "keys": list(data.keys),
             "sentence": [one.sentence for one in noise.images],
             "at": [list(one.at) for one in noise.images],
             "of": [list(one.of) for one in noise.images],
             "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
             "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
         }
-        about = {"noise_seed": noise.seed, "noise_pool": pool()}
-        return Outcomes(queries, _notes(queries, noise.seed), about, {"texts": len(noise.subtexts.strings)})
+        about = {"noise_seed": self.options.noise_seed, "noise_pool": pool()}
+        notes = _notes(queries, self.options.noise_seed)
+        return Outcomes(queries, notes, about, {"texts": len(noise.subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """SSI over all images, and by where the noise stands; a place without any noise is left out.
 
         The change of each subtext is a mean over the runs; the bootstrap draws images.
         """
-        numbers = [
-            list(zip(at, of, strict=True)) for at, of in zip(runs[0]["at"], runs[0]["of"], strict=True)
-        ]
-        image = np.repeat(np.arange(len(numbers)), list(map(len, numbers)))  # [T]
-        where = np.array([place_name(at, of) for one in numbers for at, of in one])  # [T]
+        at, of = runs[0]["at"], runs[0]["of"]
+        image = np.repeat(np.arange(len(at)), [len(one) for one in at])  # [T]
+        where = np.array([place_name(*one) for one in zip(chain(*at), chain(*of), strict=True)])  # [T]
         change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
         out = {}
         for one in (None, START, MIDDLE, END):
@@ -196,7 +194,7 @@ class NoiseCollector(SubtextCollector):
             self._queue.add({NOISY: one.texts})
         subtexts: Subtexts = super().result(data)
         of = {PLAIN: subtexts.of[EACH], NOISY: subtexts.of[NOISY]}
-        return Noise(self._seed, subtexts._replace(of=of), tuple(self._images))
+        return Noise(subtexts._replace(of=of), tuple(self._images))
 
 
 def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:

@@ -95,8 +95,13 @@ class SubtextQueue:
 
     def add(self, sequences: Mapping[str, Sequence[str]]) -> None:
         """The sequences of the next image."""
-        unique = dict.fromkeys(text for texts in sequences.values() for text in texts)
-        new = [text for text in unique if text not in self._place]
+        self.places([text for texts in sequences.values() for text in texts])  # all are read at once
+        for name, texts in sequences.items():
+            self._of.setdefault(name, []).append(self.places(texts))
+
+    def places(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """The places of texts in `Subtexts.strings`; new ones are queued."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._place]
         tokens = self._read(new) if new else TokenizedParts([], [])
         for text, ids, cut in zip(new, tokens.ids, tokens.truncated, strict=True):
             read = tuple(map(tuple, ids))
@@ -107,8 +112,7 @@ class SubtextQueue:
             self._place[text] = len(self._place)
             self._row.append(self._row_of[read])
             self._cut.append(cut)
-        for name, texts in sequences.items():
-            self._of.setdefault(name, []).append(tuple(self._place[text] for text in texts))
+        return tuple(self._place[text] for text in texts)
 
     def encoded(self, texts: Encoded) -> Subtexts:
         """All of them. `texts` holds the rows that were queued."""

@@ -109,7 +109,6 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         classes: ClassTexts = self.collected(data)
         judged = judge(scorer, data.images, classes, settings.memory)
         queries: dict[str, Any] = {
-            "keys": list(data.keys),
             "classes": list(classes.names),
             "label": classes.label.tolist(),
             "rank": judged.rank.tolist(),
