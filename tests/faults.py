@@ -1532,7 +1532,7 @@ TWO_STAGES = [
           "a page shows what was never a candidate",
           'on.result.settings["options"]["shortlist"] or', "0 or"),
     Fault("evaluation/suites/retrieval.py", "tests/test_shortlist.py", "a lot finds what is not listed",
-          "min(k, most or k)", "k"),
+          "min(k, limit or k)", "k"),
 ]
 
 CAFT_METHODS = [
@@ -2023,7 +2023,7 @@ TRANSFERRED = [
           "value.masked_fill(~real, 0.0).sum(1, keepdim=True)", "value.sum(1, keepdim=True)"),
     Fault("evaluation/suites/gradient_maps.py", "tests/test_comprehension.py",
           "rounding of square gradients is a map",
-          "heat.masked_fill(heat <= least, 0.0)", "heat.clamp(min=0)"),
+          "heat.masked_fill(heat <= rounding, 0.0)", "heat.clamp(min=0)"),
     Fault("evaluation/suites/comprehension.py", "tests/test_comprehension.py",
           "a wrong box that ties does not count",
           "highest = wrong if bool(wrong.any()) else best", "highest = best"),

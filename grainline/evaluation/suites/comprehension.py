@@ -300,8 +300,8 @@ def maps(
     out = {name: pixel_maps(method, images, one, size) for name, one in heat.items()}
     with torch.no_grad():
         raw = pixel_maps(method, images, method.heat(images, texts), size)
-    least, most = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
-    flat = most - least <= ROUNDING * torch.maximum(most.abs(), least.abs())  # spreading it rounds
+    low, high = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
+    flat = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())  # spreading it rounds
     out[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
     return out | {LARGEST: torch.ones_like(out[HEAT])}
 

@@ -53,8 +53,8 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Tens
         mean = value.masked_fill(~real, 0.0).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
         both = torch.stack([value, value - mean])  # [2, 1, L, D]
         heat = (both * slope).sum(-1)
-        least = ROUNDING * both.norm(dim=-1) * slope.norm(dim=-1)
-        maps.append(heat.masked_fill(heat <= least, 0.0).masked_fill(~image.mask, 0.0).float())
+        rounding = ROUNDING * both.norm(dim=-1) * slope.norm(dim=-1)
+        maps.append(heat.masked_fill(heat <= rounding, 0.0).masked_fill(~image.mask, 0.0).float())
     plain, centred = torch.cat(maps, dim=1)
     return plain, centred
 

@@ -31,7 +31,7 @@ from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, numbered, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
+from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
@@ -44,7 +44,7 @@ from grainline.types import Encoded, Pair, rows, vectors_only
 SIM, TEXTS = "Sim", "cosine of texts"
 SENTENCES, PHRASES, ALL_TEXTS = "sentences", "phrases", "all texts"
 KINDS = (SENTENCES, PHRASES, ALL_TEXTS)
-MOST_SENTENCES, MOST_PHRASES = 5, 30
+MAX_SENTENCES, MAX_PHRASES = 5, 30
 """Of a caption: as many as beta-CLIP trains with (K = 36). The first ones, where training samples some, so
 that a measurement can be repeated.
 """
@@ -111,7 +111,7 @@ class SimilaritySuite(TextConditionedSuite):
             for kind, one in kinds.items()
             if len(one["image"]) < images
         )
-        limits = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
+        limits = {"most_sentences": MAX_SENTENCES, "most_phrases": MAX_PHRASES}
         return Outcomes(queries, notes, limits, {"texts": sum(len(one.texts) for one in likeness)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
@@ -135,10 +135,10 @@ class SimilaritySuite(TextConditionedSuite):
             one, key = likeness[i], on.data.keys[i]
             sim, of_texts = one.cosine[ALL_TEXTS]
             scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            look = Look(on.image(i), f"image {key}", scores[:MAX_ON_PAGE])
             detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
-            if len(scores) > MOST_ON_PAGE:
-                detail += f"; the first {MOST_ON_PAGE} texts are shown"
+            if len(scores) > MAX_ON_PAGE:
+                detail += f"; the first {MAX_ON_PAGE} texts are shown"
             return Case(f"Sim {sim:.3f}", detail, look=look)
 
         order = (
@@ -146,8 +146,8 @@ class SimilaritySuite(TextConditionedSuite):
             " this text sees it with the image as the others do."
         )
         titles = ("Images: most alike", "Images: least alike")
-        least, most = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)
-        return on.both_ends(titles, order, (most, least), case)
+        lowest, highest = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)
+        return on.both_ends(titles, order, (highest, lowest), case)
 
 
 def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def texts_of_caption(caption: str) -> dict[str, list[str]]:
     >>> texts_of_caption("A dog runs. It is wet. A dog barks.")[ALL_TEXTS]
     ['A dog runs. It is wet. A dog barks.', 'A dog runs.', 'It is wet.', 'A dog barks.', 'A dog']
     """
-    cfg = PhrasesConfig(max_phrases=MOST_PHRASES)
+    cfg = PhrasesConfig(max_phrases=MAX_PHRASES)
     parts = grains(caption, maxsize, cfg, Rules(), Random(0), splitter="rules", sampled=False)
-    sentences = list(dict.fromkeys(parts.sentences))[:MOST_SENTENCES]
+    sentences = list(dict.fromkeys(parts.sentences))[:MAX_SENTENCES]
     phrases = list(dict.fromkeys(parts.phrases))
     all_texts = list(dict.fromkeys([parts.caption, *sentences, *phrases]))
     return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: all_texts}

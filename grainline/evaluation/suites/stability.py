@@ -167,10 +167,10 @@ class StabilitySuite(Suite[StabilityOptions]):
             return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
 
         change = _all_changes(queries)
-        least, most = extremes(change, image=[i for i, _ in flat], number=number)
+        smallest, largest = extremes(change, image=[i for i, _ in flat], number=number)
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         titles = ("Noise: largest change", "Noise: smallest change")
-        return on.both_ends(titles, order, (most, least), case)
+        return on.both_ends(titles, order, (largest, smallest), case)
 
 
 class NoiseCollector(SubtextCollector):
@@ -287,9 +287,9 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
     floored = int((np.abs(plain) < FLOOR).sum())
     if floored:
         notes.append(f"{floored} of {number} scores are closer to 0 than {FLOOR:g} and count as that")
-    most = concentration(change, np.repeat(1 / size, size))
-    if most < HEAVY * number:
-        notes.append(f"half of the SSI comes from {most} of {number} subtexts: their scores are close to 0")
+    heavy = concentration(change, np.repeat(1 / size, size))
+    if heavy < HEAVY * number:
+        notes.append(f"half of the SSI comes from {heavy} of {number} subtexts: their scores are close to 0")
     cut = sum(sum(cut) for cut in queries["cut"][NOISY])
     if cut:
         notes.append(
