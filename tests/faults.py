@@ -888,7 +888,7 @@ MONOTONICITY = [
           '"scores", "cut"}', '"scores"}'),
     Fault("evaluation/suites/monotonicity.py", "tests/test_monotonicity.py",
           "results of other data stand side by side",
-          'refuse_other(on.result, other, path, "be drawn side by side")', "pass"),
+          'refuse_other(evaluation.result, other, path, "be drawn side by side")', "pass"),
     Fault("report/templates/chart.html", "tests/test_monotonicity.py", "cut subtexts look like others",
           "{% if hollow %}", "{% if false %}"),
 ]
@@ -1530,7 +1530,7 @@ TWO_STAGES = [
           "        if whole[way]:\n", "        if any(whole):\n"),
     Fault("evaluation/suites/retrieval.py", "tests/test_shortlist.py",
           "a page shows what was never a candidate",
-          'on.result.settings["options"]["shortlist"] or', "0 or"),
+          'evaluation.result.settings["options"]["shortlist"] or', "0 or"),
     Fault("evaluation/suites/retrieval.py", "tests/test_shortlist.py", "a lot finds what is not listed",
           "min(k, limit or k)", "k"),
 ]

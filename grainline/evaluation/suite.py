@@ -248,22 +248,22 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def sections(self, evaluation: Evaluation) -> list[Section]:
         """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
-        card = on.result.settings.get("card")
+        card = evaluation.result.settings.get("card")
         out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
-        for i, part in enumerate(self.cases(on)):
+        for i, part in enumerate(self.cases(evaluation)):
             out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
         return out
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
         """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
-        worst, best = self.cases(on, EXAMPLES // 2)
-        on.write_heat(path, [*worst.cases, *best.cases[::-1]])
+        worst, best = self.cases(evaluation, EXAMPLES // 2)
+        evaluation.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
         """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""

@@ -149,18 +149,18 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(on.data).expressions
-        name = next(name for name in MAPS if name in on.result.queries["scores"])  # the first one
-        on = self.prepared(on)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        name = next(name for name in MAPS if name in evaluation.result.queries["scores"])  # the first one
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
             one = expressions[i]
-            choice, key = one.by[name], on.data.keys[one.image]
+            choice, key = one.by[name], evaluation.data.keys[one.image]
             box = one.boxes[choice.box] if choice.box >= 0 else None
             iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.target])))
             title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
-            look = _look(on, one, box, name)
+            look = _look(evaluation, one, box, name)
             return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
 
         order = (
@@ -170,8 +170,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         )
         titles = ("Expressions: most wrong", "Expressions: most right")
         leads = [one.by[name].lead for one in expressions]
-        places = extremes(leads, image=on.result.queries["image"], number=number)
-        return on.both_ends(titles, order, places, case)
+        places = extremes(leads, image=evaluation.result.queries["image"], number=number)
+        return evaluation.both_ends(titles, order, places, case)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -336,17 +336,18 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
 
 
-def _look(on: Evaluation, one: Expression, box: Box | None, name: str) -> Look:
+def _look(evaluation: Evaluation, one: Expression, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
-    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    key = evaluation.data.keys[one.image]
+    alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
+    look = Look(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
     if not isinstance(look.image, Image.Image):
         return look
-    images = on.model.encode(images=[on.given(one.image, look.image)])
-    texts = on.model.encode(texts=[one.text])
-    score = float(on.model.score(images, texts))
-    heat = maps(on.model, images, texts, (look.image.height, look.image.width))[name]
-    width, height = image_size(on.source[on.data.positions[one.image]])
+    images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
+    texts = evaluation.model.encode(texts=[one.text])
+    score = float(evaluation.model.score(images, texts))
+    heat = maps(evaluation.model, images, texts, (look.image.height, look.image.width))[name]
+    width, height = image_size(evaluation.source[evaluation.data.positions[one.image]])
     across, down = look.image.width / width, look.image.height / height
     true, prediction, *candidates = (  # where they lie in the square
         (across * a, down * b, across * c, down * d)

@@ -141,21 +141,21 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        regions: Regions = self.collected(on.data)
-        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        regions: Regions = self.collected(evaluation.data)
+        queries, scores, strings = evaluation.result.queries, question_scores(regions), regions.texts.strings
         margin = margins(scores)
         null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        on = self.prepared(on)
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
             question = regions.questions[i]
             row = int(regions.image[question.region])
             left, top, right, bottom = regions.box[question.region].tolist()
             texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            look = _look(on, row, texts, (left, top, right, bottom), null)
+            look = _look(evaluation, row, texts, (left, top, right, bottom), null)
             rank = f"rank {queries['rank'][i]} of {len(question.texts)}"
-            detail = f"{question.kind}, {rank}, {on.data.keys[row]}"
+            detail = f"{question.kind}, {rank}, {evaluation.data.keys[row]}"
             return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
 
         order = (
@@ -164,7 +164,9 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             f" with what lies in the box. {CONTRAST_HINT}"
         )
         titles = ("Regions: most wrong", "Regions: most right")
-        return on.both_ends(titles, order, extremes(margin, image=queries["image"], number=number), case)
+        return evaluation.both_ends(
+            titles, order, extremes(margin, image=queries["image"], number=number), case
+        )
 
 
 def _place(kind: str) -> tuple[int, str]:
@@ -178,8 +180,7 @@ class FoilCollector(RegionCollector):
         super().__init__(model, batch)
         self._scorer = region_scorer(model)
         reduce = without_places if self._scorer.pairwise else vectors_only
-        self._rows = Rows(lambda items: reduce(model.encode(texts=items)), batch)
-        self._queue = SubtextQueue(model.read, self._rows.add)
+        self._queue = SubtextQueue(model, Rows(lambda items: reduce(model.encode(texts=items)), batch))
         self._box: list[Box] = []  # of each region, in the square
         self._image: list[int] = []  # of each region
         self._questions: list[Question] = []
@@ -215,7 +216,7 @@ class FoilCollector(RegionCollector):
             if outside:
                 raise UserError(f"all {outside} regions {of} lie outside the square that the model sees")
             raise UserError(f"no region {of} has a box and foils; {NEEDED}")
-        texts = self._queue.encoded(self._rows.of_no_image())
+        texts = self._queue.encoded()
         self.truncated = self._queue.cut_alike
         square = "squash" if self.model.transform.resize == "squash" else "crop"
         return Regions(
@@ -299,13 +300,17 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     return [*foils[:place], right, *foils[place:]]
 
 
-def _look(on: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]) -> Look:
+def _look(evaluation: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]) -> Look:
     """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    look = Look(on.image(row), f"a region of {on.data.keys[row]}", texts)
+    look = Look(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
     if not isinstance(look.image, Image.Image):
         return look
     strings = [one.text for one in texts]
     others = [text for text in dict.fromkeys(null) if text not in strings]
     contrast = len(others) >= FEWEST
-    heat = on.model.heat(on.given(row, look.image), strings, others if contrast else None).cpu().numpy()
+    heat = (
+        evaluation.model.heat(evaluation.given(row, look.image), strings, others if contrast else None)
+        .cpu()
+        .numpy()
+    )
     return look._replace(heat=heat, box=box, contrast=contrast)

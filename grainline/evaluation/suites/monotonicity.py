@@ -114,18 +114,18 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
             out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the worst {EACH} to the best."
         if self.options.samples:
             order = "Named by the option `samples`."
-        cases = [subtext_case(one) for one in self.charts(on)]
-        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {on.crop_sentence()}", cases)]
+        cases = [subtext_case(one) for one in self.charts(evaluation)]
+        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {evaluation.crop_sentence()}", cases)]
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        charts = super().sections(on)  # first: it refuses results of other data
+    def sections(self, evaluation: Evaluation) -> list[Section]:
+        charts = super().sections(evaluation)  # first: it refuses results of other data
         if not self.others:
             return charts
-        results = [on.result, *self.others]
+        results = [evaluation.result, *self.others]
         names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
         rows = []
         for label, result in zip(labels(results), results, strict=True):
@@ -134,27 +134,27 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         table = table_html(Table("Models side by side", ("Model", *names), rows))
         return [Section("Models side by side", table), *charts]
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
-        write_charts(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
+        number, name = len(evaluation.data.keys), PurePath(evaluation.result.data["path"]).name
+        write_charts(path, self.charts(evaluation), f"Score by subtexts, {number:,} images of {name}")
 
-    def charts(self, on: Evaluation) -> list[SubtextScores]:
+    def charts(self, evaluation: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
 
         Raises UserError for a result of other data and for keys that are not there.
         """
         for path, other in zip(self.options.also_plot, self.others, strict=True):
-            refuse_other(on.result, other, path, "be drawn side by side")
-        subtexts: Subtexts = self.collected(on.data)
-        results = [on.result, *self.others]
+            refuse_other(evaluation.result, other, path, "be drawn side by side")
+        subtexts: Subtexts = self.collected(evaluation.data)
+        results = [evaluation.result, *self.others]
         return [
             SubtextScores(
-                on.image(i),
-                on.data.keys[i],
+                evaluation.image(i),
+                evaluation.data.keys[i],
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _figure_rows(on, self.options.samples)
+            for i in _figure_rows(evaluation, self.options.samples)
         ]
 
 
@@ -247,16 +247,17 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _figure_rows(on: Evaluation, keys: Sequence[str]) -> list[int]:
+def _figure_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
-        place = {key: i for i, key in enumerate(on.data.keys)}
+        place = {key: i for i, key in enumerate(evaluation.data.keys)}
         missing = [key for key in keys if key not in place]
         if missing:
+            like = evaluation.data.keys[0]
             raise UserError(
-                f"samples names {some(missing)}, of which there is no image; keys are like {on.data.keys[0]}"
+                f"samples names {some(missing)}, of which there is no image; keys are like {like}"
             )
         return [place[key] for key in keys]
-    scores = on.result.queries["sequences"][EACH]["scores"]
+    scores = evaluation.result.queries["sequences"][EACH]["scores"]
     minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
     long = np.array([i for i, one in enumerate(scores) if len(one) >= minimum])
     return long[spread(np.array([correlation(scores[i]) for i in long]), EXAMPLES)].tolist()

@@ -116,32 +116,34 @@ class PhrasesSuite(Suite[NoOptions]):
         names = [chunks] if number is None else [GROUPS, chunks]
         return [f"{MEASURES[0]}, {name}" for name in names]
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
-        cases = [token_groups(one) for one in self.examples(on, number)]
+        cases = [token_groups(one) for one in self.examples(evaluation, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        soft = self.collected(on.data).soft
+    def sections(self, evaluation: Evaluation) -> list[Section]:
+        soft = self.collected(evaluation.data).soft
         if not soft:
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
-        return [places, *super().sections(on)]
+        return [places, *super().sections(evaluation)]
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
-        mean = by_position(self.collected(on.data).soft)
-        write_tokens(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
+        name, number = PurePath(evaluation.result.data["path"]).name, len(evaluation.result.queries["image"])
+        mean = by_position(self.collected(evaluation.data).soft)
+        write_tokens(
+            path, self.examples(evaluation), mean, f"Groups of tokens, {number:,} captions of {name}"
+        )
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)
         if model is not None:
             require_groups(model)
 
-    def examples(self, on: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
+    def examples(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
-        grouped: Grouped = self.collected(on.data)
-        scores = on.result.queries["scores"]
+        grouped: Grouped = self.collected(evaluation.data)
+        scores = evaluation.result.queries["scores"]
         if not grouped.soft:
             return []
         tiou = scores[GROUPS][MEASURES[0]]
@@ -149,8 +151,8 @@ class PhrasesSuite(Suite[NoOptions]):
         uniform_tiou = scores[chunks][MEASURES[0]]
         return [
             TokenGroups(
-                on.data.keys[grouped.image[i]],
-                pieces(on.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
+                evaluation.data.keys[grouped.image[i]],
+                pieces(evaluation.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
                 grouped.soft[i],
                 [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]],
                 tiou[i],

@@ -93,14 +93,14 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(on.data).expressions
-        iou = np.divide(*(on.result.queries["scores"][field] for field in FIELDS))
-        on = self.prepared(on)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        iou = np.divide(*(evaluation.result.queries["scores"][field] for field in FIELDS))
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
-            key = on.data.keys[expressions[i].image]
-            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(on, expressions[i]))
+            key = evaluation.data.keys[expressions[i].image]
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(evaluation, expressions[i]))
 
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
@@ -108,8 +108,8 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
             " the map was compared."
         )
         titles = ("Expressions: covered least", "Expressions: covered best")
-        places = extremes(iou, image=on.result.queries["image"], number=number)
-        return on.both_ends(titles, order, places, case)
+        places = extremes(iou, image=evaluation.result.queries["image"], number=number)
+        return evaluation.both_ends(titles, order, places, case)
 
 
 class MaskCollector(ExpressionCollector):
@@ -198,17 +198,17 @@ def centred_box(height: int, width: int) -> np.ndarray:
     return down[:, None] & across[None]
 
 
-def _look(on: Evaluation, one: Expression) -> Look:
+def _look(evaluation: Evaluation, one: Expression) -> Look:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
-    alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
-    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0)])
+    alt = f"{evaluation.data.keys[one.image]}, with an outline around what is meant"
+    look = Look(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0)])
     if not isinstance(look.image, Image.Image):
         return look
-    given = on.given(one.image, look.image)
-    mask = on.source[on.data.positions[one.image]].regions[one.region].mask
+    given = evaluation.given(one.image, look.image)
+    mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    score = SentenceScore(one.text, float(on.model.score([given], [one.text])))
-    heat = on.model.heat(given, [one.text]).cpu().numpy()
+    score = SentenceScore(one.text, float(evaluation.model.score([given], [one.text])))
+    heat = evaluation.model.heat(given, [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
     return look._replace(sentences=[score], heat=heat - heat.mean(), outline=outline)

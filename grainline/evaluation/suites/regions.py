@@ -41,10 +41,10 @@ class RegionSuite(Suite[O]):
     needs_text = encodes_captions = keeps_tokens = False
     figure = HEAT_MAPS
 
-    def prepared(self, on: Evaluation) -> Evaluation:
+    def prepared(self, evaluation: Evaluation) -> Evaluation:
         """An evaluation with model and source as the suite reads them."""
-        model, source = self.prepare(on.model, on.source)
-        return on._replace(model=model, source=source)
+        model, source = self.prepare(evaluation.model, evaluation.source)
+        return evaluation._replace(model=model, source=source)
 
 
 class ExpressionSuite(RegionSuite[O]):

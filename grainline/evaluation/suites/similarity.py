@@ -100,7 +100,15 @@ class SimilaritySuite(TextConditionedSuite):
             raise UserError(
                 f"no caption of {data.path} has two texts; sentences and phrases are taken from captions"
             )
-        kinds = {kind: _outcomes_of(kind, likeness) for kind in KINDS}
+        kinds: dict[str, dict[str, Any]] = {}
+        for kind in KINDS:
+            of = {i: one.cosine[kind] for i, one in enumerate(likeness) if kind in one.cosine}
+            refuse_nan(sum(bool(np.isnan(one).any()) for one in of.values()), len(of))
+            kinds[kind] = {
+                "image": [*of],
+                "number": [likeness[i].number[kind] for i in of],
+                "scores": {name: [one[i] for one in of.values()] for i, name in enumerate((SIM, TEXTS))},
+            }
         queries = {
             "texts": digest(text for one in likeness for text in one.texts),
             "kinds": {kind: one for kind, one in kinds.items() if one["image"]},
@@ -126,16 +134,16 @@ class SimilaritySuite(TextConditionedSuite):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        likeness: tuple[Likeness, ...] = self.collected(on.data)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        likeness: tuple[Likeness, ...] = self.collected(evaluation.data)
         usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
 
         def case(place: int) -> Case:
             i = usable[place]
-            one, key = likeness[i], on.data.keys[i]
+            one, key = likeness[i], evaluation.data.keys[i]
             sim, of_texts = one.cosine[ALL_TEXTS]
             scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MAX_ON_PAGE])
+            look = Look(evaluation.image(i), f"image {key}", scores[:MAX_ON_PAGE])
             detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
             if len(scores) > MAX_ON_PAGE:
                 detail += f"; the first {MAX_ON_PAGE} texts are shown"
@@ -147,19 +155,7 @@ class SimilaritySuite(TextConditionedSuite):
         )
         titles = ("Images: most alike", "Images: least alike")
         lowest, highest = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)
-        return on.both_ends(titles, order, (highest, lowest), case)
-
-
-def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
-    """The images that have two texts of a kind, with the number of these texts and both values."""
-    images = [i for i, one in enumerate(likeness) if kind in one.cosine]
-    cosines = [likeness[i].cosine[kind] for i in images]
-    refuse_nan(int(sum(np.isnan(one).any() for one in cosines)), len(cosines))
-    return {
-        "image": images,
-        "number": [likeness[i].number[kind] for i in images],
-        "scores": {name: [one[i] for one in cosines] for i, name in enumerate((SIM, TEXTS))},
-    }
+        return evaluation.both_ends(titles, order, (highest, lowest), case)
 
 
 class LikenessCollector(Collector):

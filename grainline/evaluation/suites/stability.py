@@ -151,8 +151,8 @@ class StabilitySuite(Suite[StabilityOptions]):
                 out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        noise, queries = self.collected(on.data), on.result.queries
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        noise, queries = self.collected(evaluation.data), evaluation.result.queries
         flat = [(i, j) for i, one in enumerate(noise.images) for j in range(len(one.texts))]
 
         def case(k: int) -> Case:
@@ -160,17 +160,17 @@ class StabilitySuite(Suite[StabilityOptions]):
             one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
             before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
             title = f"changed by {100 * change[k]:,.2f} %"
-            detail = f"noise {place_name(one.at[j], one.of[j])}, {on.data.keys[i]}"
+            detail = f"noise {place_name(one.at[j], one.of[j])}, {evaluation.data.keys[i]}"
             name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
             text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
-            alt = f"image {on.data.keys[i]}"
-            return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
+            alt = f"image {evaluation.data.keys[i]}"
+            return Case(title, detail, image=evaluation.image(i), alt=alt, texts=[(name, text)])
 
         change = _all_changes(queries)
         smallest, largest = extremes(change, image=[i for i, _ in flat], number=number)
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         titles = ("Noise: largest change", "Noise: smallest change")
-        return on.both_ends(titles, order, (largest, smallest), case)
+        return evaluation.both_ends(titles, order, (largest, smallest), case)
 
 
 class NoiseCollector(SubtextCollector):
@@ -189,7 +189,7 @@ class NoiseCollector(SubtextCollector):
         self._images.append(insert_noise(self._seed, sample.record.key, texts))
 
     def result(self, data: Encodings) -> Noise:
-        self._rows.encode_waiting()  # so that batches with noise begin with it
+        self._queue.rows.encode_waiting()  # so that batches with noise begin with it
         for one in self._images:
             self._queue.add({NOISY: one.texts})
         subtexts: Subtexts = super().result(data)
@@ -204,17 +204,12 @@ def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
 
     All of it depends on seed, key and subtext alone: not on the order of the images, nor on other texts.
     """
-    sentence = _hash([seed, "sentence", key]) % len(SENTENCES)
+    sentence = int(digest([seed, "sentence", key]), 16) % len(SENTENCES)
     pieces = [[piece.text for piece in sentences(text)] for text in texts]
     of = [len(one) for one in pieces]
-    at = [_hash([seed, "place", key, text]) % (n + 1) for text, n in zip(texts, of, strict=True)]
+    at = [int(digest([seed, "place", key, text]), 16) % (n + 1) for text, n in zip(texts, of, strict=True)]
     noisy = [inserted(one, SENTENCES[sentence], k) for one, k in zip(pieces, at, strict=True)]
     return Insertion(sentence, tuple(at), tuple(of), tuple(noisy))
-
-
-def _hash(parts: Sequence[str | int]) -> int:
-    """A whole number below 2 ** 256 that looks random, and is the same wherever the parts are the same."""
-    return int(digest(parts), 16)
 
 
 def inserted(pieces: Sequence[str], noise: str, at: int) -> str:

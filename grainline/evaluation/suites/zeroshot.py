@@ -141,28 +141,30 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        classes, queries = self.collected(on.data), on.result.queries
-        judged = judge(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        classes, queries = self.collected(evaluation.data), evaluation.result.queries
+        judged = judge(
+            evaluation.model.method, evaluation.data.images, classes, settings_of(evaluation.result).memory
+        )
         true, false = judged.true.numpy(), judged.false.numpy()
 
         def case(i: int) -> Case:
-            by, name = float(true[i]) - float(false[i]), on.data.keys[i]
+            by, name = float(true[i]) - float(false[i]), evaluation.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
                 (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
                 (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
             ]
-            return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
+            return Case(lead(by), detail, by > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts)
 
         order = "By the score of the true class less that of the best other class."
         titles = ("Classes: most wrong", "Classes: most right")
-        return on.both_ends(titles, order, extremes(true - false, number=number), case)
+        return evaluation.both_ends(titles, order, extremes(true - false, number=number), case)
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def sections(self, evaluation: Evaluation) -> list[Section]:
         note = f"The {IN_RESULT} most frequent mistakes at most; the JSON has the outcome of every image."
-        confused = Section("Classes: confusions", hint(note) + confusion_table(on.result.queries))
-        return [*super().sections(on), confused]
+        confused = Section("Classes: confusions", hint(note) + confusion_table(evaluation.result.queries))
+        return [*super().sections(evaluation), confused]
 
 
 class PromptCollector(Collector):
