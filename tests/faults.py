@@ -1118,7 +1118,7 @@ SIMILARITY = [
           "[texts for _, texts in items]", "[texts for _, texts in items[::-1]]"),
     Fault("evaluation/suites/similarity.py", "tests/test_similarity.py",
           "nobody is told that the gallery holds the answers",
-          "**ranks}, (NOTE,))", "**ranks})"),
+          "Outcomes(ranks, (NOTE,))", "Outcomes(ranks)"),
     Fault("build.py", "tests/test_similarity.py", "pairs are scored as they were trained",
           'changes = [f"scoring={way}", *', "changes = [*"),
 ]
@@ -1530,7 +1530,7 @@ TWO_STAGES = [
           "a page shows what was never a candidate",
           'evaluation.result.settings["options"]["shortlist"] or', "0 or"),
     Fault("evaluation/suites/retrieval.py", "tests/test_shortlist.py", "a lot finds what is not listed",
-          "min(k, most or k)", "k"),
+          "min(k, limit or k)", "k"),
 ]
 
 CAFT_METHODS = [
@@ -1848,18 +1848,18 @@ TIOU = [
         "phrases",
     ),
     Fault(
-        "evaluation/suites/annotations.py",
+        "evaluation/suites/grouped.py",
         "tests/test_phrase_suite.py",
         "the begin token counts as a word",
         "first = before + int(tokenizer.begin is not None)",
         "first = before",
     ),
     Fault(
-        "evaluation/suites/annotations.py",
+        "evaluation/suites/grouped.py",
         "tests/test_phrase_suite.py",
         "phrases do not go with their words",
-        "staying, going = [], []\n",
-        "staying, going = [], []\n    moved = dict(enumerate(places))\n",
+        "in_place, with_words = [], []\n",
+        "in_place, with_words = [], []\n    moved = dict(enumerate(places))\n",
     ),
     Fault(
         "evaluation/suites/grouped.py",
@@ -2021,7 +2021,7 @@ TRANSFERRED = [
           "value.masked_fill(~real, 0.0).sum(1, keepdim=True)", "value.sum(1, keepdim=True)"),
     Fault("evaluation/suites/gradient_maps.py", "tests/test_comprehension.py",
           "rounding of square gradients is a map",
-          "heat.masked_fill(heat <= least, 0.0)", "heat.clamp(min=0)"),
+          "heat.masked_fill(heat <= rounding, 0.0)", "heat.clamp(min=0)"),
     Fault("evaluation/suites/comprehension.py", "tests/test_comprehension.py",
           "a wrong box that ties does not count",
           "highest = wrong if bool(wrong.any()) else best", "highest = best"),

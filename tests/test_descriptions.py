@@ -29,7 +29,7 @@ from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.suite import variant
-from grainline.evaluation.suites.annotations import captions_of
+from grainline.evaluation.suites.grouped import captions_of
 from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh

@@ -495,4 +495,4 @@ def test_a_region_that_is_measured_has_its_words() -> None:
     ]
     assert found[0] is not None
     assert found[0] == found[1]
-    assert found[0][0].pixels[HEAT].union >= mask.sum()
+    assert found[0][0].by[HEAT][1] >= mask.sum()

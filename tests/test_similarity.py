@@ -189,8 +189,8 @@ def test_sim_of_features_that_are_known_by_heart() -> None:
     collector.add_images(read_(captions), [[caption] for caption in captions])
     data = encode_source(Toy(), Told(captions))
     found = collector.result(data)
-    assert [one.cosine[SENTENCES].features for one in found] == pytest.approx([0.6, -0.6])
-    assert [one.cosine[SENTENCES].texts for one in found] == pytest.approx([0.6, 0.6])
+    assert [one.cosine[SENTENCES][0] for one in found] == pytest.approx([0.6, -0.6])
+    assert [one.cosine[SENTENCES][1] for one in found] == pytest.approx([0.6, 0.6])
     result = SimilaritySuite().measure(Pooler(), data._replace(collected={"similarity": found}))
     assert result.metric(f"{SIM}, {SENTENCES}").value == pytest.approx(0.0, abs=1e-7)
     assert result.metric(f"{TEXTS}, {SENTENCES}").value == pytest.approx(0.6)
@@ -251,7 +251,7 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert (short.each[1] + short.each[2]) / 2 < 1, "a text is not compared with itself"
     one = Toy()
     own, others = ([one.drawn(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
-    assert short.cosine[PHRASES].texts == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
+    assert short.cosine[PHRASES][1] == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
 def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:

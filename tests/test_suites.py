@@ -156,6 +156,7 @@ def test_a_suite_from_outside_runs_from_the_command_line_to_json_and_page(
         "own text first",
         24,
     )
+    assert list(result.queries) == ["keys", "right"], "the frame names the images"
     assert "own text first" in (tmp_path / "r.html").read_text()
     assert call(*ask, "--compare-to", "r.json") == 0
     assert "compared to r.json" in " ".join(capsys.readouterr().out.split())

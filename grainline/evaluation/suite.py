@@ -103,7 +103,9 @@ class MetricSamples(NamedTuple):
 class Outcomes(NamedTuple):
     """The single outcomes of a suite, from which metrics are computed."""
 
-    queries: dict[str, Any]  # lists of outcomes, as JSON has them; `Suite.metrics` reads nothing else
+    queries: dict[
+        str, Any
+    ]  # lists of outcomes, as JSON has them behind the keys of the images, for `metrics`
     notes: tuple[str, ...] = ()  # for readers of the numbers
     settings: Mapping[str, Any] = {}  # added to `Result.settings`
     data: Mapping[str, Any] = {}  # added to `Result.data`
@@ -211,7 +213,8 @@ class Suite(ABC, Generic[O]):
     def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
         """The result of the data. Raises UserError as `outcomes` and `collected` do."""
         outcomes = self.outcomes(scorer, data, settings)
-        metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
+        queries = {"keys": list(data.keys), **outcomes.queries}
+        metrics = metrics_of(self.metrics([queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
         if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
             notes += (
@@ -238,7 +241,7 @@ class Suite(ABC, Generic[O]):
         }
         return Result(
             self.key, outcomes.protocol, metrics, about, counts, versions(), settings.seed, now(), notes,
-            outcomes.queries,
+            queries,
         )  # fmt: skip
 
     def headlines(self, result: Result) -> list[str]:

@@ -59,7 +59,6 @@ class ColaSuite(Suite[NoOptions]):
         refuse_nan(int(score.isnan().sum()), score.numel())
         margin = margins(score)
         queries = {
-            "keys": list(data.keys),
             "item": list(items.number),
             "images": items.images.tolist(),
             "right": (margin > 0).int().tolist(),

@@ -31,6 +31,7 @@ from grainline.evaluation.examples import (
     attention_of,
     end_of_scale,
     extremes,
+    parts_of,
 )
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
@@ -44,7 +45,7 @@ from grainline.evaluation.suite import (
     mean_metric,
     mean_of,
 )
-from grainline.methods.base import parts_of, require_attention
+from grainline.methods.base import require_attention
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
@@ -97,7 +98,7 @@ class InactivitySuite(Suite[NoOptions]):
         weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
         refuse_nan(int(np.isnan(weights).sum()), len(weights))
         texts = [text for i, one in usable.items() for text in (data.strings[i], one.foreign)]
-        queries = {"keys": list(data.keys), "image": [*usable], "texts": digest(texts), "scores": scores}
+        queries = {"image": [*usable], "texts": digest(texts), "scores": scores}
         notes = []
         alone = len(slots) - len(usable)
         if alone:

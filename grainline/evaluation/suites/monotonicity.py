@@ -51,11 +51,11 @@ from grainline.report.page import Section
 from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
-LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
+MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
 EXAMPLES = 4  # images of the figure, unless they are named
-MOST = len(COLOURS)  # models of the figure
+MAX_MODELS = len(COLOURS)  # models of the figure
 
 
 class MonotonicityOptions(Config):
@@ -81,8 +81,8 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
     def __init__(self, options: MonotonicityOptions | None = None) -> None:
         super().__init__(options)
         paths = self.options.also_plot
-        if len(paths) >= MOST:
-            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit next to the model")
+        if len(paths) >= MAX_MODELS:
+            raise UserError(f"also_plot names {len(paths)} results; {MAX_MODELS - 1} fit next to the model")
         self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
@@ -94,15 +94,14 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if not any(len(places) > 1 for of in subtexts.of.values() for places in of):
             raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
         scores = sequence_scores(scorer, data.images, subtexts)
-        queries: dict[str, Any] = {"keys": list(data.keys), "sequences": scores}
-        return Outcomes(queries, _notes(scores), data={"texts": len(subtexts.strings)})
+        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs of each image, over all captions with enough sentences."""
         out = {}
-        for name, least in LEAST.items():
+        for name, minimum in MIN_SUBTEXTS.items():
             of = [run["sequences"][EACH if name == LONG else name] for run in runs]
-            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= least]
+            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= minimum]
             if not images:
                 continue
             tied = sum(ties(one["scores"][i]) for one in of for i in images)
@@ -198,11 +197,11 @@ def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
     each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
-    for name, least in LEAST.items():
-        number = sum(n < least for n in sequences[EACH if name == LONG else name]["subtexts"])
+    for name, minimum in MIN_SUBTEXTS.items():
+        number = sum(n < minimum for n in sequences[EACH if name == LONG else name]["subtexts"])
         if number:
             what = "subtexts" if name == LONG else "sentences"
-            notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {least} {what}")
+            notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {minimum} {what}")
     alike = [len(scores) for scores in each["scores"] if len(set(scores)) == 1]
     if alike:
         single = alike.count(1)
@@ -253,12 +252,12 @@ def _figure_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
         place = {key: i for i, key in enumerate(evaluation.data.keys)}
         missing = [key for key in keys if key not in place]
         if missing:
+            like = evaluation.data.keys[0]
             raise UserError(
-                f"samples names {some(missing)}, of which there is no image;"
-                f" keys are like {evaluation.data.keys[0]}"
+                f"samples names {some(missing)}, of which there is no image; keys are like {like}"
             )
         return [place[key] for key in keys]
     scores = evaluation.result.queries["sequences"][EACH]["scores"]
-    least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
-    long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
+    minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
+    long = np.array([i for i, one in enumerate(scores) if len(one) >= minimum])
     return long[spread(np.array([correlation(scores[i]) for i in long]), EXAMPLES)].tolist()

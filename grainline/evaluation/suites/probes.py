@@ -104,7 +104,6 @@ class ProbesSuite(Suite[NoOptions]):
         refuse_nan(int(right.isnan().sum() + wrong.isnan().sum()), right.numel() + wrong.numel())
         image, other = probes.images.T.tolist()
         queries = {
-            "keys": list(data.keys),
             "kind": list(probes.kind),
             "benchmark": list(probes.benchmark),
             "image": image,

@@ -86,7 +86,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
             counts = {"images": len(images.image), "texts": len(texts.image)}
             parts.append(counts | self._ranks(scorer, images, texts, settings.memory))
-        queries, notes = {"keys": list(data.keys), "folds": parts}, self._notes_of_stages(parts)
+        queries, notes = {"folds": parts}, self._notes_of_stages(parts)
         if not self.fold_protocol.startswith("coco"):
             return Outcomes(queries, notes, protocol=self.fold_protocol)
         split = coco_split(data.keys)
@@ -185,7 +185,7 @@ def _fold_metrics(
     many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
     bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
-    for suffix, field, most in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
+    for suffix, field, limit in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
         if field is not None and not all(field in run[way] for run in runs for way in WAYS):
             continue
         for name, way, positives, size in (
@@ -198,18 +198,19 @@ def _fold_metrics(
             hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
             samples = replicates(hits, image, **bootstrap)
             for i, k in enumerate(DEPTHS):
-                chance = chance_recall(positives, size, k if k >= size else min(k, most or k))
+                chance = chance_recall(positives, size, k if k >= size else min(k, limit or k))
                 out[f"{name} R@{k}{suffix}"] = MetricSamples(
                     hits[:, i].mean(), samples[:, i], queries, chance, ties, "share"
                 )
             samples, middle = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
-            chance = size if most is not None and middle > most else middle
+            chance = size if limit is not None and middle > limit else middle
             out[f"{name} median rank{suffix}"] = MetricSamples(
                 float(np.median(rank)), samples, queries, chance, ties, "rank"
             )
-            if most is not None and all(LISTED in x for x in outcomes):
+            if limit is not None and all(LISTED in x for x in outcomes):
                 listed = np.concatenate([x[LISTED] for x in outcomes]).astype(np.float64)
-                samples, chance = replicates(listed, image, **bootstrap), chance_recall(positives, size, most)
+                samples = replicates(listed, image, **bootstrap)
+                chance = chance_recall(positives, size, limit)
                 out[f"{name} in shortlist"] = MetricSamples(
                     listed.mean(), samples, queries, chance, 0, "share"
                 )
@@ -275,8 +276,8 @@ def _hits(evaluation: Evaluation, query: _Query, way: str) -> list[tuple[int, in
     others = query.fold.images if way == "t2i" else query.fold.texts
     images = rows(evaluation.data.images, others if way == "t2i" else single)
     texts = rows(evaluation.data.texts, others if way == "i2t" else single)
-    most = evaluation.result.settings["options"]["shortlist"] or len(others)
-    near = candidates(images, texts, most, memory)[WAYS.index(way)][0]
+    limit = evaluation.result.settings["options"]["shortlist"] or len(others)
+    near = candidates(images, texts, limit, memory)[WAYS.index(way)][0]
     if way == "t2i":
         images = rows(images, near)
     else:
