@@ -171,21 +171,18 @@ class Towers(nn.Module):
         places = self.image_tokens(images).places
         return () if places is None else (places.long(),)
 
-    def encode_with_tokens(self, images: Images, project: nn.Module | None = None) -> Encoded:
-        """images of N rows -> Encoded [N, D], tokens = projected patches in training too, not of unit length
+    def encode_images(
+        self, images: Images, project: nn.Module | None = None, *, tokens_in_training: bool = False
+    ) -> Encoded:
+        """images of N rows -> Encoded [N, D], tokens = projected patches, not of unit length
 
-        project  of the patches; None: that of the vectors
+        project             of the patches; None: that of the vectors
+        tokens_in_training  whether there are tokens in training too
         """
         read = self.image_tokens(images)
-        vector, tokens = unit(self.to_image(read.pooled)), full((project or self.to_image)(read.patches))
-        return Encoded(vector, tokens, read.real(), images.image, images.image, None, read.places)
-
-    def encode_images(self, images: Images) -> Encoded:
-        """images of N rows -> Encoded [N, D], tokens = patches, outside training only"""
-        read = self.image_tokens(images)
-        keep = 0 if self.training else read.patches.shape[1]
-        tokens = self._tokens(self.to_image, read.patches[:, :keep])
-        vector, mask = unit(self.to_image(read.pooled)), read.real()[:, :keep]
+        keep = 0 if self.training and not tokens_in_training else read.patches.shape[1]
+        vector = unit(self.to_image(read.pooled))
+        tokens, mask = full((project or self.to_image)(read.patches[:, :keep])), read.real()[:, :keep]
         return Encoded(vector, tokens, mask, images.image, images.image, None, read.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
@@ -194,13 +191,8 @@ class Towers(nn.Module):
         read = self.text(ids, mask)
         keep = 0 if self.training else ids.shape[1]
         vector = unit(self.to_text(read.pooled))
-        tokens = self._tokens(self.to_text, read.tokens[:, :keep])
+        tokens = full(self.to_text(read.tokens[:, :keep]))
         return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image)
-
-    def _tokens(self, project: nn.Module, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] == 0:
-            return full(tokens).new_zeros(tokens.shape[0], 0, self.space)
-        return full(project(tokens))
 
 
 def _encoders(cfg: TowersConfig) -> tuple[Any, Any, tuple[nn.Module, nn.Module] | None]:

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways
-from grainline.nn.scale import LogitScale
+from grainline.methods.shared import LogitScale, both_ways
 from grainline.types import Clock, Pair, Term
 
 

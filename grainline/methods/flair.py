@@ -30,7 +30,7 @@ from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix
 from grainline.losses.tiled.scores import Dot
 from grainline.methods.base import dot
-from grainline.methods.shared import logged
+from grainline.methods.shared import LogitScale, logged
 from grainline.methods.text_parts import (
     CHUNKING,
     ConditionedConfig,
@@ -41,7 +41,6 @@ from grainline.methods.text_parts import (
     row_ids,
 )
 from grainline.nn.pooling import mean_pool, unit
-from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
 
 
@@ -76,7 +75,7 @@ class FLAIR(ConditionedMethod):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches in the shared space, not of unit length"""
-        return self.towers.encode_with_tokens(images)
+        return self.towers.encode_images(images, tokens_in_training=True)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: the text, not of unit length; of several chunks their mean"""

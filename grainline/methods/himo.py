@@ -24,8 +24,7 @@ from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses.hide import Principal, principal_part
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways, logged
-from grainline.nn.scale import LogitScale
+from grainline.methods.shared import LogitScale, both_ways, logged
 from grainline.types import Clock, Encoded, Mean, Pair, Term
 
 

@@ -32,9 +32,8 @@ from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
-from grainline.methods.shared import both_ways
+from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import mean_pool, unit
-from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"

@@ -156,7 +156,7 @@ def flair_loss(c: Case) -> Outcome:
     pair = method.before_gather(
         Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner))
     )
-    with patch("grainline.losses.tiled.sampled_pairs.hash_pairs", lambda *_: batch.negatives):
+    with patch("grainline.losses.tiled.pair_mask.hash_pairs", lambda *_: batch.negatives):
         found = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]
     return outcome(found, [*by, scale, bias])

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.patch_selection.fast_cosines import FastCosines, pays
-from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.selector import FastCosines, Selector, pays
 from grainline.methods.patch_selection.types import (
     CLASS,
     PATCH,
