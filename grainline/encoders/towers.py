@@ -147,18 +147,15 @@ class Towers(nn.Module):
         """Whether image tokens are segments of any shape."""
         return isinstance(self.image, Cast) or (isinstance(self.image, ImageEncoder) and self.image.segmented)
 
-    @property
-    def classed(self) -> bool:
-        """Whether the image encoder has a class token; it is the summary then."""
-        if isinstance(self.image, ImageEncoder):
-            return self.image.kind in CLASSED
-        return isinstance(self.image, ViT) and self.image.class_token is not None
-
     def image_tokens(self, images: Images) -> ImageTokens:
         """The tokens of images. Features and superpixels that come with the images are used as they are."""
         if images.features is not None:
             features = full(images.features)
-            return ImageTokens(features[:, 0], features[:, 0] if self.classed else None, features[:, 1:])
+            if isinstance(self.image, ImageEncoder):
+                classed = self.image.kind in CLASSED
+            else:
+                classed = isinstance(self.image, ViT) and self.image.class_token is not None
+            return ImageTokens(features[:, 0], features[:, 0] if classed else None, features[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
         tokens: ImageTokens = self.image(images.pixels)

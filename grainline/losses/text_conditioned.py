@@ -92,12 +92,12 @@ def pooled_scores(
         cols = text_side(pool, texts.flatten(0, 1))
         share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
         out = cols[2].new_empty(len(key_values.key), number)
-        most = len(out) or 1
+        step = len(out) or 1
         if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
             points = key_values.key.shape[1] * key_values.key.shape[2]
-            most = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
-        for start in range(0, len(out), most):
-            here = slice(start, start + most)
+            step = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
+        for start in range(0, len(out), step):
+            here = slice(start, start + step)
             _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
     return out
 

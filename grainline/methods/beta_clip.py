@@ -26,7 +26,7 @@ from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses import beta_cal
-from grainline.losses.tiled.pair_mask import RowIds
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import (
     LogitScale,
@@ -207,7 +207,8 @@ class BetaCLIP(Method):
 
     def _cross_entropy(self, local: Pair, gathered: Pair, ids: RowIds, all_ids: RowIds) -> dict[str, Term]:
         """Equations 2 and 3: cross-entropy of pooled images over texts, and the other way round."""
-        cfg, scale, weights = self.cfg, self.pool_scale(), beta_cal.Beta(self.cfg.beta, self.cfg.slot_decay)
+        cfg, scale = self.cfg, self.pool_scale()
+        pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
@@ -216,28 +217,24 @@ class BetaCLIP(Method):
             size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, beta_cal.NOBODY) if cfg.others.own else owner
             further, group = self._further(gathered, others, images, ids)
-            negatives = beta_cal.and_negatives(all_ids, group)
+            more = pairs._replace(cols=beta_cal.and_negatives(all_ids, group))
             both = (
-                beta_cal.repeated_ce(
-                    pooled, all_texts, ids, all_ids, weights, again=others.row, owner=owner, size=size
-                ),
-                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), ids, negatives, weights),
+                beta_cal.repeated_ce(pooled, all_texts, pairs, again=others.row, owner=owner, size=size),
+                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), more),
             )
         elif gathered.texts is local.texts:  # one process: both directions out of one matrix
-            both = beta_cal.beta_ce_both(pooled, all_texts, all_ids, weights)
+            both = beta_cal.beta_ce_both(pooled, all_texts, pairs)
         else:
-            both = (
-                beta_cal.beta_ce(pooled, all_texts, ids, all_ids, weights),
-                beta_cal.beta_ce(texts, all_pooled, ids, all_ids, weights),
-            )
+            both = beta_cal.beta_ce(pooled, all_texts, pairs), beta_cal.beta_ce(texts, all_pooled, pairs)
         names = "pooled i2t", "pooled t2i"
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}
 
     def _binary(self, local: Pair, gathered: Pair, ids: RowIds, all_ids: RowIds) -> dict[str, Term]:
         """Equations 4 and 5: binary cross-entropy of each pair of a pooled image and a text."""
-        cfg, scale, weights = self.cfg, self.pool_scale(), beta_cal.Beta(self.cfg.beta, self.cfg.slot_decay)
+        cfg, scale = self.cfg, self.pool_scale()
+        pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
         pooled = scale * local.texts.extra.pooled
-        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, ids, all_ids, weights, cfg.divisor)
+        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, pairs, cfg.divisor)
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms

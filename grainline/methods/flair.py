@@ -101,7 +101,9 @@ class FLAIR(ConditionedMethod):
         pooled = self.pool.loss(images, parts, self.cfg.negatives, clock, scale, bias)
         pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
         summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
-        number, count = _counts(gathered.images, parts, pooled.total.dtype)
+        dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
+        number = (gathered.images.item >= 0).sum().clamp(min=1).to(dtype)
+        count = ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)
         terms = {  # B / (B + K - 1) and 1 / K of a mean over images
             "pooled": Mean(pooled.total * number / (number + count / number - 1).clamp(min=1), pooled.number),
             "summary": Mean(summary.total * number / count.clamp(min=1), summary.number),
@@ -125,9 +127,3 @@ def summary_loss(images: Tensor, texts: Tensor, pairs: PairMatrix, scale: Tensor
     texts = unit(texts)
     cols = torch.cat([texts, texts.new_ones(len(texts), 1)], 1)
     return pair_loss(Dot(), SigmoidLoss(), (rows,), (cols,), pairs)[0]
-
-
-def _counts(images: Encoded, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images of all processes, at least 1, and their captions: [] both"""
-    number = (images.item >= 0).sum().clamp(min=1)
-    return number.to(dtype), ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)

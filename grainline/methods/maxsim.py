@@ -102,8 +102,8 @@ def late_score(
     flat = texts.flatten(0, 1)
     first, back = distinct_rows(flat)
     tokens = flat[first]
-    most = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
-    step = max(1, most // max(1, image_mask.numel()))
+    limit = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
+    step = max(1, limit // max(1, image_mask.numel()))
     best = torch.cat(
         [_best(images, image_mask, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
     )

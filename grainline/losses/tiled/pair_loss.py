@@ -201,8 +201,8 @@ def _near(sides: list[Tensor]) -> Tensor | None:
     if len(sides) == 1:
         return None
     both = torch.cat(sides)
-    top, least = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
-    return top if 0 <= float(top - least) <= NEAR else None
+    top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
+    return top if 0 <= float(top - bottom) <= NEAR else None
 
 
 def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
@@ -321,17 +321,13 @@ def pair_loss(
 
     Computed at least in float32, whatever autocast says; sums over rows in float64. Differentiable once.
     """
-    rows, cols, shared = (tuple(_whole(x) for x in part) for part in (rows, cols, shared))
+    rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     sums = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
-
-
-def _whole(x: Tensor) -> Tensor:
-    return full(x) if x.is_floating_point() else x
 
 
 class _OnePass(torch.autograd.Function):

@@ -93,9 +93,7 @@ class PairMatrix(NamedTuple):
         """The columns of a tile, of x [M, ...]: a view [c, ...]"""
         return x[tile.cols]
 
-    def room(self, x: Tensor, tile: Tile) -> Tensor:
-        """The same view, which gradients by these columns are added to"""
-        return x[tile.cols]
+    room = take  # gradients by these columns are added to the view
 
     def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
         """Nothing: `room` is a view of x."""
@@ -143,15 +141,15 @@ def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
     ends = torch.tensor(cuts[1:], device=device)
     place = torch.bucketize(torch.arange(number, device=device), ends, right=True)  # [n] its stripe
 
-    def most(values: Tensor, counted: Tensor, way: str, fill: int) -> list[int]:
+    def extreme(values: Tensor, counted: Tensor, way: str, fill: int) -> list[int]:
         none = torch.full((len(cuts) - 1,), fill, device=device)
         return none.scatter_reduce(0, place, values.masked_fill(~counted, fill), way).tolist()
 
     def spans(values: Tensor, counted: Tensor) -> list[_Span]:
-        both = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
+        both = extreme(values, counted, "amin", BEYOND), extreme(values, counted, "amax", -1)
         return list(zip(*both, strict=True))
 
-    full = [bool(x) for x in most(real.long(), real == real, "amin", 1)]
+    full = [bool(x) for x in extreme(real.long(), real == real, "amin", 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     groups, images = spans(keys.group, real), spans(keys.image, real & (keys.image >= 0))
     return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
@@ -239,14 +237,14 @@ def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
     lot = hash_pairs(clock, rows.image, by_image.image) % by_image.number
     others = by_image.columns[by_image.first + lot].masked_fill(~met | same, -1)
     against = torch.where(real & (rows.group[:, None] == cols.group[foils]), foils, -1)  # [n, F]
-    most = int(by_image.number.max()) if len(by_image.number) else 0
+    limit = int(by_image.number.max()) if len(by_image.number) else 0
     own_number = (same * by_image.number).sum(1, keepdim=True)  # [n, 1] own captions
     first = (same * by_image.first).sum(1, keepdim=True)
-    place = torch.arange(most, device=first.device)
+    place = torch.arange(limit, device=first.device)
     own = by_image.columns[(first + place).clamp(max=len(by_image.columns) - 1)].masked_fill(
         place >= own_number, -1
     )
-    return SampledPairs(rows, torch.cat([own, others, against], 1), most)
+    return SampledPairs(rows, torch.cat([own, others, against], 1), limit)
 
 
 def all_negatives(rows: RowIds, cols: RowIds) -> PairMatrix:

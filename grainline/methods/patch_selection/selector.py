@@ -206,9 +206,7 @@ class Selector(nn.Module):
         """Images as evaluation compares them with texts, precomputed (in half precision, too) or not."""
         if images.precomputed is None:
             return self.image_side(images._replace(tokens=full(images.tokens)), self.top)
-        precomputed: SelectionPrecomputed = each(
-            lambda x: full(x) if x.is_floating_point() else x, images.precomputed
-        )
+        precomputed: SelectionPrecomputed = each(full, images.precomputed)
         return SelectionImages(*precomputed, length=_lengths(precomputed.patches), image=images.image)
 
     def choose(
