@@ -14,7 +14,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = 0, 1, 2, 3, 4  # Texts.level
+LEVELS = 5
+CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = range(LEVELS)  # Texts.level
 
 
 class Texts(NamedTuple):

@@ -1068,7 +1068,7 @@ BETA_CLIP = [
     Fault("methods/shared.py", "tests/test_beta_clip.py", "texts of an image that comes twice are one's",
           "return torch.where(images[by_position] == image, by_position, by_id)", "return by_id"),
     Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "texts of an image that comes twice count once",
-          "place * levels + level", "texts.image * levels + level"),
+          "place * LEVELS + level", "texts.image * levels + level"),
     Fault("methods/beta_clip.py", "tests/test_beta_clip_padding.py", "slots that no image fills count",
           "(empty & used[of, slot])", "empty"),
     Fault("methods/beta_clip.py", "tests/test_beta_clip_padding.py", "empty slots of others are no negatives",

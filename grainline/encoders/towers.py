@@ -115,13 +115,14 @@ class TowersConfig(Config):
 class Towers(nn.Module):
     """Images and texts to unit vectors, and to tokens in the same space.
 
-    Tokens are projected only outside training: no dual-encoder loss reads them, heat maps and indexes do.
+    In training there are image tokens only for a loss that reads them (`learns_tokens` of the config), and no
+    words; heat maps and indexes read both.
     """
 
     def __init__(self, cfg: TowersConfig) -> None:
         """Fresh weights; `fill` puts in those of a checkpoint."""
         super().__init__()
-        self.space = cfg.width or WIDTH
+        self.space, self.learns_tokens = cfg.width or WIDTH, cfg.learns_tokens
         self.image, self.text, heads = _encoders(cfg)
         self.to_image, self.to_text = heads or (
             _projection(cfg.image, self.image.width, self.space),
@@ -168,16 +169,13 @@ class Towers(nn.Module):
         places = self.image_tokens(images).places
         return () if places is None else (places.long(),)
 
-    def encode_images(
-        self, images: Images, project: nn.Module | None = None, *, tokens_in_training: bool = False
-    ) -> Encoded:
+    def encode_images(self, images: Images, project: nn.Module | None = None) -> Encoded:
         """images of N rows -> Encoded [N, D], tokens = projected patches, not of unit length
 
-        project             of the patches; None: that of the vectors
-        tokens_in_training  whether there are tokens in training too
+        project  of the patches; None: that of the vectors
         """
         read = self.image_tokens(images)
-        keep = 0 if self.training and not tokens_in_training else read.patches.shape[1]
+        keep = 0 if self.training and not self.learns_tokens else read.patches.shape[1]
         vector = unit(self.to_image(read.pooled))
         tokens, mask = full((project or self.to_image)(read.patches[:, :keep])), read.real()[:, :keep]
         return Encoded(vector, tokens, mask, images.image, images.image, None, read.places)

@@ -103,9 +103,7 @@ class _PrincipalPart(torch.autograd.Function):
             total = reached[:, -1:]
             alike = (total < TINY) | (size < 2)  # [G, 1]
             keep = (F.pad(reached[:, :-1], (1, 0)) < threshold * total) & ~alike
-            # Components in products: on a CPU no more than a group keeps. Elsewhere all of them, since
-            # reading the number would wait for the device; the others count as zeros.
-            limit = int(keep.sum(1).max()) if keep.device.type == "cpu" else keep.shape[1]
+            limit = _products(keep)
             e = vectors.to(x.dtype)
             leading = e[..., :limit] * keep[:, None, :limit]
             inner = leading.mT @ y
@@ -170,6 +168,14 @@ class _Order:
     def back(self, x: Tensor) -> Tensor:
         """[G, n, D] -> [N, D]"""
         return x[0] if self.groups == 1 else x.flatten(0, 1).index_select(0, self.place)
+
+
+def _products(keep: Tensor) -> int:
+    """The number of components in products: on a CPU no more than a group keeps.
+
+    Elsewhere it is all of them, since reading it would wait for the device; the others count as zeros.
+    """
+    return int(keep.sum(1).max()) if keep.device.type == "cpu" else keep.shape[1]
 
 
 def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,13 +41,11 @@ from grainline.methods.shared import (
 from grainline.nn.pooling import CrossPool, unit
 from grainline.types import (
     CAPTION,
-    FOIL,
-    LOOSE,
+    LEVELS,
     PHRASE,
     SENTENCE,
     Clock,
     Encoded,
-    Images,
     Mean,
     Pair,
     Term,
@@ -134,10 +132,6 @@ class BetaCLIP(Method):
         self.pool_scale = LogitScale(cfg.pool_scale, cfg.max_scale)
         self.keeps_padding = cfg.padding == "candidates" and (cfg.form == "ce" or cfg.others is not None)
 
-    def encode_images(self, images: Images) -> Encoded:
-        """tokens: patches in the shared space, not of unit length"""
-        return self.towers.encode_images(images, tokens_in_training=True)
-
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
             first = torch.zeros_like(texts.mask)
@@ -212,7 +206,7 @@ class BetaCLIP(Method):
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
-            others = self._other_texts(gathered, cfg.others)
+            others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
             images = image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, beta_cal.NOBODY) if cfg.others.own else owner
@@ -238,7 +232,7 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
-        others = self._other_texts(gathered, cfg.others)
+        others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
         images = local_rows(image_ids(gathered.images, cfg.group), len(local.images.item))
         parameters = dict(self.pool.named_parameters())
 
@@ -252,10 +246,6 @@ class BetaCLIP(Method):
         texts = gathered.texts.vector[others.row]
         mean = beta_cal.cross_image_bce(pool, shared, patches, images, texts, others.ids)
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
-
-    def _other_texts(self, gathered: Pair, cfg: CrossImageConfig) -> PoolingTexts:
-        """The texts that pool images other than their own: the first ones of each image and level."""
-        return first_texts(gathered, self.cfg.group, self.keeps_padding, cfg.sentences, cfg.phrases)
 
     def _further(
         self, gathered: Pair, others: PoolingTexts, images: RowIds, ids: RowIds
@@ -334,18 +324,15 @@ def rank_of(key: Tensor) -> Tensor:
     return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)
 
 
-def first_texts(
-    gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int
-) -> PoolingTexts:
-    """The caption of each image, and the first so many of its sentences and phrases.
+def first_texts(gathered: Pair, group: int | None, padding: bool, cfg: CrossImageConfig) -> PoolingTexts:
+    """The caption of each image, and the first so many of its sentences and phrases: they pool others.
 
     group, padding  as in `text_ids`
     """
     images, texts = gathered
     ids = text_ids(gathered, group, padding)
-    levels = 1 + max(CAPTION, SENTENCE, PHRASE, FOIL, LOOSE)
-    limit = torch.zeros(levels, dtype=torch.int64, device=texts.item.device)
-    limit[CAPTION], limit[SENTENCE], limit[PHRASE] = 1, sentences, phrases
+    limit = torch.zeros(LEVELS, dtype=torch.int64, device=texts.item.device)
+    limit[CAPTION], limit[SENTENCE], limit[PHRASE] = 1, cfg.sentences, cfg.phrases
     place, level = owner_of(texts.image, images.image), texts.extra.level
     if padding:  # an empty slot has the level of the texts in that slot of other images
         slot, empty = slots_of(texts.image, images.image), texts.item < 0
@@ -353,6 +340,6 @@ def first_texts(
         level = torch.where(empty, of_slot[slot], level)
         place = torch.where(empty, row_by_position(texts.image, images.image), place)
     counts = ids.real() & (place >= 0)
-    order = rank_of(torch.where(counts, place * levels + level, -1))
+    order = rank_of(torch.where(counts, place * LEVELS + level, -1))
     row = (counts & (order < limit[level])).nonzero()[:, 0]
     return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))

@@ -162,7 +162,7 @@ class CAFT(ConditionedMethod):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: segments in the shared space, not of unit length"""
-        return self.towers.encode_images(images, self.to_part, tokens_in_training=True)
+        return self.towers.encode_images(images, self.to_part)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: sub-captions, not of unit length. ValueError for more of them than are composed."""

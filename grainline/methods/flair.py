@@ -41,7 +41,7 @@ from grainline.methods.text_parts import (
     row_ids,
 )
 from grainline.nn.pooling import mean_pool, unit
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
 
 
 class FLAIRConfig(ConditionedConfig):
@@ -72,10 +72,6 @@ class FLAIR(ConditionedMethod):
         self.pool = PartPool(self.towers.space, cfg.heads)
         self.scale = LogitScale(cfg.scale, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), cfg.bias))
-
-    def encode_images(self, images: Images) -> Encoded:
-        """tokens: patches in the shared space, not of unit length"""
-        return self.towers.encode_images(images, tokens_in_training=True)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: the text, not of unit length; of several chunks their mean"""

@@ -62,7 +62,7 @@ class MaxSim(Method):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches, at length 1"""
-        read = self.towers.encode_images(images, tokens_in_training=True)
+        read = self.towers.encode_images(images)
         return read._replace(tokens=unit(read.tokens))
 
     def encode_texts(self, texts: Texts) -> Encoded:

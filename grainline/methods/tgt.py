@@ -186,8 +186,8 @@ def _extra(read: Any, mask: Tensor) -> TGTExtra:
         )
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
-    chosen = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
-    return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), chosen.sum(1).to(soft.dtype))
+    hard = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
+    return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), hard.sum(1).to(soft.dtype))
 
 
 def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:

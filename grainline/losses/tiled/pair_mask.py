@@ -93,7 +93,9 @@ class PairMatrix(NamedTuple):
         """The columns of a tile, of x [M, ...]: a view [c, ...]"""
         return x[tile.cols]
 
-    room = take  # gradients by these columns are added to the view
+    def room(self, x: Tensor, tile: Tile) -> Tensor:
+        """The same view, which gradients by these columns are added to"""
+        return x[tile.cols]
 
     def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
         """Nothing: `room` is a view of x."""
