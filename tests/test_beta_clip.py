@@ -15,7 +15,7 @@ from grainline.distributed import ddp_mean
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
 from grainline.training.step import Objective, step

@@ -16,19 +16,18 @@ from grainline.build import build as build_method
 from grainline.config import parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.distributed import ddp_mean
-from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
 from grainline.evaluation.score import retrieval_ranks
 from grainline.evaluation.suites.regions import PooledRegions, region_scorer
 from grainline.fingerprint import origin
 from grainline.methods.base import Method
-from grainline.methods.caft import CAFT
+from grainline.methods.caft import BLEND, CAFT, Adapter, Composer, ComposerConfig
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
+from grainline.methods.shared import clamp_scales
 from grainline.methods.text_parts import Parts, row_ids
 from grainline.model import Model, on_pixels
 from grainline.nn.pooling import unit
-from grainline.nn.scale import clamp_scales
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
 from grainline.training.step import Objective, step

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from grainline.methods.base import Method, dot
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.training.step import recompute_layers, step
 from grainline.types import concat, each, rows
 

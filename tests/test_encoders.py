@@ -14,9 +14,9 @@ from grainline.encoders.text import TextConfig, TextTransformer, length_groups
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import Around, ViT, ViTConfig, waves
 from grainline.errors import UserError
+from grainline.methods.shared import LogitScale, clamp_scales
 from grainline.nn.attention import Block, Stack
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
-from grainline.nn.scale import LogitScale, clamp_scales
 from grainline.types import Images, Texts, rows
 
 MEAN, SPREAD = (0.5, 0.375, 0.25), (0.25, 0.5, 0.125)  # exact in float32

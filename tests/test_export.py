@@ -37,8 +37,8 @@ from grainline.export.onnx import (
 from grainline.files import write_tensors
 from grainline.fingerprint import fingerprint
 from grainline.methods import method_class
+from grainline.methods.text_parts import distinct_rows
 from grainline.model import Model, load
-from grainline.nn.late import distinct_rows
 from grainline.nn.runtime import static
 from grainline.nn.superpixels import kmeans
 from grainline.types import Texts

@@ -390,8 +390,8 @@ def test_a_device_that_is_not_waited_for_finds_the_same(
 ) -> None:
     x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
     results = []
-    for most in (hide._most, lambda keep: keep.shape[1]):
-        monkeypatch.setattr(hide, "_most", most)
+    for number in (hide._products, lambda keep: keep.shape[1]):
+        monkeypatch.setattr(hide, "_products", number)
         for detach in (False, True):
             y = x.clone().requires_grad_()
             part = found(y, 0.6, detach_basis=detach).rows

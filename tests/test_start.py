@@ -32,8 +32,8 @@ from grainline.encoders.pretrained.build import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
 from grainline.methods import method_class
+from grainline.methods.shared import clamp_scales
 from grainline.model import Model, load
-from grainline.nn.scale import clamp_scales
 
 Saved = Callable[[str], tuple[Path, Any]]
 TEXTS = [SENTENCE[:9], SENTENCE[15:40], "sleeps", "a sleeps by a red house"]

@@ -29,7 +29,7 @@ from grainline.distributed import (
 from grainline.errors import UserError
 from grainline.files import existing_folder
 from grainline.methods.base import Method
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
