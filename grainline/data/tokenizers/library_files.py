@@ -17,7 +17,7 @@ import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -38,13 +38,6 @@ _UNSAID = ("PreTrainedTokenizer", "TokenizersBackend")  # classes of the library
 _BERTS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-class Pipeline(NamedTuple):
-    """A tokenizer of the tokenizers library with every step in it, from the text to the end token."""
-
-    kind: str  # bert, siglip or siglip2
-    backend: tokenizers.Tokenizer
-
-
 def _kind_of(content: Mapping[str, Any]) -> str | None:
     """The kind whose form the content of a tokenizer.json has; None: another one, CLIP's perhaps."""
     model = content.get("model")
@@ -57,11 +50,12 @@ def _kind_of(content: Mapping[str, Any]) -> str | None:
     return "siglip2" if model.get("byte_fallback") else None
 
 
-def read_pipeline(file: Path) -> Pipeline | None:
+def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     """From a tokenizer.json, spiece.model or vocab.txt with its tokenizer_config.json.
 
-    None for a file of another form. A file of `TextTokenizer.save` is complete. Raises UserError for one that
-    is broken or belongs to another class, OSError for one that cannot be read.
+    The kind (bert, siglip or siglip2), and a tokenizer with every step from the text to the end token. None
+    for a file of another form. A file of `TextTokenizer.save` is complete. Raises UserError for one that is
+    broken or belongs to another class, OSError for one that cannot be read.
     """
     config, content = _settings(file.with_name("tokenizer_config.json")), dict[str, Any]()
     if file.name == "spiece.model":
@@ -84,7 +78,7 @@ def read_pipeline(file: Path) -> Pipeline | None:
             return None
         kind, backend = form, _backend(text, str(file))
         if file.name == CONTENT and file.with_name(META).is_file():
-            return Pipeline(kind, backend)
+            return kind, backend
     _check_class(kind, config, file)
     backend.no_truncation()
     backend.no_padding()
@@ -97,7 +91,7 @@ def read_pipeline(file: Path) -> Pipeline | None:
         single=" ".join(part for part in (begin, "$A", end) if part is not None),
         special_tokens=[(name, backend.token_to_id(name)) for name in names],
     )
-    return Pipeline(kind, backend)
+    return kind, backend
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -158,7 +152,7 @@ def _bert(backend: tokenizers.Tokenizer, content: Settings, config: Settings) ->
 
 
 def _siglip(backend: tokenizers.Tokenizer, content: Settings, config: Settings) -> Frame:
-    """The same normalisation as `LibraryTokenizer._read`, for other readers of the file.
+    """The same normalisation as `LibraryTokenizer._input`, for other readers of the file.
 
     There a blank stands before the text from the start, so marks that go from its beginning with a blank
     among them leave a second one. A text that begins with that blank has been normalised already.

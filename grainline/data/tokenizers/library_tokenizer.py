@@ -13,15 +13,8 @@ from typing import Any
 import tokenizers
 
 from grainline.data.captions import clean
-from grainline.data.tokenizers.library_files import BLANK, Pipeline
-from grainline.data.tokenizers.tokenized import (
-    MaskTokens,
-    TextTokenizer,
-    Tokenized,
-    by_word,
-    check_full,
-    context_error,
-)
+from grainline.data.tokenizers.library_files import BLANK
+from grainline.data.tokenizers.tokenized import MaskTokens, TextTokenizer, check_full
 from grainline.files import write_text
 
 _MASK = "[MASK]"  # BERT's; one that no text encoder was trained on, as SigLIP 2 has it, hides nothing
@@ -32,9 +25,9 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 class LibraryTokenizer(TextTokenizer):
     """A tokenizer of the tokenizers library."""
 
-    def __init__(self, pipeline: Pipeline, where: str = "the tokenizer") -> None:
-        """where  what the pipeline comes from, for error messages"""
-        self.kind, self._backend = pipeline
+    def __init__(self, kind: str, backend: tokenizers.Tokenizer, where: str) -> None:
+        """kind, backend: as `read_pipeline` gives them; where: their origin, for error messages"""
+        self.kind, self._backend = kind, backend
         vocabulary = self._backend.get_vocab()
         check_full(vocabulary, where)
         self.vocab = max(vocabulary.values()) + 1
@@ -46,42 +39,29 @@ class LibraryTokenizer(TextTokenizer):
         steps = self._backend.normalizer
         self._lower = steps is not None and steps.normalize_str("A") == "a"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.kind, self._backend.to_str())
-
-    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        assert not isinstance(texts, str)
-        if context <= self.around:
-            raise context_error(context, self.around)
-        room = context - self.around
-        inputs = [self._read(text) for text in texts]
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        inputs = [self._input(text) for text in texts]
         encodings = self._backend.encode_batch_fast(inputs, add_special_tokens=False)
-        ids = [self._framed(encoding.ids[:room]) for encoding in encodings]
-        return Tokenized(ids, [max(len(encoding.ids) - room, 0) for encoding in encodings])
+        return [encoding.ids for encoding in encodings]
 
     def cleaned(self, text: str) -> str:
         return clean(text)
 
-    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Blanks belong to no token; a token of nothing else is an empty span."""
-        read = self._read(text)
+    def _token_spans(self, text: str) -> list[tuple[int, int]]:
+        read = self._input(text)
         in_cleaned = self._places(read, clean(text))
-        offsets = self._backend.encode(read, add_special_tokens=False).offsets
-        included = offsets[: context - self.around]
         spans, last = [], 0
-        for start, end in included:
+        for start, end in self._backend.encode(read, add_special_tokens=False).offsets:
             places = [place for place in in_cleaned[start:end] if place is not None]
             first, last = (places[0], places[-1] + 1) if places else (last, last)
             spans.append((first, last))
-        if len(included) == len(offsets):
-            last = len(clean(text))
-        return [(0, 0)] * (self.begin is not None) + spans + [(last, last)] * (self.end is not None)
+        return spans
 
     def words(self, text: str) -> list[list[int]]:
-        """A mark is a word in BERT, in SigLIP 2 a part of one."""
-        encoding = self._backend.encode(self._read(text), add_special_tokens=False)
+        """In SigLIP 2 a word is what follows a blank, marks included."""
         if self.kind != "siglip2":
-            return by_word(encoding)
+            return super().words(text)
+        encoding = self._backend.encode(self._input(text), add_special_tokens=False)
         words: list[list[int]] = []
         for number, piece in zip(encoding.ids, encoding.tokens, strict=True):
             if not words or piece.startswith(BLANK):
@@ -95,15 +75,8 @@ class LibraryTokenizer(TextTokenizer):
     def to_json(self) -> str:
         return self._backend.to_str(pretty=True)
 
-    def meta(self) -> dict[str, Any]:
-        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
-
-    def _framed(self, ids: list[int]) -> list[int]:
-        begin = [] if self.begin is None else [self.begin]
-        return [*begin, *ids, *([] if self.end is None else [self.end])]
-
-    def _read(self, text: str) -> str:
-        """The input of the pipeline for a text; for SigLIP that of `canonicalize_text` in transformers.
+    def _input(self, text: str) -> str:
+        """For SigLIP the text that `canonicalize_text` of transformers gives.
 
         As there, a blank stands before the text from the start, so that punctuation that goes from its
         beginning can leave a second one. Only a text of nothing else has none.
@@ -141,10 +114,6 @@ def _mask_tokens(backend: tokenizers.Tokenizer) -> MaskTokens | None:
     return MaskTokens(vocabulary[_MASK], tuple(sorted(ordinary)))
 
 
-def _unpickle(kind: str, content: str) -> LibraryTokenizer:
-    return LibraryTokenizer(Pipeline(kind, tokenizers.Tokenizer.from_str(content)))
-
-
 def write_settings(tokenizer: TextTokenizer, folder: Path, *, context: int, pad: int, masked: bool) -> None:
     """Write `tokenizer_config.json` beside the files of `save`: AutoTokenizer of transformers reads it."""
     content = settings(tokenizer, context=context, pad=pad, masked=masked)
@@ -164,17 +133,16 @@ def settings(tokenizer: TextTokenizer, *, context: int, pad: int, masked: bool) 
     """
     content = json.loads(tokenizer.to_json())
     special = {entry["id"]: entry["content"] for entry in content["added_tokens"] if entry["special"]}
-    kind = tokenizer.meta()["kind"]
     roles = {"bos_token": tokenizer.begin, "eos_token": tokenizer.end, "pad_token": pad}
     out: dict[str, Any] = {
-        "tokenizer_class": "CLIPTokenizer" if kind == "clip" else "PreTrainedTokenizerFast",
+        "tokenizer_class": "CLIPTokenizer" if tokenizer.kind == "clip" else "PreTrainedTokenizerFast",
         "model_max_length": context,
         "padding_side": "right",
         "model_input_names": ["input_ids", "attention_mask"] if masked else ["input_ids"],
         "clean_up_tokenization_spaces": False,
     }
     out |= {role: special[number] for role, number in roles.items() if number in special}
-    if kind == "siglip":  # not in the file itself: a reader builds its steps anew
+    if tokenizer.kind == "siglip":  # not in the file itself: a reader builds its steps anew
         steps = content["normalizer"]["normalizers"]
         out["do_lower_case"] = any(step["type"] == "Lowercase" for step in steps)
     return out
