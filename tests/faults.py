@@ -245,12 +245,12 @@ DATA = [
 ]
 
 SCENES = [
-    Fault("data/scenes/foils.py", "tests/test_scenes.py", "a relation foil says the truth",
+    Fault("data/scenes/speech.py", "tests/test_scenes.py", "a relation foil says the truth",
           "words.RELATIONS[opposite][same]", "words.RELATIONS[relation][same]"),
-    Fault("data/scenes/foils.py", "tests/test_scenes.py", "a foil may be true of another object",
+    Fault("data/scenes/speech.py", "tests/test_scenes.py", "a foil may be true of another object",
           "if not any(matches(thing, stated_here) for thing in scene.things):", "if True:"),
     Fault("data/scenes/source.py", "tests/test_scenes.py", "a phrase gets the mask of the object before",
-          "mask = labels == thing + 1", "mask = labels == max(thing, 1)"),
+          "{thing: labels == thing + 1", "{thing: labels == max(thing, 1)"),
     Fault("data/record.py", "tests/test_scenes.py", "a box ends before its last pixel",
           "float(columns[-1] + 1)", "float(columns[-1])"),
     Fault("data/scenes/world.py", "tests/test_scenes.py", "held-out pairs occur in training",
@@ -942,7 +942,7 @@ REGIONS = [
           "return left, top, left + width, top + height", "return left, top, width, height"),
     Fault("data/formats/listed.py", "tests/test_regions.py", "boxes are laid over images of another size",
           "if size is not None and (actual := image_size(record)) != size:", "if False:"),
-    Fault("data/scenes/foils.py", "tests/test_regions.py", "foils hold pairs of shape and colour never seen",
+    Fault("data/scenes/speech.py", "tests/test_regions.py", "foils hold pairs of shape and colour never seen",
           'if other == thing or (scene.split != "compose" and is_compose_pair(other.shape, other.colour)):',
           "if other == thing:"),
     Fault("evaluation/suites/fgovd.py", "tests/test_regions.py", "regions are measured in the middle square",

@@ -43,8 +43,7 @@ def scenes(
     samples_per_shard: SamplesPerShard = 1000,
 ) -> None:
     """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
+    from grainline.data.scenes.source import Scenes, export
 
     shards = export(Scenes(source), out, samples_per_shard)
     print(f"written: {amount(len(shards), 'tar')} in {out}")
