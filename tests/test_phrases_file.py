@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grainline.data.make_phrases import CHUNK, PhrasesResult, make, texts_of
+from grainline.data.annotate import CHUNK, PhrasesResult, texts_of
+from grainline.data.annotate import make_phrases as make
 from grainline.data.phrases.patterns import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import StoredPhrases, digest

@@ -95,7 +95,7 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Describe all images once, for data.descriptions of a recipe. A model sees no caption."""
-    from grainline.data.describe import ByModel, ByTexts, Describer, describe_result, make
+    from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions
     from grainline.data.open_source import open_sources
     from grainline.encoders.pretrained.llava import MODEL, PROMPT, Llava
 
@@ -109,8 +109,8 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     else:
         describer = ByModel(Llava(model or MODEL), prompt or PROMPT, seed, tokens, batch_size)
     with progress("descriptions") as step:
-        result = make(source, describer, out, step)
-    _print_written(out, describe_result(result))
+        result = make_descriptions(source, describer, out, step)
+    _print_written(out, str(result))
     if not result.images:
         raise typer.Exit(1)
 
@@ -126,7 +126,7 @@ def phrases(
     ] = None,
 ) -> None:
     """Split all captions of a source into phrases, once, for texts.phrases.provider of a recipe."""
-    from grainline.data.make_phrases import describe_result, make
+    from grainline.data.annotate import make_phrases
     from grainline.data.open_source import open_source
     from grainline.data.phrases.providers import open_provider
     from grainline.distributed import usable_cores
@@ -134,8 +134,8 @@ def phrases(
     _require_jsonl(out, "phrases")
     opened, by = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
-        result = make(opened, by, out, processes or usable_cores(), step)
-    _print_written(out, describe_result(result))
+        result = make_phrases(opened, by, out, processes or usable_cores(), step)
+    _print_written(out, str(result))
 
 
 @data.command()

@@ -3,13 +3,12 @@
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from grainline.errors import UserError, count_existing
+from grainline.errors import UserError
 from grainline.files import reason, remedy, sync
 
 Progress = Callable[[int, int], None]
@@ -97,27 +96,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         file.readline()
         return list(map(json.loads, file))
-
-
-def skipped_line(record: int, cause: str, where: str) -> dict[str, Any]:
-    """The line of a record without a result."""
-    return {"record": record, "skipped": cause, "where": where}
-
-
-def count_skipped(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many lines are skipped records, by cause."""
-    return dict(Counter(row["skipped"] for row in rows if "skipped" in row))
-
-
-def describe_skipped(resumed: int, skipped: Mapping[str, int]) -> list[str]:
-    """How many records an earlier run had done, and how many were skipped, in words.
-
-    >>> describe_skipped(4, {"corrupt image": 2}), describe_skipped(0, {})
-    (['4 records were there before', '2 skipped: 2 corrupt image'], [])
-    """
-    parts = [count_existing(resumed, "record")] if resumed else []
-    causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
-    return [*parts, f"{sum(skipped.values())} skipped: {causes}"] if skipped else parts
 
 
 def as_line(row: Mapping[str, Any]) -> bytes:

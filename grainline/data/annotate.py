@@ -1,0 +1,371 @@
+"""Texts made once for all records of a source: `grainline data describe` and `grainline data phrases`.
+
+The files are those of data/descriptions.py and data/phrases/stored.py; an interrupted run is completed later.
+"""
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from grainline.data import descriptions
+from grainline.data.batches import START, unchanged
+from grainline.data.captions import remove_repetitions, sentences
+from grainline.data.decode import decode
+from grainline.data.descriptions import LONG_CAPTIONS
+from grainline.data.formats.common import LONG_FIELDS, read_captions
+from grainline.data.formats.table import COLUMNS, fields_of, read_rows
+from grainline.data.lines import Progress, as_line, complete, require_same
+from grainline.data.open_source import open_source
+from grainline.data.phrases import stored
+from grainline.data.phrases.patterns import Provider
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
+from grainline.errors import UserError, amount, count_existing
+
+TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
+KEYS = ("image_id", "key", *COLUMNS["image"])  # the names of a column of keys, best first
+CHUNK = 64  # records whose phrases a process makes at a time
+
+
+class Annotator(ABC):
+    """Abstract: makes one line for each record of a source."""
+
+    batch: int = 1  # records at a time
+
+    def prepare(self, record: Record) -> Record:
+        """A record as it waits in its batch. Raises CorruptSample."""
+        return record
+
+    @abstractmethod
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterable[dict[str, Any]]:
+        """The lines of records by their numbers, in the order of the records."""
+
+
+class _Lines(Dataset[Tensor | UserError]):
+    """The lines of a batch of records by the number of the first, or a UserError.
+
+    They travel as a tensor, in shared memory: after the parent was killed, a loader ends only if nothing that
+    it sent still waits for room in a pipe.
+    """
+
+    def __init__(self, source: Source, annotator: Annotator) -> None:
+        self.source, self.annotator = source, annotator
+
+    def __getitem__(self, first: int) -> Tensor | UserError:
+        lines: dict[int, dict[str, Any]] = {}
+        records: dict[int, Record] = {}
+        try:
+            for index in range(first, min(first + self.annotator.batch, len(self.source))):
+                try:
+                    records[index] = self.annotator.prepare(self.source[index])
+                except CorruptSample as error:
+                    lines[index] = {"record": index, "skipped": error.cause, "where": error.where}
+            lines |= zip(records, self.annotator.lines(self.source, records), strict=True)
+        except UserError as error:
+            return error
+        data = b"".join(as_line(lines[index]) for index in sorted(lines))
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _make(
+    source: Source,
+    annotator: Annotator,
+    out: Path,
+    header: Mapping[str, Any],
+    check: Callable[[Path], None],
+    processes: int,
+    progress: Progress | None,
+) -> tuple[list[dict[str, Any]], dict[str, int], int]:
+    """As `lines.complete`: all lines, how many are skipped records, by cause, and how many existed."""
+
+    def batches(first: int) -> Iterator[bytes]:
+        starts = range(first, len(source), annotator.batch)
+        workers = min(processes, len(starts)) if processes > 1 else 0
+        loader: DataLoader[Any] = DataLoader(
+            _Lines(source, annotator),
+            batch_size=None,
+            sampler=starts,
+            num_workers=workers,
+            multiprocessing_context=START if workers else None,
+            collate_fn=unchanged,
+            generator=torch.Generator(),
+        )
+        for lines in loader:
+            if isinstance(lines, UserError):
+                raise lines
+            yield lines.numpy().tobytes()
+
+    rows, resumed = complete(out, header, check, batches, len(source), progress)
+    return rows, dict(Counter(row["skipped"] for row in rows if "skipped" in row)), resumed
+
+
+def _in_words(parts: list[str], skipped: Mapping[str, int], resumed: int) -> str:
+    """A result in words: with how many records an earlier run had done, and how many were skipped."""
+    causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
+    parts += [count_existing(resumed, "record")] if resumed else []
+    parts += [f"{sum(skipped.values())} skipped: {causes}"] if skipped else []
+    return "; ".join(parts)
+
+
+# Phrases
+
+
+class PhrasesResult(NamedTuple):
+    """What is in the file now.
+
+    >>> str(PhrasesResult(10, 12, 90, {"missing caption": 2}, resumed=4))
+    '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing caption'
+    """
+
+    records: int
+    texts: int
+    phrases: int
+    skipped: dict[str, int]  # cause -> records without phrases
+    resumed: int  # records that an earlier run had done
+
+    def __str__(self) -> str:
+        counts = zip(self[:3], ("record", "text", "phrase"), strict=True)
+        parts = [", ".join(amount(number, of) for number, of in counts)]
+        return _in_words(parts, self.skipped, self.resumed)
+
+
+class _ByProvider(Annotator):
+    """Phrases of all texts."""
+
+    batch = CHUNK
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def prepare(self, record: Record) -> Record:
+        return record._replace(image=b"")
+
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterator[dict[str, Any]]:  # noqa: ARG002
+        for index, record in records.items():
+            texts = {stored.digest(text): self.provider.phrases(text) for text in texts_of(record)}
+            yield {"record": index, "key": record.key, "texts": texts}
+
+
+def make_phrases(
+    source: Source, provider: Provider, out: Path, processes: int, progress: Progress | None = None
+) -> PhrasesResult:
+    """Write the phrases of all texts of a source, or those that an interrupted run left out.
+
+    Raises UserError where `out`, whole or partial, was made from other data or by another provider.
+    """
+    expected = {"grainline": stored.FORMAT, "provider": provider.name, "source": source.fingerprint()}
+
+    def check(path: Path) -> None:
+        header = stored.read_header(path)
+        provider_differs = f"by {header['provider']}, not {expected['provider']}"
+        require_same(path, header, expected, {"provider": provider_differs, "source": "from other data"})
+
+    rows, skipped, resumed = _make(source, _ByProvider(provider), out, expected, check, processes, progress)
+    texts = [text for row in rows for text in row.get("texts", {}).values()]
+    return PhrasesResult(len(rows), len(texts), sum(map(len, texts)), skipped, resumed)
+
+
+def texts_of(record: Record) -> list[str]:
+    """The texts that training may split into phrases, cleaned as training cleans them."""
+    texts = (record.whole, *record.captions, *(foil.true for foil in record.foils))
+    return list(dict.fromkeys(map(remove_repetitions, texts)))
+
+
+# Descriptions
+
+
+class DescribeResult(NamedTuple):
+    """What is in the file now.
+
+    >>> str(DescribeResult(10, 905, 1, {"missing caption": 2}, resumed=4))
+    '10 images, 90 words each; 1 truncated; 4 records were there before; 2 skipped: 2 missing caption'
+    """
+
+    images: int
+    words: int
+    at_limit: int  # images whose description reached the limit of tokens
+    skipped: dict[str, int]  # cause -> records without a description
+    resumed: int  # records that an earlier run had done
+
+    def __str__(self) -> str:
+        parts = [f"{amount(self.images, 'image')}, {self.words // max(1, self.images)} words each"]
+        parts += [f"{self.at_limit} truncated"] if self.at_limit else []
+        return _in_words(parts, self.skipped, self.resumed)
+
+
+class Describer(Annotator):
+    """Abstract: gives the descriptions of images."""
+
+    by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
+
+    @abstractmethod
+    def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        """The fields of each record's line without image_id and file; `text` is blank where there is none."""
+
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterator[dict[str, Any]]:
+        described = self.describe([*records.values()]) if records else []
+        for (index, record), fields in zip(records.items(), described, strict=True):
+            if fields["text"].strip():
+                yield {"image_id": record.key, "file": source.path, **fields}
+            else:
+                cause = MISSING_CAPTION if fields["model"] is None else "empty description"
+                yield {"record": index, "skipped": cause, "where": record.key}
+
+
+class VisionLanguageModel(Protocol):
+    """A model that describes images, such as LLaVA."""
+
+    name: str
+    revision: str
+
+    def describe(
+        self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
+    ) -> Sequence[Any]:
+        """Of each image: text, n_tokens and hit_limit."""
+
+
+class ByModel(Describer):
+    """Descriptions by a model, which reads each image and a prompt, never a caption."""
+
+    def __init__(self, model: VisionLanguageModel, prompt: str, seed: int, tokens: int, batch: int) -> None:
+        """seed: from which each image has its own, by its key; tokens: of a description at most"""
+        self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
+        self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
+        self.by = {**self.settings, "seed": seed, "tokens": tokens}
+
+    def prepare(self, record: Record) -> Record:
+        return Record(record.key, decode(record), ())
+
+    def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        seeds = [seed_of(self.seed, record.key) for record in records]
+        images = [record.image for record in records if isinstance(record.image, Image.Image)]
+        outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
+        return [
+            {"text": whole_sentences(one.text) if one.hit_limit else one.text}
+            | self.settings
+            | {"seed": seed, "n_tokens": one.n_tokens, "hit_limit": one.hit_limit}
+            for one, seed in zip(outputs, seeds, strict=True)
+        ]
+
+
+class ByTexts(Describer):
+    """Descriptions that are existing texts: of the records themselves, or of a file, by keys."""
+
+    def __init__(self, texts: str) -> None:
+        """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
+        captions = re.fullmatch(r"captions(?::(\d+(?:,\d+)*))?", texts)
+        self.by = {"texts": texts}
+        self._text: Callable[[Record], str]
+        if texts == LONG_CAPTIONS:
+            self._text = lambda record: record.long or ""
+        elif captions:
+            numbers = None if captions[1] is None else [int(number) for number in captions[1].split(",")]
+            self._text = lambda record: captions_of(record, numbers)
+        else:
+            by_key = texts_by_key(texts)
+            content = json.dumps(by_key, sort_keys=True).encode()
+            self.by = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
+            self._text = lambda record: by_key.get(record.key, "")
+
+    def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        none = dict.fromkeys(("model", "revision", "prompt", "seed", "n_tokens"))
+        return [{"text": self._text(record)} | none | {"hit_limit": False} for record in records]
+
+
+def make_descriptions(
+    source: Source, describer: Describer, out: Path, progress: Progress | None = None
+) -> DescribeResult:
+    """Write the descriptions of all images of a source, or those that an interrupted run left out.
+
+    Raises UserError where `out`, whole or partial, was made from other data or in another way.
+    """
+    by = dict(describer.by)
+    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": by}
+
+    def check(path: Path) -> None:
+        header = descriptions.read_header(path)
+        by = ", ".join(f"{name} {value}" for name, value in header["by"].items())
+        require_same(path, header, expected, {"source": "from other data", "by": f"with {by}"})
+
+    rows, skipped, resumed = _make(source, describer, out, expected, check, 1, progress)
+    texts = [row for row in rows if "skipped" not in row]
+    words = sum(len(row["text"].split()) for row in texts)
+    at_limit = sum(row["hit_limit"] for row in texts)
+    return DescribeResult(len(texts), words, at_limit, skipped, resumed)
+
+
+def seed_of(seed: int, key: str) -> int:
+    """The seed of one image: 48 bits of a sha256 of the seed and its key."""
+    data = f"{seed}/{key}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(data).digest()[:6], "big")
+
+
+def whole_sentences(text: str) -> str:
+    """A text without the incomplete sentence at its end; a single incomplete sentence stays.
+
+    >>> whole_sentences("A dog runs. The sand is"), whole_sentences("A dog runs on")
+    ('A dog runs.', 'A dog runs on')
+    """
+    pieces = sentences(text)
+    if len(pieces) < 2 or re.search(r"[.!?][\"')\]]*$", text):
+        return text
+    return text[: pieces[-2].end]
+
+
+def captions_of(record: Record, numbers: Sequence[int] | None) -> str:
+    """The captions of a record, or those of some numbers, as sentences of one text; "" if one is missing."""
+    if numbers is None:
+        numbers = range(len(record.captions))
+    if not numbers or max(numbers) >= len(record.captions):
+        return ""
+    return as_sentences([record.captions[number] for number in numbers])
+
+
+def texts_by_key(path: str) -> dict[str, str]:
+    """The texts of a table with a column of keys, or of a source; all of one key as sentences of one text."""
+    by_key: dict[str, list[str]] = {}
+    for key, text in _of_table(path) if path.lower().endswith(TABLES) else _of_source(path):
+        by_key.setdefault(key, []).append(text)
+    if not by_key:
+        raise UserError(f"--texts {path} holds no text of any image")
+    return {key: as_sentences(texts) for key, texts in by_key.items()}
+
+
+def _of_table(path: str) -> Iterator[tuple[str, str]]:
+    rows = [row for row in read_rows(path) if not row.error]
+    names = {name.lower(): name for row in rows for name in row.fields}
+    key = next((names[name] for name in KEYS if name in names), None)
+    columns = {
+        role: next((names[name] for name in known if name in names), "")
+        for role, known in (("caption", COLUMNS["caption"]), ("long", LONG_FIELDS))
+    }
+    if key is None or not any(columns.values()):
+        raise UserError(
+            f"--texts {path} needs a column of keys ({', '.join(KEYS[:4])}, ...) and one of texts "
+            f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"
+        )
+    for row in rows:
+        captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
+        name = row.fields.get(key)
+        if isinstance(name, str) and name.strip() and not captions.silent:
+            yield name.strip(), captions.long or as_sentences(captions.captions)
+
+
+def _of_source(path: str) -> Iterator[tuple[str, str]]:
+    source = open_source(path)
+    for index in range(len(source)):
+        try:
+            record = source[index]
+        except CorruptSample:  # the source that is described reports it
+            continue
+        if record.captions:
+            yield record.key, record.whole
