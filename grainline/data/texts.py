@@ -339,11 +339,8 @@ def encode_parts(
     """
     if chunking is not None:
         split = [balanced_chunks(text, parts, chunking) for text in texts]
-    elif parts == 1:
-        whole = tokenizer.encode(texts, context)
-        return TokenizedParts([[ids] for ids in whole.ids], whole.truncated_tokens)
     else:
-        split = [split_sentences(text) or [text] for text in texts]
+        split = [(split_sentences(text) if parts > 1 else []) or [text] for text in texts]
     return encode_split(tokenizer, split, context, parts)
 
 

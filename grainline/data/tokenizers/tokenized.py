@@ -30,11 +30,6 @@ class Tokenized(NamedTuple):
     ids: list[list[int]]
     truncated_tokens: list[int]  # tokens of each text that did not fit
 
-    @property
-    def truncated(self) -> list[bool]:
-        """Which texts were longer than the context."""
-        return [number > 0 for number in self.truncated_tokens]
-
 
 class MaskTokens(NamedTuple):
     """The tokens that may replace a word in word dropout."""

@@ -21,8 +21,7 @@ from grainline.data.captions import clean
 from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
 from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
-from grainline.data.tokenizers.library_files import read_pipeline
-from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_pipeline
 from grainline.data.tokenizers.tokenized import (
     CONTENT,
     META,
