@@ -268,7 +268,7 @@ class ByTexts(Describer):
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
         elif captions:
-            numbers = None if captions[1] is None else [int(number) for number in captions[1].split(",")]
+            numbers = [int(number) for number in captions[1].split(",")] if captions[1] else None
             self._text = lambda record: captions_of(record, numbers)
         else:
             by_key = texts_by_key(texts)
