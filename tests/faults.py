@@ -1206,7 +1206,7 @@ CHUNKS = [
     Fault("data/texts.py", "tests/test_chunks.py", "sentences that are too few repeat the first one only",
           "rng.choices(pieces, k=", "rng.choices(pieces[:1], k="),
     Fault("data/texts.py", "tests/test_chunks.py", "the last chunks are the larger ones",
-          "least + (k < larger)", "least + (k >= number - larger)"),
+          "size + (k < larger)", "size + (k >= number - larger)"),
     Fault("data/texts.py", "tests/test_chunks.py", "the last row of a caption is never loose",
           "range(len(caption) - number + 1)", "range(len(caption) - number)"),
     Fault("data/texts.py", "tests/test_chunks.py", "even chunks ignore how long sentences are",

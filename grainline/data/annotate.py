@@ -288,8 +288,7 @@ def make_descriptions(
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
-    by = dict(describer.by)
-    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": by}
+    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": dict(describer.by)}
 
     def check(path: Path) -> None:
         header = descriptions.read_header(path)

@@ -265,8 +265,8 @@ def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
     if chunking.by == "characters":
         sizes = even_sizes([len(piece) for piece in pieces], number)
     else:
-        least, larger = divmod(len(pieces), number)
-        sizes = [least + (k < larger) for k in range(number)]
+        size, larger = divmod(len(pieces), number)
+        sizes = [size + (k < larger) for k in range(number)]
     return _grouped(pieces, sizes, chunking.splitter)
 
 

@@ -80,13 +80,10 @@ class Scenes:
             bare = tuple(Region(long[start:end], span=("long", start, end)) for start, end in spans)
             return Record(key, b"", captions, long, bare)
         phrases: tuple[Region, ...] = ()
-        if self.regions:
-            labels = label_map(scene, self.size)
-            phrases = (
-                expressions(scene, description, labels)
-                if self.regions == "expressions"
-                else regions(description, labels)
-            )
+        if self.regions == "expressions":
+            phrases = expressions(scene, description, label_map(scene, self.size))
+        elif self.regions:
+            phrases = regions(description, label_map(scene, self.size))
         if self.regions == "foils":
             phrases = _with_foils(scene, description, phrases)
         return Record(key, render(scene, self.size), captions, long, phrases, description.foils)
