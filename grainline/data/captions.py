@@ -15,7 +15,7 @@ Where captions are ambiguous:
 import html
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 import ftfy
@@ -197,8 +197,8 @@ def _by_rules(text: str) -> list[Sentence]:
                 starts.append(start)
                 start = position = after
     starts += [start] if start < len(text) else []
-    pieces = [text[first:end].rstrip() for first, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    return [Sentence(piece, first, first + len(piece)) for first, piece in zip(starts, pieces, strict=True)]
+    pieces = [(first, text[first:end].rstrip()) for first, end in pairwise([*starts, len(text)])]
+    return [Sentence(piece, first, first + len(piece)) for first, piece in pieces]
 
 
 def _skip_blanks(text: str, position: int) -> int:
