@@ -73,10 +73,10 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
 @pytest.mark.parametrize("context", [5, 8, 13, 40])
 def test_windows_lose_no_token_and_count_what_is_beyond_the_last(toy: Tokenizer, context: int) -> None:
     whole = toy.encode([LONG], 10_000).ids[0][1:-1]
-    found = windows(toy, [LONG, "A dog."], context, most=100)
+    found = windows(toy, [LONG, "A dog."], context, limit=100)
     assert [i for part in found.ids[0] for i in part[1:-1]] == whole
     assert found.ids[1] == [toy.encode(["A dog."], context).ids[0]] or context == 5
-    few = windows(toy, [LONG], context, most=2)
+    few = windows(toy, [LONG], context, limit=2)
     assert few.ids[0] == found.ids[0][:2]
     assert few.truncated_tokens == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from grainline.data.annotate import CHUNK, texts_of
+from grainline.data.annotate import make_phrases as make
 from grainline.data.lines import Written
-from grainline.data.make_phrases import CHUNK, make, texts_of
 from grainline.data.phrases.patterns import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import StoredPhrases, digest

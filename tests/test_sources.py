@@ -411,8 +411,7 @@ def test_scenes_are_opened_by_name_and_by_the_wanted_size() -> None:
 
 
 def test_exported_scenes_come_back_as_they_were(tmp_path: Path) -> None:
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
+    from grainline.data.scenes.source import Scenes, export
 
     drawn = Scenes("scenes:dev?count=3&size=48&regions=1")
     export(drawn, tmp_path / "out", 2)

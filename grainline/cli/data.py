@@ -43,8 +43,7 @@ def scenes(
     samples_per_shard: SamplesPerShard = 1000,
 ) -> None:
     """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
+    from grainline.data.scenes.source import Scenes, export
 
     shards = export(Scenes(source), out, samples_per_shard)
     print(f"written: {amount(len(shards), 'tar')} in {out}")
@@ -95,7 +94,7 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Describe all images once, for data.descriptions of a recipe. A model sees no caption."""
-    from grainline.data.describe import ByModel, ByTexts, Describer, make
+    from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions
     from grainline.data.open_source import open_sources
     from grainline.encoders.pretrained.llava import MODEL, PROMPT, Llava
 
@@ -109,7 +108,7 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     else:
         describer = ByModel(Llava(model or MODEL), prompt or PROMPT, seed, tokens, batch_size)
     with progress("descriptions") as step:
-        result = make(source, describer, out, step)
+        result = make_descriptions(source, describer, out, step)
     _print_written(out, result)
     if not result.counts["image"]:
         raise typer.Exit(1)
@@ -126,7 +125,7 @@ def phrases(
     ] = None,
 ) -> None:
     """Split all captions of a source into phrases, once, for texts.phrases.provider of a recipe."""
-    from grainline.data.make_phrases import make
+    from grainline.data.annotate import make_phrases
     from grainline.data.open_source import open_source
     from grainline.data.phrases.providers import open_provider
     from grainline.distributed import usable_cores
@@ -134,7 +133,7 @@ def phrases(
     _require_jsonl(out, "phrases")
     opened, by = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
-        result = make(opened, by, out, processes or usable_cores(), step)
+        result = make_phrases(opened, by, out, processes or usable_cores(), step)
     _print_written(out, result)
 
 

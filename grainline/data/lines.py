@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,16 +112,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         file.readline()
         return list(map(json.loads, file))
-
-
-def skipped_line(record: int, cause: str, where: str) -> dict[str, Any]:
-    """The line of a record without a result."""
-    return {"record": record, "skipped": cause, "where": where}
-
-
-def count_skipped(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many lines are skipped records, by cause."""
-    return dict(Counter(row["skipped"] for row in rows if "skipped" in row))
 
 
 def as_line(row: Mapping[str, Any]) -> bytes:
