@@ -18,11 +18,13 @@ import torch
 torch.set_num_threads(1)
 
 LONG = (
-    "test_index_kills",
+    "test_export",
     "test_sharded",
+    "test_contract",
     "test_many_ranks",
     "test_hostile",
     "test_torchrun",
+    "test_index_kills",
     "test_phrases_file",
     "test_resume",
     "test_finetune",

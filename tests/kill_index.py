@@ -1,4 +1,4 @@
-"""An index interrupted at every call that writes, and killed at random: a program of its own for test_index_kills.py.
+"""An index interrupted at every call that writes, and killed at random: the program of test_index_kills.py.
 
     python tests/kill_index.py FOLDER [--kills 100]
 
