@@ -76,7 +76,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_was_done_before_an_error_is_kept(tmp_path: Path, processes: int) -> None:
+def test_records_before_an_error_are_not_read_again(tmp_path: Path, processes: int) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     make(Shelf(CHUNK * 2), Rules(), whole, 1)
     with pytest.raises(UserError, match="the disk is gone"):
@@ -149,7 +149,7 @@ def test_other_data_or_another_provider_is_noticed(tmp_path: Path, ending: str) 
     assert make(Shelf(9), Rules(), out, 1).resumed == 9
 
 
-def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     import fcntl
 
     out = tmp_path / "out.jsonl"
@@ -207,7 +207,7 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "no json\n", "[]\n", '{"grainline": "phrases 0", "provider": "", "source": ""}\n']
 )
-def test_what_is_no_file_of_phrases_is_said(tmp_path: Path, text: str) -> None:
+def test_what_is_no_file_of_phrases_is_an_error(tmp_path: Path, text: str) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(UserError, match="cannot read"):
         open_provider(str(out))
