@@ -170,7 +170,7 @@ def test_padding_is_no_candidate() -> None:
     assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.856607, **near)
 
 
-def test_padding_stays_in_the_denominators_if_asked_for() -> None:
+def test_padding_stays_in_the_denominators_if_requested() -> None:
     method = beta_clip(padding="candidates")
     found = values(told(method, *four_rows(last=False)))
     assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)

@@ -604,6 +604,6 @@ def test_ladder_changes_one_thing_at_a_time() -> None:
             assert recipe.train.model_dump() == paper["train"]
 
 
-def test_regions_are_asked_of_image_tokens_through_the_pooling_alone() -> None:
+def test_regions_attend_to_image_tokens_through_the_pooling_alone() -> None:
     scorer = region_scorer(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
     assert isinstance(scorer, PooledRegions)

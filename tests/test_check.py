@@ -92,7 +92,7 @@ def jpeg(image: Image.Image, quality: int = 90) -> bytes:
     return file.getvalue()
 
 
-def test_crops_and_smaller_copies_are_found_and_strangers_are_not() -> None:
+def test_crops_and_smaller_copies_are_duplicates_and_other_images_are_not() -> None:
     one, two = blocks(1), blocks(2)
     images = {
         "one": one,

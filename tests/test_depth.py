@@ -146,7 +146,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_what_cannot_be_told_is_an_error_and_no_guess(kind: str) -> None:
+def test_layers_of_unknown_depth_are_an_error_and_no_guess(kind: str) -> None:
     model, message = UNKNOWN[kind]
     with pytest.raises(UserError, match=re.escape(message)):
         param_groups(model, OptimizerConfig(layer_decay=0.5))

@@ -36,7 +36,7 @@ def image(i: int) -> Image.Image:
     return Image.new("RGB", (20 + 7 * i, 16 + i), (40 * i, 200 - 30 * i, 90))
 
 
-def test_what_is_said_of_a_image_depends_on_it_and_its_seed_alone(llava: Llava) -> None:
+def test_a_generated_text_depends_on_the_image_and_its_seed_alone(llava: Llava) -> None:
     images, seeds = [image(i) for i in range(4)], [5, 6, 7, 8]
     together = llava.describe(images, seeds, PROMPT, TOKENS)
     alone = [

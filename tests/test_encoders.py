@@ -436,7 +436,7 @@ def test_unit_vectors_are_made_in_full_precision() -> None:
     torch.testing.assert_close(unit(x).norm(dim=-1), torch.ones(5))
 
 
-def test_a_scale_is_kept_between_one_and_its_maximum_and_never_stuck_there() -> None:
+def test_a_scale_stays_between_one_and_its_maximum_and_never_sticks_there() -> None:
     scale = LogitScale(10.0, 100.0)
     assert float(scale().detach()) == pytest.approx(10.0)
     assert scale.log_scale.shape == (1,)

@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
         assert said in complaint(capsys, *arguments)
 
 
-def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -> None:
+def test_qdrant_returns_what_the_index_returns_and_stays_in_step(tmp_path: Path) -> None:
     pytest.importorskip("qdrant_client")
     from grainline.index.qdrant import Qdrant, connect
 

@@ -75,7 +75,7 @@ def answers(index: Path, image: Path) -> list[tuple[Hit, ...]]:
     return [answer.hits for answer in (*found.search(QUERIES, 18), *found.search_images([image], 18))]
 
 
-def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
+def test_a_flipped_bit_in_any_file_is_detected_or_changes_no_answer(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inverted, "EXACT", 15)

@@ -174,7 +174,7 @@ def test_a_stored_file_is_read_not_made_and_finds_the_neighbours(
     assert [path.name for path in (tmp_path / "ann").iterdir()] == ["00000001"]
 
 
-def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
+def test_removed_rows_are_never_returned_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300, 300])
     update_inverted(tmp_path, segments)

@@ -335,7 +335,7 @@ def test_asking_for_wandb_without_it_names_the_extra(tmp_path: Path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_tensorboard_is_not_imported_unless_asked_for(
+def test_tensorboard_is_not_imported_unless_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

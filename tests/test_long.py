@@ -162,7 +162,7 @@ def measured(source: Source, protocol: str = "default") -> tuple[Encodings, Any]
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_set_is_found_by_its_look_and_read_under_its_own_protocol(name: str, tmp_path: Path) -> None:
+def test_a_set_is_recognised_and_read_under_its_own_protocol(name: str, tmp_path: Path) -> None:
     source = opened(name, tmp_path)
     every = source.sources if isinstance(source, Joined) else [source]
     assert {type(one) for one in every} == {MADE[name][1]}
@@ -315,7 +315,7 @@ def test_a_list_is_read_as_json_reads_it(piece: int, tmp_path: Path, monkeypatch
             assert list(elements(str(path))) == value
 
 
-def test_what_stands_behind_the_rows_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_rows_behind_the_requested_ones_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", "[1, 2, oh no")
     assert list(islice(elements(str(path)), 2)) == [1, 2]
     for content, said in (

@@ -162,7 +162,7 @@ def test_rules_and_depth_decide_over_adapters_and_the_rest() -> None:
     assert not any(name.startswith(("towers.text", "scale")) for name in learning)
 
 
-def test_a_rule_over_nothing_but_what_is_held_is_an_error() -> None:
+def test_a_rule_over_weights_that_lora_freezes_is_an_error() -> None:
     message = r"rule 'towers\.image\.stem.*' matches only weights that train.lora freezes (towers.image.stem."
     with pytest.raises(UserError, match=re.escape(message)):
         groups_of(adapted("ours"), ParamRule(pattern=r"towers\.image\.stem.*"), ALL)

@@ -106,14 +106,14 @@ def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path:
 
 
 @pytest.mark.parametrize(("number", "left"), [(3, 0), (11, 0), (12, 1), (30, 19)])
-def test_sentences_that_are_left_out_are_said(number: int, left: int) -> None:
+def test_sentences_that_are_left_out_are_reported(number: int, left: int) -> None:
     found = look_at(tiny_model("clip"), Image.new("RGB", (8, 8)), many(number))
     assert len(found.sentences) == min(number + 1, SENTENCES)
     assert found.left_out == (left > 0) * f"Left out: {left} of {number + 1} sentences, at the end."
     assert sum(len(told.phrases) for told in found.sentences) == 2 * min(number, SENTENCES) + 6 * (not left)
 
 
-def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_said(
+def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, image = tiny_model("clip"), Image.new("RGB", (8, 8))

@@ -79,7 +79,7 @@ def test_distinct_rows_find_every_row_again() -> None:
     assert all(not (x[:i] == x[i]).all(1).any() for i in first.tolist())
 
 
-def test_rows_of_one_sum_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_sum_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[1, 2], [2, 1], [1, 2]])
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.ones(2, dtype=torch.int64))
     first, back = distinct_rows(x)

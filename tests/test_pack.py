@@ -251,7 +251,7 @@ def test_a_folder_of_other_data_is_refused_and_stays(tmp_path: Path, whole: bool
     assert content(out).keys() == before.keys()
 
 
-def test_what_cannot_be_packed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"listed has the key cats/a\.v2\.jpg twice"):
         pack(Listed([FULL, FULL]), tmp_path / "a", 1)
     write_tar(tmp_path / "b.tar", samples(1))

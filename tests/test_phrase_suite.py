@@ -300,7 +300,7 @@ def record(text: str, *phrases: str, key: str = "p") -> Record:
     return Record(key, b"", (text,), regions=regions)
 
 
-def test_phrases_are_found_where_records_say() -> None:
+def test_phrases_are_where_records_say() -> None:
     one = record("a red dog sees a cat", "a cat", "a red dog")
     again = one._replace(regions=(*one.regions, one.regions[0], Region("dog")), long="A cat.")
     first, long = captions_of(again)
@@ -597,7 +597,7 @@ def test_clusterings_find_what_lies_together() -> None:
             assert found.groups <= length
 
 
-def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     sentences_alone = evaluate_phrases(grouping(method="maxsim"))[1]
     assert "no clusterings of token states: this method does not keep a state of every token" in (
         sentences_alone.notes

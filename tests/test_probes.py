@@ -495,7 +495,7 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
     )
 
 
-def test_scenes_are_asked_all_their_kinds() -> None:
+def test_scenes_have_questions_of_all_their_kinds() -> None:
     result = measured(open_source("scenes:dev?count=4&size=32"))
     assert [m.name for m in result.metrics] == [
         ALL,

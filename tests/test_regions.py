@@ -285,7 +285,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     assert broken[2].regions == (source[1].regions[0],)
 
 
-def test_images_are_pressed_into_the_square_unless_asked_otherwise(tmp_path: Path, capsys: Capture) -> None:
+def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: Capture) -> None:
     source, model = opened(tmp_path), tiny_model("clip")
     side = model.method.size
     pressed, result = measure(model, source)

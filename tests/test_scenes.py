@@ -156,7 +156,7 @@ def test_an_object_looks_as_it_should_at_every_resolution(size: int) -> None:
             assert white == 0 if thing.pattern == "solid" else white > 0.04, thing
 
 
-def test_the_label_map_is_the_image_seen_through_thresholds() -> None:
+def test_the_label_map_is_the_image_behind_thresholds() -> None:
     """Drawn alone over black, an object covers at least half of exactly the pixels that carry its label."""
     for scene in DEV[:20]:
         for k, thing in enumerate(scene.things):
@@ -280,7 +280,7 @@ def test_articles_fit_the_words_behind_them() -> None:
     assert an("huge star") == "a"
 
 
-def test_templates_are_taken_apart_at_their_fields() -> None:
+def test_templates_are_split_at_their_fields() -> None:
     assert split(["{np} is {place}", "there is {np}"]) == [("{np}", "is", "{place}"), ("there is", "{np}")]
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conditioned_method import NAME, Seer, known
 from indexes import saved, tiny_model
 from PIL import Image
 from rich.console import Console
 from runs import call, complaint
-from seeing import NAME, Seer, known
 from test_intervals import interval
 from test_viz import Page
 from torch import Tensor
@@ -254,7 +254,7 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert short.cosine[PHRASES][1] == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
-def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:
+def test_no_tokens_are_stored_and_every_text_of_a_batch_is_read_once() -> None:
     model = Toy(pairwise=True)
     data = encoded(model, CAPTIONS, 64)
     assert data.images.tokens.shape[1] == 0
@@ -446,7 +446,7 @@ def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, ca
     assert call(*ask, "--compare-to", saved_) == 0
 
 
-def test_pairs_are_scored_in_the_way_that_is_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_pairs_are_scored_in_the_way_that_is_requested(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     raw = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue", "grey")]
     told = ["A red dog runs.", "A blue bird sleeps."]
     plain, paired = load(folder, device="cpu"), load(folder, device="cpu", scoring="conditioned")

@@ -330,7 +330,7 @@ def test_scores_near_zero_are_floored_and_counted() -> None:
     assert not any("closer to 0" in note for note in StabilitySuite().measure(Cosine(), data).notes)
 
 
-def test_a_value_that_few_subtexts_make_up_is_said_to_be_so() -> None:
+def test_a_value_of_few_subtexts_has_a_note() -> None:
     assert concentration(np.array([1.0, 1, 1, 1, 1, 1]), np.ones(6)) == 3
     assert concentration(np.array([1.0, 1, 1, 5]), np.ones(4)) == 1
     assert concentration(np.array([1.0, 5, 1, 1]), np.array([9.0, 1, 1, 1])) == 1

@@ -262,13 +262,13 @@ def test_an_architecture_cannot_be_given(saved: Saved) -> None:
         begun("clip", image=SCRATCH["image"], text=side)
 
 
-def test_a_description_that_was_not_begun_cannot_be_built() -> None:
+def test_a_description_of_an_unread_checkpoint_cannot_be_built() -> None:
     description = Description("clip", method_config("clip", {"pretrained": "some/model"}, "test"))
     with pytest.raises(ValueError, match="architecture of some/model is not known yet"):
         build(description)
 
 
-def test_what_was_begun_is_built_again_without_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
+def test_a_finetuned_model_is_built_again_without_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
     """From model.json alone, sizes other than the checkpoint's included."""
     gone = tmp_path / "gone"
     shutil.copytree(saved("clip")[0], gone)

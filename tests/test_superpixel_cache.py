@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert (codes[0] == codes[1]).all()
 
 
-def test_records_without_a_image_are_left_out_and_said(tmp_path: Path) -> None:
+def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> None:
     image = open_source(SCENES, size=64)[0].image
     listed = Listed([Record("a", image, ("A.",)), MISSING_CAPTION, Record("c", image, ("C.",))])
     made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)

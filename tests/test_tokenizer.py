@@ -177,7 +177,7 @@ def test_the_vocabulary_is_laid_out_as_that_of_clip(toy: Tokenizer) -> None:
     assert (toy.begin, toy.end, toy.pad) == (598, 599, 0)
 
 
-def test_a_small_corpus_gives_fewer_tokens_than_asked_for() -> None:
+def test_a_small_corpus_gives_fewer_tokens_than_requested() -> None:
     tokenizer = Tokenizer.train(["cat cat dog"], 5000)
     assert tokenizer.vocab == 514 + 2
     assert tokenizer.encode(["cat dog"], 9).ids[0][1:3] == [513, list(bpe.BYTES).index("d")]

@@ -103,7 +103,7 @@ SHARES = st.floats(0, 1, exclude_max=True)
 
 
 @given(SIDES, SIDES, st.lists(SHARES, min_size=4, max_size=4), st.floats(0.05, 1))
-def test_crops_lie_inside_and_have_the_area_and_ratio_that_were_asked_for(
+def test_crops_lie_inside_and_have_the_area_and_ratio_that_were_requested(
     width: int, height: int, draws: list[float], least: float
 ) -> None:
     box = crop_box(width, height, (least, 1.0), (3 / 4, 4 / 3), draws)
@@ -198,7 +198,7 @@ def test_options_do_not_change_the_crops_nor_the_draws_after_them() -> None:
     assert 10 < sum(flipped) < 30
 
 
-def test_nothing_is_mirrored_unless_asked_for() -> None:
+def test_nothing_is_mirrored_unless_requested() -> None:
     half = np.zeros((64, 64, 3), dtype=np.uint8)
     half[:, 32:] = 255
     for seed in range(30):

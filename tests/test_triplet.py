@@ -142,7 +142,7 @@ def test_the_ratio_of_branches_apart_and_of_one() -> None:
     torch.testing.assert_close(keep_ratio(0.5, (told,), (1.0,)), torch.tensor([[0.04], [0.0]]))
 
 
-def test_rates_fall_at_epochs_whenever_a_run_is_taken_up_again() -> None:
+def test_rates_fall_at_epochs_whenever_a_run_is_resumed() -> None:
     steps = 4531  # an epoch of Flickr30K at 32 captions
     schedule = StepDecay(milestones=tuple(float(steps * epoch) for epoch in (9, 15, 20, 25)), factor=0.3)
     expected = {0: 1.0, 8: 1.0, 9: 0.3, 15: 0.09, 16: 0.09, 20: 0.027, 25: 0.0081, 29: 0.0081}

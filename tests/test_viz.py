@@ -107,7 +107,7 @@ def test_even_heat_stays_even(mode: Any) -> None:
         ((8, 5), "strongest at the bottom"),
     ],
 )
-def test_the_place_of_the_maximum_is_told_in_words(spot: tuple[int, int], words: str) -> None:
+def test_the_place_of_the_maximum_is_reported_in_words(spot: tuple[int, int], words: str) -> None:
     heat = np.full((9, 9), -0.5)
     heat[spot] = 0.1
     assert place(heat) == words
@@ -268,7 +268,7 @@ def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
     assert top < 40, "the peak of 9 stands near the upper end of the axis"
 
 
-def test_points_that_are_not_finite_are_left_out_and_said_so() -> None:
+def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
     drawn = line_chart(
         Chart("t", "x", "y", [Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])])
     )
@@ -520,7 +520,7 @@ def test_all_maps_of_a_image_share_one_scale() -> None:
     assert maps[1] == alone[0], "at its own limit either is drawn at full strength"
 
 
-def test_what_an_image_does_not_show_is_said_in_words_and_in_shape() -> None:
+def test_what_an_image_does_not_show_is_reported_in_words_and_in_shape() -> None:
     told = [
         SentenceScore("A dog.", 0.5, 0.01, "shows"),
         SentenceScore("A cat.", 0.1, 0.9, "does not"),

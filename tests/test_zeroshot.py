@@ -509,7 +509,7 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
     assert total.value == pytest.approx(better.metric("rSum").value - worse.metric("rSum").value)
 
 
-def test_results_that_were_asked_other_things_are_not_compared() -> None:
+def test_results_of_other_images_texts_or_classes_are_not_compared() -> None:
     one = classified(1)
     with pytest.raises(
         UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"
