@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.data.transforms import TrainTransform, crop_box
+from grainline.data.transforms import CropConfig, TrainTransform, crop_box
 
 SIZE = 224
 SCALE, RATIO = (0.8, 1.0), (3 / 4, 4 / 3)
@@ -49,7 +49,7 @@ def plain(data: bytes, rng: Random) -> Tensor:
 
 def load_ours(data: list[bytes]) -> None:
     """Every file once."""
-    transform, rng = TrainTransform(SIZE, SCALE, RATIO), Random(0)
+    transform, rng = TrainTransform(SIZE, CropConfig(scale=SCALE, ratio=RATIO)), Random(0)
     for file in data:
         transform(file, rng)
 

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
-from grainline.losses.beta_cal import Beta, beta_bce, beta_ce_both
+from grainline.losses.beta_cal import beta_bce, beta_ce_both
 from grainline.losses.tiled.pair_mask import RowIds
-from tests.test_beta import dense_beta_bce, dense_beta_ce, slot_keys
+from tests.test_beta import Beta, dense_beta_bce, dense_beta_ce, pairs_of, slot_keys
 
 SLOTS, WIDTH, SCALE, BETA = 36, 512, 14.3, 0.5
 GATES = {"ce": 1.6, "bce": 2.4}  # at 2,304 rows
@@ -38,13 +38,16 @@ def inputs(number: int) -> tuple[Tensor, Tensor, RowIds]:
 
 def tiles_ce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     return (
-        sum((mean.total / mean.number for mean in beta_ce_both(SCALE * v, t, keys, WEIGHTS)), v.new_zeros(()))
+        sum(
+            (mean.total / mean.number for mean in beta_ce_both(SCALE * v, t, pairs_of(keys, keys, WEIGHTS))),
+            v.new_zeros(()),
+        )
         / 2
     )
 
 
 def tiles_bce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
-    mean = beta_bce(SCALE * v, t, keys, keys, WEIGHTS, "pairs")
+    mean = beta_bce(SCALE * v, t, pairs_of(keys, keys, WEIGHTS), "pairs")
     return mean.total / mean.number
 
 

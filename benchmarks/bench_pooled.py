@@ -24,8 +24,7 @@ from torch import Tensor
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
-from grainline.losses.tiled.sampled_pairs import SampledPairs
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs
 from grainline.nn.pooling import ConditionedPool
 from grainline.types import Clock
 

@@ -24,8 +24,7 @@ from grainline.build import build as build_method
 from grainline.config import parse
 from grainline.data.open_source import open_source
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.index.results import Options
-from grainline.index.search import Index, open_index
+from grainline.index.search import Index, Options, open_index
 from grainline.index.sync import build
 from grainline.methods import method_class
 from grainline.methods.base import Method

@@ -55,7 +55,7 @@ def samples(size: int) -> TrainSet:
     source = Scenes("scenes:train?count=50000", size=size)
     tokenizer = Tokenizer.train((source[i].whole for i in range(500)), 1024)
     config: Any = recipe.description.config
-    crop = TrainTransform(size, **recipe.data.crop.model_dump())
+    crop = TrainTransform(size, recipe.data.crop)
     return TrainSet(source, tokenizer, crop, recipe.data.texts, context=config.text.context, seed=0)
 
 

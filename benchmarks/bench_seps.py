@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import Ratio, fresh_peak, interval, keep_pages, paired, report
-from grainline.losses.triplet import triplet
+from grainline.losses.contrastive import triplet
 from grainline.methods.patch_selection.scoring import score as score_in_tiles
 from grainline.methods.patch_selection.selector import Selector
 from grainline.methods.patch_selection.training import graded, summary

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.study import data_folder
-from grainline.data.check import BITS, MOST, PIXELS, image_hash, near_copies
+from grainline.data.check import BITS, MAX_DISTANCE, PIXELS, image_hash, near_copies
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample
@@ -74,7 +74,7 @@ def main() -> None:
                 for a, b in zip(own, other, strict=True)
                 if a is not None and b is not None
             ]
-            share = np.mean(np.array(distances) <= MOST)
+            share = np.mean(np.array(distances) <= MAX_DISTANCE)
             print(f"  {change}: {share:.1%} found, median {np.median(distances):.0f} of {BITS} bits differ")
         dev, train = hashed(str(folder / "dev-0000.tar")), hashed(str(folder / "train-*.tar"))
         pairs = near_copies(dev[1], train[1])

@@ -13,7 +13,7 @@ from benchmarks.study import Folder, Ordering, cells, compared, minutes_of, orde
 from benchmarks.tgt import GROUPS, PROBES, SETTINGS, Fivefold, Setting
 from grainline.evaluation.result import Result
 from grainline.evaluation.suites.baselines import CLUSTERINGS
-from grainline.evaluation.suites.phrases import AS_MANY, GOING, STAYING, uniform
+from grainline.evaluation.suites.phrases import AS_MANY, IN_PLACE, MOVED, uniform
 from grainline.evaluation.suites.phrases import GROUPS as OWN
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
@@ -45,7 +45,9 @@ def beyond(data: str, name: str) -> list[Ordering]:
     chunks, sets = f"tIoU, {rule}", (data,)
     return [
         Ordering(f"{name}: groups above uniform chunks", name, name, FOUND, sets, other=chunks),
-        Ordering(f"{name}: above those of shuffled words", name, name, FOUND, sets, other=f"tIoU, {STAYING}"),
+        Ordering(
+            f"{name}: above those of shuffled words", name, name, FOUND, sets, other=f"tIoU, {IN_PLACE}"
+        ),
     ]
 
 
@@ -163,7 +165,7 @@ def phrases(folder: Fivefold, data: str) -> None:
         found = cells(folder, setting.key, [f"phrases on {data}"])
         k = groups_of(setting.name)
         chunks = AS_MANY if setting.name == "by-length" else uniform(k)
-        names = [OWN, chunks, f"position oracle, K = {k}", STAYING, GOING]
+        names = [OWN, chunks, f"position oracle, K = {k}", IN_PLACE, MOVED]
         columns = [f"tIoU, {name}" for name in names] + [f"{measure}, {OWN}" for measure in MEASURES[1:]]
         if found:
             shown = " | ".join(found.get(column, "") for column in columns)
@@ -212,7 +214,7 @@ def _dots(axes: Any, folder: Folder, settings: dict[str, str], title: str) -> No
         results = folder.results(f"captions-{setting}", "phrases on captions")
         if results:
             rule = AS_MANY if setting == "by-length" else uniform(groups_of(setting))
-            names = (OWN, rule, STAYING) if label != "1" else ("one group",) * 3
+            names = (OWN, rule, IN_PLACE) if label != "1" else ("one group",) * 3
             shown[label] = [_values(results, f"tIoU, {name}") for name in names]
     for at, (own, chunks, shuffled) in enumerate(shown.values()):
         axes.plot([at] * len(own), own, ".", color="#2a78b5", ms=5, label="" if at else "groups, each seed")

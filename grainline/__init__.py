@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grainline.errors import UserError
-    from grainline.evaluation.measure import evaluate
+    from grainline.evaluation.evaluate_model import evaluate
     from grainline.loading import from_pretrained, load
     from grainline.model import Model
     from grainline.training.run import train
@@ -44,7 +44,7 @@ if "GOMP_SPINCOUNT" not in os.environ:
 _MODULES = {
     "Model": "grainline.model",
     "UserError": "grainline.errors",
-    "evaluate": "grainline.evaluation.measure",
+    "evaluate": "grainline.evaluation.evaluate_model",
     "from_pretrained": "grainline.loading",
     "load": "grainline.loading",
     "train": "grainline.training.run",

@@ -154,7 +154,8 @@ def _with_config(description: Description, values: dict[str, Any], where: str) -
     return description._replace(config=method_config(description.method, values, where))
 
 
-def _changed(description: Description, changes: list[str], where: str) -> Description:
+def changed(description: Description, changes: list[str], where: str) -> Description:
+    """The description with changes of its config, as `override` takes them; `where` is for messages."""
     values = override(description.config.model_dump(mode="json"), changes)
     return _with_config(description, values, where)
 
@@ -176,7 +177,7 @@ def scored(description: Description, scoring: str | None) -> Description:
     if mixed and "alpha" not in known:
         raise UserError(f"scoring is {scoring!r}; {description.method} mixes no scores: leave :{share} out")
     changes = [f"scoring={way}", *([f"alpha={share}"] if mixed else [])]
-    return _changed(description, changes, "--scoring")
+    return changed(description, changes, "--scoring")
 
 
 def with_patches(description: Description, patches: str | None) -> Description:
@@ -185,43 +186,35 @@ def with_patches(description: Description, patches: str | None) -> Description:
     Weights are the same for both, so a model can be measured either way without training. Raises UserError
     where the image encoder has no such choice.
     """
-    return (
-        description if patches is None else _changed(description, [f"image.patches={patches}"], "--patches")
-    )
+    if patches is None:
+        return description
+    return changed(description, [f"image.patches={patches}"], "--patches")
 
 
 def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
     """The checkpoints of both sides; a common one is read once."""
-    image = config.image if isinstance(config.image, PretrainedImageConfig) else None
-    text = config.text if isinstance(config.text, PretrainedTextConfig) else None
-    for side, name in ((image, "image"), (text, "text")):
-        if side is not None and side.architecture is not None:
+    options: dict[str, dict[str, Any]] = {}
+    for name, fields in (("image", ("size", "resize")), ("text", ("context", "stretch"))):
+        side = getattr(config, name)
+        if not isinstance(side, PretrainedImageConfig | PretrainedTextConfig):
+            continue
+        if side.architecture is not None:
             raise UserError(
                 f"field model.{name}.architecture is filled in when {side.pretrained} is read; leave it out"
             )
-    images: dict[str, Any] = {"size": image.size, "resize": image.resize} if image is not None else {}
-    texts: dict[str, Any] = {"context": text.context, "stretch": text.stretch} if text is not None else {}
-    if image is not None and text is not None and _same(config) and image.quick_gelu == text.quick_gelu:
-        both = load_pretrained(image.pretrained, quick_gelu=image.quick_gelu, **images, **texts)
-        return _require_side(both, "image", image.pretrained), _require_side(both, "text", text.pretrained)
-    first = second = None
-    if image is not None:
-        first = load_pretrained(image.pretrained, quick_gelu=image.quick_gelu, **images)
-        _require_side(first, "image", image.pretrained)
-    if text is not None:
-        second = load_pretrained(text.pretrained, quick_gelu=text.quick_gelu, **texts)
-        _require_side(second, "text", text.pretrained)
-    return first, second
-
-
-def _require_side(checkpoint: Pretrained, side: str, name: str) -> Pretrained:
-    """The checkpoint; UserError where it lacks this side."""
-    if (checkpoint.image if side == "image" else checkpoint.text) is None:
-        kind = checkpoint.architecture["kind"]
-        raise UserError(
-            f"{name} is a {kind}, which has no {side} side; name another for model.{side}.pretrained"
-        )
-    return checkpoint
+        options[name] = {field: getattr(side, field) for field in ("pretrained", "quick_gelu", *fields)}
+    if _same(config) and options["image"]["quick_gelu"] == options["text"]["quick_gelu"]:
+        both = options["image"] | options["text"]
+        loaded = dict.fromkeys(options, load_pretrained(both.pop("pretrained"), **both))
+    else:
+        loaded = {name: load_pretrained(own.pop("pretrained"), **own) for name, own in options.items()}
+    for name, checkpoint in loaded.items():
+        if getattr(checkpoint, name) is None:
+            source, kind = getattr(config, name).pretrained, checkpoint.architecture["kind"]
+            raise UserError(
+                f"{source} is a {kind}, which has no {name} side; name another for model.{name}.pretrained"
+            )
+    return loaded.get("image"), loaded.get("text")
 
 
 def _same(config: TowersConfig) -> bool:

@@ -70,7 +70,8 @@ def load_class(
             f"{where}: unknown {base.__name__.lower()} {_short(name)}{suggestion(str(name), table)};"
             f" allowed are {', '.join(table)}, or module:Class"
         )
-    if not trust_code and not is_builtin(name, table):
+    builtin = name in table or module.partition(".")[0] == __package__
+    if not trust_code and not builtin:
         raise UserError(
             f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
             "trust its code, give trust_code=True, or `grainline --trust-code` before the command"
@@ -82,11 +83,6 @@ def load_class(
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise UserError(f"{where}: {name} is no class derived from {base.__module__}.{base.__qualname__}")
     return cls
-
-
-def is_builtin(name: str, table: Mapping[str, str]) -> bool:
-    """Whether a name for `load_class` is that of a class of grainline itself."""
-    return name in table or name.partition(":")[0].partition(".")[0] == __package__
 
 
 def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
@@ -117,6 +113,18 @@ def deep_merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
         if isinstance(old, dict) and isinstance(value, dict):
             value = deep_merge(old, value)
         out[name] = value
+    return out
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields as one mapping from dotted names to values.
+
+    >>> flatten({"train": {"lr": 0.1, "log": {}}, "data": [1]})
+    {'train.lr': 0.1, 'data': [1]}
+    """
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return out
 
 

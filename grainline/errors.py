@@ -63,15 +63,6 @@ def amount(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def count_existing(number: int, noun: str) -> str:
-    """How many results of an earlier run a command keeps, in words.
-
-    >>> count_existing(1, "tar"), count_existing(4, "record")
-    ('1 tar was there before', '4 records were there before')
-    """
-    return f"{amount(number, noun)} {'was' if number == 1 else 'were'} there before"
-
-
 def some(names: Sequence[str], number: int = 3) -> str:
     """The first few names, for a message.
 

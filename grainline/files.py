@@ -4,7 +4,6 @@ A sealed folder holds `state.json` with the size and sha256 of every other file 
 reads pickles and imports nothing.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -17,7 +16,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -73,21 +72,33 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-@contextlib.contextmanager
+@contextmanager
+def writing(target: Path, advice: str = "choose another --out") -> Iterator[None]:
+    """An error of the system in the block becomes a UserError that names the target, a file or a folder.
+
+    advice  what the user can do; if the disk is full, freeing some space comes first
+    """
+    try:
+        yield
+    except WRITE_ERRORS as error:
+        if _number(error) in (errno.ENOSPC, errno.EDQUOT):
+            advice = f"free some space, or {advice}"
+        into = "into " if target.is_dir() else ""
+        raise UserError(f"cannot write {into}{target}: {reason(error)}; {advice}") from None
+
+
+@contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
     UserError if it cannot be written; the old file stays, and the temporary one is removed.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        discard(temporary_path(target))  # of a process that was killed
-        yield temporary_path(target)
-        move_into_place(target)
-    except WRITE_ERRORS as error:
-        raise UserError(
-            f"cannot write {target}: {reason(error)}; {remedy(error, 'choose another place')}"
-        ) from None
+        with writing(target, "choose another place"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            discard(temporary_path(target))  # of a process that was killed
+            yield temporary_path(target)
+            move_into_place(target)
     finally:
         discard(temporary_path(target))
 
@@ -220,7 +231,7 @@ def discard(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()
 
 
@@ -250,15 +261,6 @@ def reason(error: Exception) -> str:
     """
     number = _number(error)
     return os.strerror(number).lower() if number else str(error)
-
-
-def remedy(error: Exception, other: str) -> str:
-    """Advice for a failed write: `other`, and free space if the disk is full.
-
-    >>> remedy(OSError(28, "x"), "choose another --out"), remedy(OSError(13, "x"), "choose another --out")
-    ('free some space, or choose another --out', 'choose another --out')
-    """
-    return f"free some space, or {other}" if _number(error) in (errno.ENOSPC, errno.EDQUOT) else other
 
 
 def _number(error: Exception) -> int | None:
@@ -328,10 +330,8 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     Raises UserError where another process holds the lock, with its number and host, and NoLocks where the
     file system cannot lock. Children of this process do not keep the lock alive.
     """
-    try:
+    with writing(folder, "choose another folder"):
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"cannot write into {folder}: {reason(error)}; choose another folder") from None
     _open.add(file)
     try:
         try:
@@ -342,11 +342,9 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
             raise UserError(f"{what} is being written by {holder}; {hint}") from None
         except OSError as error:
             raise NoLocks(f"{what} cannot be locked: {reason(error)}; use another disk") from None
-        try:
+        with writing(folder, "choose another folder"):
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
-        except OSError as error:
-            raise UserError(f"cannot write into {folder}: {reason(error)}") from None
         yield
     finally:
         _open.discard(file)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = 0, 1, 2, 3, 4  # Texts.level
+LEVELS = 5
+CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = range(LEVELS)  # Texts.level
 
 
 class Texts(NamedTuple):
@@ -155,7 +156,7 @@ def to_dtype(batch: T, dtype: torch.dtype) -> T:
 
 def full(x: Tensor) -> Tensor:
     """x in float32 if it was half precision, else as it is: for sums, softmaxes and cosines."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
 def vectors_only(encoded: Encoded) -> Encoded:

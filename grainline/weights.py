@@ -1,7 +1,7 @@
 """Weight files: the weights of a method in one safetensors file, written atomically and read strictly.
 
 The file has the name of the method's class, because two methods may have the same parameters. Adapters
-(`training/lora.py`) are stored with the weights, all under plain names. A method without adapters that reads
+(`training/step.py`) are stored with the weights, all under plain names. A method without adapters that reads
 such a file adds them to its weights.
 """
 

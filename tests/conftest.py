@@ -1,5 +1,6 @@
 """Shared fixtures. Every test starts from the same random numbers and one thread."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ import torch
 torch.set_num_threads(1)
 
 LONG = (
-    "test_index_kills",
+    "test_export",
     "test_sharded",
+    "test_contract",
     "test_many_ranks",
     "test_hostile",
     "test_torchrun",
+    "test_index_kills",
     "test_phrases_file",
     "test_resume",
     "test_finetune",
@@ -40,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files begin first, so that none of them is left over for one process at the end."""
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: collections of garbage need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

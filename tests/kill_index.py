@@ -1,4 +1,4 @@
-"""Kills an index at every call that writes, and at random: a program of its own for test_index_kills.py.
+"""An index interrupted at every call that writes, and killed at random: the program of test_index_kills.py.
 
     python tests/kill_index.py FOLDER [--kills 100]
 
@@ -13,11 +13,12 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import faiss
 import numpy as np
@@ -30,7 +31,6 @@ from grainline.index.reader import IndexReader
 from grainline.index.store import ANN, MANIFEST, SEGMENTS, read_manifest
 from grainline.index.sync import add, build, refresh, remove
 
-KILLED = 9
 CHUNK = 2
 KILLS = 6
 FEW, MANY = 2, inverted.EXACT  # images beyond which an inverted file is kept
@@ -38,54 +38,71 @@ CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmd
 HALVES = ((np, "save"), (Path, "write_text"), (faiss, "write_index"))  # die in the middle of writing
 
 
-def count_or_die(at: int) -> list[int]:
-    """Let the calls that change a disk pass until the one numbered `at`, from 0; that one is the last."""
-    seen = [0]
+class Interrupted:
+    """What a process leaves behind that dies at a call that changes the disk, for every such call of `act`.
 
-    def wrap(owner: Any, name: str, half: bool) -> None:
-        real = getattr(owner, name)
+    The process is not killed but looked at: nothing that it does later can change what a dead one leaves.
 
+    copies  folder for copies of the index, each as it is just before a call, or with a file half written
+    """
+
+    def __init__(self, act: Callable[[Path], Any], out: Path, copies: Path) -> None:
+        self.out, self.copies = out, copies
+        self.calls = 0
+        self.states: dict[int, Path] = {}  # by the number of the call, from 0; equal ones once
+        self._known: set[frozenset[tuple[str, bytes]]] = set()
+        self._copying = False
+        copies.mkdir()
+        with ExitStack() as patches:
+            for owner, name in CALLS:
+                patches.enter_context(patch.object(owner, name, self._before(getattr(owner, name))))
+            for owner, name in HALVES:
+                patches.enter_context(patch.object(owner, name, self._halfway(getattr(owner, name))))
+            act(out)
+
+    def _before(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if seen[0] == at:
-                if half:
-                    write_half(real, *args, **kwargs)
-                os._exit(KILLED)
-            seen[0] += 1
+            if not self._copying:
+                self._copy()
             return real(*args, **kwargs)
 
-        setattr(owner, name, call)
+        return call
 
-    for owner, name in CALLS:
-        wrap(owner, name, half=False)
-    for owner, name in HALVES:
-        wrap(owner, name, half=True)
-    return seen
+    def _halfway(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
+            if not self._copying:
+                self._copy(written(*args))
+            return result
+
+        return call
+
+    def _copy(self, half: Path | None = None) -> None:
+        self._copying = True
+        if half or (self.out.exists() and state(self.out) not in self._known):
+            copy = self.copies / str(self.calls)
+            shutil.copytree(self.out, copy)
+            if half:
+                os.truncate(copy / half.relative_to(self.out), half.stat().st_size // 2)
+            if state(copy) not in self._known:
+                self._known.add(state(copy))
+                self.states[self.calls] = copy
+        self.calls += 1
+        self._copying = False
 
 
-def write_half(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    real(*args, **kwargs)
+def written(*args: Any) -> Path:
+    """The file that one of HALVES has written, from its arguments."""
     if isinstance(args[0], io.IOBase):
         args[0].flush()
-    places = (Path(x) for x in (getattr(args[0], "name", args[0]), *args[1:2]) if isinstance(x, str | Path))
-    target = next(places)
-    os.truncate(target, target.stat().st_size // 2)
+        return Path(args[0].name)
+    return next(Path(x) for x in args[:2] if isinstance(x, str | Path))
 
 
-def in_child(act: Callable[[Path], Any], out: Path, at: int) -> bool:
-    """Do it in a process that dies at a point; whether it died."""
-    child = os.fork()
-    if child == 0:
-        count_or_die(at)
-        try:
-            act(out)
-        except BaseException as error:
-            print(f"the process failed by itself: {error!r}", file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, KILLED), code
-    return code == KILLED
+def state(folder: Path) -> frozenset[tuple[str, bytes]]:
+    """All files of an index and its folders, which have no bytes."""
+    folders = {path.relative_to(folder).as_posix(): b"" for path in folder.rglob("*") if path.is_dir()}
+    return frozenset((tree(folder) | folders).items())
 
 
 class Trial:
@@ -143,9 +160,8 @@ def points(folder: Path, operation: str) -> int:
     if operation == "near":
         check_near(whole)
         expected = tree(whole)
-    number = 0
-    while in_child(trial.act, trial.fresh("out"), number):
-        out = folder / "out"
+    stopped = Interrupted(trial.act, trial.fresh("out"), folder / "copies")
+    for number, out in stopped.states.items():
         if (out / MANIFEST).exists():
             check_half(content(out), before, after, number)
         trial.finish(out)
@@ -159,8 +175,7 @@ def points(folder: Path, operation: str) -> int:
             mine = tree(out)
             assert mine.keys() == expected.keys(), (number, mine.keys() ^ expected.keys())
             assert mine == expected, (number, [name for name in mine if mine[name] != expected[name]])
-        number += 1
-    return number
+    return stopped.calls
 
 
 def check_near(out: Path) -> None:

@@ -16,7 +16,7 @@ SLOW = (
     "grainline.training.run",
     "grainline.methods",
     "grainline.data.scenes.source",
-    "grainline.training.lora",
+    "grainline.training.step",
     "peft",
     "pytest",
     "torch._dynamo",

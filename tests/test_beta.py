@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.losses.beta_cal import (
-    Beta,
     Divisor,
     beta_bce,
     beta_ce,
@@ -17,13 +17,24 @@ from grainline.losses.beta_cal import (
     shares_of,
 )
 from grainline.losses.tiled.pair_loss import SigmoidLoss
-from grainline.losses.tiled.pair_mask import RowIds
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.types import Mean, full, rows
 
 V = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6], [0.0, -1.0]])
 T = torch.tensor([[0.8, 0.6], [0.0, 1.0], [-1.0, 0.0], [-0.6, -0.8]])
 S = 5 * V @ T.T
 PADDED, RIVAL = -1, 9  # the item of a slot without a text: out of everything, or left in the denominators
+
+
+class Beta(NamedTuple):
+    """The weights of texts of one image for each other."""
+
+    beta: float
+    decay: float = 0.0
+
+
+def pairs_of(rows: RowIds, cols: RowIds, weights: Beta) -> PairMatrix:
+    return PairMatrix(rows, cols, sibling=weights.beta, decay=weights.decay)
 
 
 def slot_keys(item: Tensor, image: Tensor, slots: int, images: int | None = None) -> RowIds:
@@ -40,7 +51,7 @@ def slot_keys(item: Tensor, image: Tensor, slots: int, images: int | None = None
 def dense_beta_ce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta) -> Mean:
     """`beta_ce` from the logits [n, M] of any score."""
     logits = full(logits)
-    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    where = pairs_of(local, gathered, weights).where(dtype=logits.dtype)
     share = shares_of(local, gathered).to(logits.dtype)
     mass = where.weight.sum(1)
     asks = mass > 0
@@ -55,7 +66,7 @@ def dense_beta_ce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta
 def dense_beta_bce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta, divisor: Divisor) -> Mean:
     """`beta_bce` from the logits [n, M] of any score."""
     logits = full(logits)
-    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    where = pairs_of(local, gathered, weights).where(dtype=logits.dtype)
     counted, among = (x.group >= 0 if divisor == "slots" else x.real() for x in (local, gathered))
     size = torch.stack([(among & (gathered.group == group)).sum() for group in local.group])
     one = counted / size.clamp(min=1).to(logits.dtype)
@@ -143,14 +154,14 @@ def drawn(
 )
 def test_cross_entropy_of_four_rows(beta: float, expected: float) -> None:
     keys, weights = two_by_two(), Beta(beta)
-    both = beta_ce_both(5 * V, T, keys, weights)
+    both = beta_ce_both(5 * V, T, pairs_of(keys, keys, weights))
     assert sum(value(mean) for mean in both) / 2 == pytest.approx(expected, abs=1e-5)
     dense = [dense_beta_ce(logits, keys, keys, weights) for logits in (S, S.T)]
     assert sum(value(mean) for mean in dense) / 2 == pytest.approx(expected, abs=1e-5)
 
 
 def test_both_directions_of_four_rows() -> None:
-    to_texts, to_images = beta_ce_both(5 * V, T, two_by_two(), Beta(0.5))
+    to_texts, to_images = beta_ce_both(5 * V, T, pairs_of(two_by_two(), two_by_two(), Beta(0.5)))
     assert value(to_texts) == pytest.approx(1.318226, abs=1e-5)
     assert value(to_images) == pytest.approx(1.317775, abs=1e-5)
 
@@ -165,7 +176,7 @@ def test_sums_of_exponentials_of_four_rows() -> None:
     for (scaled, others, logits), sums in expected.values():
         for i in range(4):
             part = slice(i, i + 1)
-            tiled = beta_ce(scaled[part], others, rows(keys, part), keys, weights)
+            tiled = beta_ce(scaled[part], others, pairs_of(rows(keys, part), keys, weights))
             dense = dense_beta_ce(logits[part], rows(keys, part), keys, weights)
             assert value(tiled) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
             assert value(dense) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
@@ -173,7 +184,7 @@ def test_sums_of_exponentials_of_four_rows() -> None:
 
 def test_targets_of_four_rows() -> None:
     keys = two_by_two()
-    weight = Beta(0.5).blocks(keys, keys).where(dtype=S.dtype).weight
+    weight = pairs_of(keys, keys, Beta(0.5)).where(dtype=S.dtype).weight
     inside = torch.tensor([[2 / 3, 1 / 3], [1 / 3, 2 / 3]], dtype=S.dtype)
     torch.testing.assert_close(weight / weight.sum(1, keepdim=True), torch.block_diag(inside, inside))
 
@@ -199,7 +210,7 @@ def test_binary_cross_entropy_of_four_rows(beta: float, total: float) -> None:
     keys, weights = two_by_two(), Beta(beta)
     for divisor, count in (("rows", 4), ("pairs", 16), ("slots", 16)):
         for a, b in ((5 * V, T), (5 * T, V)):
-            assert value(beta_bce(a, b, keys, keys, weights, divisor)) == pytest.approx(
+            assert value(beta_bce(a, b, pairs_of(keys, keys, weights), divisor)) == pytest.approx(
                 total / count, abs=1e-5
             )
         dense = dense_beta_bce(S, keys, keys, weights, divisor)
@@ -208,7 +219,7 @@ def test_binary_cross_entropy_of_four_rows(beta: float, total: float) -> None:
 
 def test_padding_is_no_candidate_unless_it_is_given_an_item() -> None:
     for last, expected in ((PADDED, 0.856607), (RIVAL, 0.862056)):
-        both = beta_ce_both(5 * V, T, two_by_two(last), Beta(0.5))
+        both = beta_ce_both(5 * V, T, pairs_of(two_by_two(last), two_by_two(last), Beta(0.5)))
         assert sum(value(mean) for mean in both) / 2 == pytest.approx(expected, abs=1e-5)
 
 
@@ -216,21 +227,25 @@ def test_padding_counts_in_one_divisor_alone() -> None:
     keys = two_by_two(PADDED)
     expected = {"rows": 3.729429 / 3, "pairs": 0.414381, "slots": 0.233089}
     for divisor, number in expected.items():
-        assert value(beta_bce(5 * V, T, keys, keys, Beta(0.5), divisor)) == pytest.approx(number, abs=1e-5)
+        assert value(beta_bce(5 * V, T, pairs_of(keys, keys, Beta(0.5)), divisor)) == pytest.approx(
+            number, abs=1e-5
+        )
 
 
 def test_equal_logits_have_the_loss_of_chance() -> None:
     number = 2304
     v, keys = torch.zeros(number, 2), slot_keys(torch.arange(number), torch.arange(number) // 36, 36)
     for beta in (0.1, 0.5, 1.0):
-        for mean in beta_ce_both(v, v, keys, Beta(beta)):
+        for mean in beta_ce_both(v, v, pairs_of(keys, keys, Beta(beta))):
             assert value(mean) == pytest.approx(math.log(number), abs=1e-5)
-    assert value(beta_bce(v, v, keys, keys, Beta(1.0), "pairs")) == pytest.approx(math.log(2), abs=1e-6)
+    assert value(beta_bce(v, v, pairs_of(keys, keys, Beta(1.0)), "pairs")) == pytest.approx(
+        math.log(2), abs=1e-6
+    )
 
 
 def test_weights_fall_with_the_distance_of_slots() -> None:
     keys = slot_keys(torch.arange(12), torch.arange(12) // 6, 6)
-    weight = Beta(0.75, 0.05).blocks(keys, keys).where().weight
+    weight = pairs_of(keys, keys, Beta(0.75, 0.05)).where().weight
     expected = [1.0, 0.713422, 0.678628, 0.645531, 0.614048, 0.584101, *[0.0] * 6]
     torch.testing.assert_close(weight[0], torch.tensor(expected), atol=1e-6, rtol=0)
     assert float(weight[2, 0]) == pytest.approx(0.678628, abs=1e-6)
@@ -242,7 +257,7 @@ def test_weights_fall_with_the_distance_of_slots() -> None:
 )
 def test_mass_on_the_own_text(slots: int, beta: float, share: float) -> None:
     keys = slot_keys(torch.arange(2 * slots), torch.arange(2 * slots) // slots, slots)
-    weight = Beta(beta).blocks(keys, keys).where().weight
+    weight = pairs_of(keys, keys, Beta(beta)).where().weight
     torch.testing.assert_close((weight / weight.sum(1, keepdim=True)).diag(), torch.full((2 * slots,), share))
 
 
@@ -257,17 +272,17 @@ def test_losses_are_the_loops_in_value_and_gradient(
     logits = v @ t.T
     way, back = ce_loop(logits, keys, keys, weights), ce_loop(logits.T, keys, keys, weights)
     slow = torch.autograd.grad(way + 2 * back, (v, t), retain_graph=True)
-    first, second = beta_ce_both(v, t, keys, weights)
+    first, second = beta_ce_both(v, t, pairs_of(keys, keys, weights))
     found = first.total / first.number + 2 * second.total / second.number
     assert_close([found, *torch.autograd.grad(found, (v, t))], [way + 2 * back, *slow])
-    alone = beta_ce(v, t, keys, keys, weights), beta_ce(t, v, keys, keys, weights)
+    alone = beta_ce(v, t, pairs_of(keys, keys, weights)), beta_ce(t, v, pairs_of(keys, keys, weights))
     assert_close([mean.total / mean.number for mean in alone], [way, back])
     dense = dense_beta_ce(logits, keys, keys, weights)
     assert_close([dense.total / dense.number], [way])
     for divisor in ("rows", "pairs", "slots"):
         slow_bce = bce_loop(logits, keys, weights, divisor)
         fast, dense = (
-            beta_bce(v, t, keys, keys, weights, divisor),
+            beta_bce(v, t, pairs_of(keys, keys, weights), divisor),
             dense_beta_bce(logits, keys, keys, weights, divisor),
         )
         for mean in (fast, dense):
@@ -282,8 +297,8 @@ def test_groups_are_the_mean_of_separate_losses() -> None:
     apart = []
     for part in (slice(i, i + 6) for i in range(0, 24, 6)):
         own = rows(keys, part)._replace(group=torch.zeros(6, dtype=torch.int64))
-        apart.append(value(beta_ce(v[part], t[part], own, own, Beta(0.5))))
-    assert value(beta_ce(v, t, keys, keys, Beta(0.5))) == pytest.approx(sum(apart) / 4, abs=1e-12)
+        apart.append(value(beta_ce(v[part], t[part], pairs_of(own, own, Beta(0.5)))))
+    assert value(beta_ce(v, t, pairs_of(keys, keys, Beta(0.5)))) == pytest.approx(sum(apart) / 4, abs=1e-12)
 
 
 @pytest.mark.parametrize("share", [(6, 12), (5, 13), (9, 9)])  # groups of six rows: whole ones, and cut ones
@@ -291,8 +306,8 @@ def test_shares_of_rows_against_everyones_add_up(share: tuple[int, int]) -> None
     v, t, keys = drawn()
     cuts = torch.arange(18).split(list(share))
     for loss in (
-        lambda part: beta_ce(v[part], t, rows(keys, part), keys, Beta(0.5)),
-        lambda part: beta_bce(v[part], t, rows(keys, part), keys, Beta(0.5), "slots"),
+        lambda part: beta_ce(v[part], t, pairs_of(rows(keys, part), keys, Beta(0.5))),
+        lambda part: beta_bce(v[part], t, pairs_of(rows(keys, part), keys, Beta(0.5)), "slots"),
         lambda part: dense_beta_ce((v @ t.T)[part], rows(keys, part), keys, Beta(0.5)),
         lambda part: dense_beta_bce((v @ t.T)[part], rows(keys, part), keys, Beta(0.5), "pairs"),
     ):
@@ -306,9 +321,9 @@ def test_a_text_of_padding_changes_nothing_and_learns_nothing() -> None:
     v, t, keys = drawn()
     moved = (t + 3.0 * (keys.item < 0)[:, None]).detach().requires_grad_()
     for loss in (
-        lambda t: beta_ce(v, t, keys, keys, Beta(0.5)),
-        lambda t: beta_ce_both(v, t, keys, Beta(0.5))[1],
-        lambda t: beta_bce(v, t, keys, keys, Beta(0.5), "slots"),
+        lambda t: beta_ce(v, t, pairs_of(keys, keys, Beta(0.5))),
+        lambda t: beta_ce_both(v, t, pairs_of(keys, keys, Beta(0.5)))[1],
+        lambda t: beta_bce(v, t, pairs_of(keys, keys, Beta(0.5)), "slots"),
     ):
         assert value(loss(moved)) == value(loss(t))
         (grad,) = torch.autograd.grad(loss(moved).total, moved)
@@ -318,7 +333,10 @@ def test_a_text_of_padding_changes_nothing_and_learns_nothing() -> None:
 def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient() -> None:
     v, none = torch.randn(4, 3, requires_grad=True), torch.full((4,), -1)
     keys = slot_keys(none, none, 2)
-    for mean in (*beta_ce_both(v, v, keys, Beta(0.5)), dense_beta_ce(v @ v.T, keys, keys, Beta(0.5))):
+    for mean in (
+        *beta_ce_both(v, v, pairs_of(keys, keys, Beta(0.5))),
+        dense_beta_ce(v @ v.T, keys, keys, Beta(0.5)),
+    ):
         (grad,) = torch.autograd.grad(mean.total, v, retain_graph=True)
         assert (float(mean.total.detach()), float(mean.number)) == (0.0, 0.0)
         assert torch.equal(grad, torch.zeros(4, 3))

@@ -15,7 +15,7 @@ from grainline.distributed import ddp_mean
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
 from grainline.training.step import Objective, step
@@ -170,7 +170,7 @@ def test_padding_is_no_candidate() -> None:
     assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.856607, **near)
 
 
-def test_padding_stays_in_the_denominators_if_asked_for() -> None:
+def test_padding_stays_in_the_denominators_if_requested() -> None:
     method = beta_clip(padding="candidates")
     found = values(told(method, *four_rows(last=False)))
     assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)
@@ -469,7 +469,7 @@ def test_the_pooling_begins_at_its_own_temperature() -> None:
 def test_the_pooling_has_rates_of_its_own() -> None:
     train = read_recipe("beta_clip/official", []).train.optimizer
     method = build("beta_clip")
-    groups = param_groups(method, train.rules, train.lr, train.weight_decay, train.schedule)
+    groups = param_groups(method, train)
     fast = {name for group in groups if group["lr"] == pytest.approx(1e-3) for name in group["names"]}
     slow = {name for group in groups if group["lr"] == pytest.approx(1e-5) for name in group["names"]}
     assert fast == {name for name, _ in method.named_parameters() if name.startswith("pool")}

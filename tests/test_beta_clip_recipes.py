@@ -167,7 +167,7 @@ def test_recipes_name_extras_that_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["beta_clip/official", "beta_clip/paper"])
-def test_a_missing_provider_of_phrases_is_said_before_a_checkpoint_is_read(
+def test_a_missing_provider_of_phrases_is_reported_before_a_checkpoint_is_read(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)

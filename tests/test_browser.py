@@ -18,7 +18,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from grainline.report.case import Look, SentenceScore, look
+from grainline.report.case import CaseImage, SentenceScore, look
 from grainline.report.page import Section, render_page
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -117,7 +117,7 @@ def phrased(sentences: int, text: str = "words") -> str:
         for i in range(sentences)
     ]
     heat = np.linspace(-1, 1, 3 * sentences)[:, None, None] * np.ones((40, 40))
-    one = Look(Image.new("RGB", (40, 40), "red"), "p", said, heat, left_out="Left out: nothing.")
+    one = CaseImage(Image.new("RGB", (40, 40), "red"), "p", said, heat, left_out="Left out: nothing.")
     return render_page("t", "", [Section("s", Markup('<div class="card">{}</div>').format(look(one, "a")))])
 
 

@@ -16,19 +16,18 @@ from grainline.build import build as build_method
 from grainline.config import parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.distributed import ddp_mean
-from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
 from grainline.evaluation.score import retrieval_ranks
 from grainline.evaluation.suites.regions import PooledRegions, region_scorer
 from grainline.fingerprint import origin
 from grainline.methods.base import Method
-from grainline.methods.caft import CAFT
+from grainline.methods.caft import BLEND, CAFT, Adapter, Composer, ComposerConfig
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
+from grainline.methods.shared import clamp_scales
 from grainline.methods.text_parts import Parts, row_ids
 from grainline.model import Model, on_pixels
 from grainline.nn.pooling import unit
-from grainline.nn.scale import clamp_scales
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
 from grainline.training.step import Objective, step
@@ -382,7 +381,7 @@ def test_half_precision_learns_too(case: str) -> None:
 def test_scales_biases_and_norms_do_not_decay() -> None:
     method = caft(case="caft-segments")
     recipe = read_recipe("caft/paper", []).train.optimizer
-    groups = param_groups(method, recipe.rules, recipe.lr, recipe.weight_decay, recipe.schedule)
+    groups = param_groups(method, recipe)
     names = {id(p): name for name, p in method.named_parameters()}
     free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     decays = {names[id(p)] for group in groups if group["weight_decay"] > 0 for p in group["params"]}
@@ -605,6 +604,6 @@ def test_ladder_changes_one_thing_at_a_time() -> None:
             assert recipe.train.model_dump() == paper["train"]
 
 
-def test_regions_are_asked_of_image_tokens_through_the_pooling_alone() -> None:
+def test_regions_attend_to_image_tokens_through_the_pooling_alone() -> None:
     scorer = region_scorer(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
     assert isinstance(scorer, PooledRegions)

@@ -14,8 +14,7 @@ from grainline.data.captions import sentences
 from grainline.index.calibration import Standard, best_hits, described_images, share_below
 from grainline.index.calibration_texts import CalibrationTexts, gather_texts, write_calibration
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options, Sentence
-from grainline.index.search import Index, open_index
+from grainline.index.search import Index, Options, Sentence, open_index
 from grainline.index.store import (
     CALIBRATION,
     NULL_SENTENCES,
@@ -282,7 +281,7 @@ def _answer(
         (0.19, ["cannot tell"] * 3, "this model recognises 19 % of true sentences"),
     ],
 )
-def test_three_verdicts_and_what_is_said_of_a_weak_model(
+def test_three_verdicts_and_the_warning_of_a_weak_model(
     power: float | None, verdicts: list[str], note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, notes = _answer(tmp_path, power, monkeypatch)
@@ -298,7 +297,7 @@ def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
         assert [one.p for one in hit.sentences] == [hit.p]
 
 
-def test_too_few_images_are_never_said_to_show_a_sentence(tmp_path: Path) -> None:
+def test_too_few_images_never_count_as_showing_a_sentence(tmp_path: Path) -> None:
     model = tiny_model()
     build(photos(tmp_path / "photos", 15), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     for hit in open_index(tmp_path / "index", model).search([QUERY], 15)[0].hits:

@@ -92,7 +92,7 @@ def jpeg(image: Image.Image, quality: int = 90) -> bytes:
     return file.getvalue()
 
 
-def test_crops_and_smaller_copies_are_found_and_strangers_are_not() -> None:
+def test_crops_and_smaller_copies_are_duplicates_and_other_images_are_not() -> None:
     one, two = blocks(1), blocks(2)
     images = {
         "one": one,
@@ -127,13 +127,15 @@ def test_hashes_of_strangers_differ_in_about_half_of_their_bits(monkeypatch: pyt
     ]
     assert by_loops
     monkeypatch.setattr("grainline.data.check.BLOCK", 5)
-    assert [tuple(pair) for pair in near_copies(hashes, most=110)] == by_loops
-    both = near_copies(hashes, [None, *hashes], most=0)
+    assert [tuple(pair) for pair in near_copies(hashes, max_distance=110)] == by_loops
+    both = near_copies(hashes, [None, *hashes], max_distance=0)
     assert [tuple(pair) for pair in both] == [(i, i + 1, 0) for i in range(12)]
     assert near_copies([None], hashes) == near_copies([], []) == []
     monkeypatch.setattr("grainline.data.check.LIMIT", 2)  # entries without a hash do not count
-    assert len(near_copies(hashes, [None, None, None, *hashes], most=0)) == 2
-    assert len(near_copies([*hashes, hashes[0]], hashes[:2], most=0)) == 3, "all of the first are compared"
+    assert len(near_copies(hashes, [None, None, None, *hashes], max_distance=0)) == 2
+    assert len(near_copies([*hashes, hashes[0]], hashes[:2], max_distance=0)) == 3, (
+        "all of the first are compared"
+    )
 
 
 def test_the_page_says_what_is_wrong_and_what_to_do() -> None:

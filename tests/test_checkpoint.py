@@ -28,14 +28,12 @@ from grainline.training.checkpoint import (
     latest,
     load,
     mark,
-    mark_path,
     rng_state,
     save,
     set_rng_state,
     verify,
 )
-from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer
-from grainline.training.schedule import Constant
+from grainline.training.optim import Constant, OptimizerConfig, ParamRule, build_optimizer
 from grainline.weights import load_weights, save_weights
 
 
@@ -252,7 +250,7 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 def test_best_outlives_the_checkpoint_it_was_and_can_be_replaced(tmp_path: Path) -> None:
     method, optimizer = trained(tmp_path, 1)
-    assert mark_path(tmp_path, "best") is None
+    assert files.existing_folder(tmp_path / "best") is None
     for step in (2, 3):
         first = latest(tmp_path)
         assert first is not None
@@ -608,7 +606,9 @@ def test_a_failure_while_the_best_is_replaced_keeps_one_of_the_two(tmp_path: Pat
 
     def check(text: str | None) -> None:
         assert text is None or f"cannot write {tmp_path / 'best'}: no space left" in text
-        assert mark_path(tmp_path, "best") == tmp_path / "best", "what was moved away was put back"
+        assert files.existing_folder(tmp_path / "best") == tmp_path / "best", (
+            "what was moved away was put back"
+        )
         verify(tmp_path / "best")
 
     assert failures(False, lambda: mark(tmp_path, path, "best"), check) >= 4
@@ -650,7 +650,8 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from torch import nn
-from grainline.training.checkpoint import TrainState, latest, load, mark, mark_path, save, verify
+from grainline import files
+from grainline.training.checkpoint import TrainState, latest, load, mark, save, verify
 from grainline.training.optim import OptimizerConfig, build_optimizer
 from grainline.training.checkpoint import rng_state
 
@@ -705,7 +706,7 @@ for number in range(kills):
     assert step >= max(seen, acknowledged), (step, seen, acknowledged)
     seen = step
     if acknowledged:
-        verify(mark_path(out, "best"))
+        verify(files.existing_folder(out / "best"))
 print(seen, leftovers)
 """
 

@@ -309,7 +309,7 @@ NESTED = "[" * 100_000
 @pytest.mark.parametrize(
     "text", ["", "[]", "null", "3", "{}", '{"model": []}', "{ half", NESTED], ids=lambda x: x[:9]
 )
-def test_damage_of_a_model_is_said_in_plain_words(text: str, model: Path, capsys: Capture) -> None:
+def test_damage_of_a_model_is_reported_in_plain_words(text: str, model: Path, capsys: Capture) -> None:
     whole = {name: (model / name).read_text() for name in ("model.json", "tokenizer.json")}
     for name, said in (
         (
@@ -398,7 +398,7 @@ def test_vectors_may_be_read_by_whom_their_folder_may(trained: Path, tmp_path: P
     assert modes == {0o644 & (tmp_path / "v").stat().st_mode}
 
 
-def test_the_tokens_of_many_lines_are_not_kept(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_tokens_of_many_lines_are_not_stored(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "many.txt").write_text("a cat\n" * 7)
     sizes: list[int] = []
     encode = Model.encode
@@ -417,7 +417,7 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grainline.evaluation.measure.load", stopped)
+    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
     assert "interrupted; a training run continues with --resume" in capsys.readouterr().err
 

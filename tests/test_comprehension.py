@@ -14,7 +14,7 @@ from test_refcoco import SIZE, release
 from test_referring import rows_file
 from test_viz import Page
 
-from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.formats.masks import run_lengths
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Boxed, boxes_of
@@ -167,11 +167,11 @@ def test_gradient_maps_are_those_of_differences(method: str) -> None:
         for p in range(len(value)):
             plain = sum(float(value[p, c] * slope[p, c]) for c in range(value.shape[1]))
             centred = sum(float((value[p, c] - mean[c]) * slope[p, c]) for c in range(value.shape[1]))
-            assert found.plain[i, p] == pytest.approx(max(0.0, plain), abs=2e-5)
-            assert found.centred[i, p] == pytest.approx(max(0.0, centred), abs=2e-5)
-    assert (found.centred > 1e-4).any()
+            assert found[0][i, p] == pytest.approx(max(0.0, plain), abs=2e-5)
+            assert found[1][i, p] == pytest.approx(max(0.0, centred), abs=2e-5)
+    assert (found[1] > 1e-4).any()
     square = method != "maxsim"  # the others bring tokens to one length before they score
-    assert (found.plain == 0).all() == square
+    assert (found[0] == 0).all() == square
 
 
 def test_gradients_know_no_other_pair_no_mask_and_leave_no_trace() -> None:
@@ -182,17 +182,17 @@ def test_gradients_know_no_other_pair_no_mask_and_leave_no_trace() -> None:
     mask[:, -1] = False
     images = images._replace(mask=mask)
     every = gradient_heat(model.method, images, texts)
-    assert (every.plain[:, -1] == 0).all()
-    assert (every.centred[:, -1] == 0).all()
+    assert (every[0][:, -1] == 0).all()
+    assert (every[1][:, -1] == 0).all()
     for i in range(3):
         one = [Encoded(*(None if f is None else f[i : i + 1] for f in x[:5])) for x in (images, texts)]
-        assert torch.equal(gradient_heat(model.method, *one).plain[0], every.plain[i])
-    assert not every.plain.requires_grad
+        assert torch.equal(gradient_heat(model.method, *one)[0][0], every[0][i])
+    assert not every[0].requires_grad
     assert all(p.grad is None for p in model.method.parameters())
     with torch.no_grad():
-        assert torch.equal(gradient_heat(model.method, images, texts).plain, every.plain)
+        assert torch.equal(gradient_heat(model.method, images, texts)[0], every[0])
     loud = images._replace(tokens=images.tokens.masked_fill(~mask[..., None], 50.0))
-    assert torch.allclose(gradient_heat(model.method, loud, texts).centred, every.centred, atol=1e-6)
+    assert torch.allclose(gradient_heat(model.method, loud, texts)[1], every[1], atol=1e-6)
     with pytest.raises(ValueError, match="scores of vectors"):
         gradient_heat(tiny_model("clip").method, images, texts)
 
@@ -226,7 +226,7 @@ def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tup
             both = gradient_heat(model.method, images, texts)
             with torch.no_grad():
                 heat = model.method.heat(images, texts)
-            for name, tokens in ((GRADIENT, both.plain), (CENTRED, both.centred), (HEAT, heat)):
+            for name, tokens in ((GRADIENT, both[0]), (CENTRED, both[1]), (HEAT, heat)):
                 spread = on_pixels(model.method, images, tokens, record.image.size[::-1])
                 spread = (unit_range(spread) if name == HEAT else spread)[0]
                 boxes = offered(n)
@@ -384,7 +384,7 @@ def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None
     assert isinstance(source, Boxed)
     assert boxes_of(source, 0, source[0]) == ((1, 1, 11, 13), (0, 0, 18, 15), (15, 10, 19, 14))
     data, result = measure(tiny_model("maxsim"), source)
-    assert [one.true for one in data.collected["comprehension"].expressions[:3:2]] == [
+    assert [one.target for one in data.collected["comprehension"].expressions[:3:2]] == [
         (1, 1, 11, 13),
         (0, 0, 18, 15),
     ]
@@ -497,7 +497,7 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
             for c in data.collected["comprehension"].expressions
             if c.image == row and c.text == shown.look.sentences[0].text
         )
-        assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
+        assert shown.look.box == pytest.approx([x * side / 40 for x in one.target])
         assert shown.detail.startswith(f"{len(one.boxes)} boxes, ")
         assert len(one.boxes) == len(shown.look.candidates)
         assert shown.look.prediction == pytest.approx(

@@ -111,7 +111,7 @@ def test_the_order_of_segments_does_not_matter(pool: ConditionedPool) -> None:
     torch.testing.assert_close(found.weight[..., order], turned.weight[..., :-1])
 
 
-def test_what_is_held_serves_any_texts_and_texts_of_one_row_are_asked_of_all(pool: ConditionedPool) -> None:
+def test_projected_images_serve_any_texts_and_texts_of_one_row_attend_to_all(pool: ConditionedPool) -> None:
     texts, segments, mask = drawn()
     held = pool.keys(segments, mask)
     assert held.key.shape == held.value.shape == (4, 3, 7, 4)

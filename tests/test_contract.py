@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from grainline.methods.base import Method, dot
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.training.step import recompute_layers, step
 from grainline.types import concat, each, rows
 
@@ -124,15 +124,15 @@ def test_every_trained_parameter_gets_a_gradient_within_two_steps(method: Method
     assert all(total > 0 for total in moved.values()), [name for name, total in moved.items() if total == 0]
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_cached_step_has_the_gradients_of_step(method: Method, chunk: int) -> None:
+def test_cached_step_has_the_gradients_of_step(method: Method) -> None:
     images, texts = batch()
     images = images._replace(pixels=images.pixels.double())  # in float64, so that the order of a sum is small
-    twin = copy.deepcopy(method.double())
+    twins = {chunk: copy.deepcopy(method.double()) for chunk in (1, 3, 100)}
     terms = step(method, images, texts, CLOCK)
-    cached = step(twin, images, texts, CLOCK, chunk)
-    torch.testing.assert_close(terms, cached)
-    assert_same_grads(method, twin)
+    for chunk, twin in twins.items():
+        cached = step(twin, images, texts, CLOCK, chunk)
+        torch.testing.assert_close(terms, cached, msg=lambda m, chunk=chunk: f"chunks of {chunk}: {m}")
+        assert_same_grads(method, twin)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -176,7 +176,7 @@ def test_learns_one_batch_by_heart(method: Method) -> None:
         losses.append(float(sum(step(method, images, texts, CLOCK).values())))
         optimizer.step()
         clamp_scales(method)
-        if len(losses) >= 20 and losses[-1] < 0.6 * losses[0]:
+        if len(losses) >= 10 and losses[-1] < 0.6 * losses[0]:
             return
     pytest.fail(f"after 60 steps the loss went from {losses[0]} to {losses[-1]}")
 

@@ -15,7 +15,7 @@ from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
 from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Foil, Record
 from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.data.transforms import TrainTransform
+from grainline.data.transforms import CropConfig, TrainTransform
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, each, texts_of
 
@@ -55,7 +55,7 @@ class Shelf:
 
 
 TOKENIZER = Tokenizer.train([LONG, "A green heart. Image number 0 1 2 3 4 5 6 7 8 9."] * 3, vocab=600)
-CROP = TrainTransform(16, scale=(0.3, 1.0), jitter=0.2)
+CROP = TrainTransform(16, CropConfig(scale=(0.3, 1.0), jitter=0.2))
 
 
 def shelf(source: Shelf, context: int = 99, seed: int = 0, parts: int = 1, **cfg: object) -> TrainSet:
@@ -165,7 +165,7 @@ def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> 
 
 
 @pytest.mark.parametrize("kind", ["broken", "silent"])
-def test_a_damaged_record_is_replaced_and_its_damage_told(kind: str) -> None:
+def test_a_damaged_record_is_replaced_and_its_damage_reported(kind: str) -> None:
     source = Shelf(8, **{kind: [3]})
     data = shelf(source)
     sample = data[Draw(11, 0, 3)]
@@ -220,7 +220,7 @@ def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
     assert counts == {1, 2, 3, 4}
 
 
-def test_a_subset_keeps_no_more_sentences_than_asked() -> None:
+def test_a_subset_has_no_more_sentences_than_requested() -> None:
     rng = Random(0)
     texts = [
         choose_text(Shelf(1)[0], TextsConfig(subset=1.0, subset_max_sentences=2), rng) for _ in range(200)
@@ -236,14 +236,14 @@ def test_a_subset_keeps_no_more_sentences_than_asked() -> None:
     }  # two sentences are spoilt, and both stay
 
 
-def test_the_share_of_subsets_is_what_was_asked_for() -> None:
+def test_the_share_of_subsets_is_that_of_the_config() -> None:
     rng = Random(0)
     texts = [choose_text(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]
     shorter = sum(text != LONG for text in texts) / 2000
     assert shorter == pytest.approx(0.4 * 3 / 4, abs=0.04)  # a quarter of the subsets is everything
 
 
-def test_a_text_without_a_sentence_is_kept_whole() -> None:
+def test_a_text_without_a_sentence_stays_whole() -> None:
     record = Record("a", b"", ("...",))
     assert choose_text(record, TextsConfig(subset=1.0), Random(0)).strip(". ") == ""
     assert choose_text(Record("a", b"", (" ",)), TextsConfig(subset=1.0), Random(0)) == " "
@@ -285,7 +285,7 @@ def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     assert "heart" in told[2] + told[3]
 
 
-def test_fewer_foils_than_asked_for_leave_padding_rows() -> None:
+def test_fewer_foils_than_requested_leave_padding_rows() -> None:
     data = shelf(Shelf(3, foils=[1]), foils=3)
     samples = [data[Draw(5, 0, 0)], data[Draw(6, 0, 1)]]
     texts = collate(samples).texts

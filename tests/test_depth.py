@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.training.optim import (
+    Constant,
     EncoderLayers,
     OptimizerConfig,
     ParamRule,
@@ -21,7 +22,6 @@ from grainline.training.optim import (
     rates,
     set_rates,
 )
-from grainline.training.schedule import Constant
 
 ALL = ParamRule(pattern=".*")
 
@@ -71,7 +71,7 @@ def test_levels_are_those_at_which_a_parameter_first_has_an_effect(case: str) ->
 def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
     method = tuning.method("ours")
     rules = (ParamRule(pattern=r"towers\.text\..*", lr_factor=0.1), ALL)
-    groups = param_groups(method, rules, lr=2.0, decay=0.2, schedule=Constant(), layer_decay=0.5)
+    groups = param_groups(method, OptimizerConfig(lr=2.0, schedule=Constant(), rules=rules, layer_decay=0.5))
     found = {name: group["lr"] for group in groups for name in group["names"]}
     block = "stack.blocks.{}.attention.to_qkv.weight"
     assert len(found) == len(list(method.parameters()))
@@ -90,7 +90,7 @@ def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
 def test_a_frozen_part_stays_frozen_and_takes_no_group() -> None:
     method = tuning.method("clip")
     rules = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ALL)
-    groups = param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant(), layer_decay=0.5)
+    groups = param_groups(method, OptimizerConfig(rules=rules, layer_decay=0.5))
     names = {name for group in groups for name in group["names"]}
     assert names == {name for name, p in method.named_parameters() if not name.startswith("towers.image.")}
     assert {name for name, p in method.named_parameters() if p.requires_grad} == names
@@ -146,8 +146,8 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_what_cannot_be_told_is_an_error_and_no_guess(kind: str) -> None:
+def test_layers_of_unknown_depth_are_an_error_and_no_guess(kind: str) -> None:
     model, message = UNKNOWN[kind]
     with pytest.raises(UserError, match=re.escape(message)):
-        param_groups(model, [ALL], lr=1.0, decay=0.0, schedule=Constant(), layer_decay=0.5)
-    param_groups(model, [ALL], lr=1.0, decay=0.0, schedule=Constant())
+        param_groups(model, OptimizerConfig(layer_decay=0.5))
+    param_groups(model, OptimizerConfig())

@@ -12,15 +12,7 @@ from llavas import tiny_llava
 from PIL import Image
 from runs import call, complaint
 
-from grainline.data.describe import (
-    ByModel,
-    ByTexts,
-    Describer,
-    describe_result,
-    make,
-    seed_of,
-    whole_sentences,
-)
+from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions, seed_of, whole_sentences
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_source
 from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Record
@@ -44,7 +36,7 @@ def image(i: int) -> Image.Image:
     return Image.new("RGB", (20 + 7 * i, 16 + i), (40 * i, 200 - 30 * i, 90))
 
 
-def test_what_is_said_of_a_image_depends_on_it_and_its_seed_alone(llava: Llava) -> None:
+def test_a_generated_text_depends_on_the_image_and_its_seed_alone(llava: Llava) -> None:
     images, seeds = [image(i) for i in range(4)], [5, 6, 7, 8]
     together = llava.describe(images, seeds, PROMPT, TOKENS)
     alone = [
@@ -170,7 +162,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) -> None:
-    made = make(Images(), by_model(Fake()), tmp_path / "a.jsonl")
+    made = make_descriptions(Images(), by_model(Fake()), tmp_path / "a.jsonl")
     first, *rows = lines(tmp_path / "a.jsonl")
     assert first["source"] == "images"
     assert first["by"] == {"model": "fake", "revision": "1", "prompt": "Asked", "seed": 3, "tokens": 20}
@@ -191,42 +183,42 @@ def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) ->
     assert rows[0] == {"record": 0, "skipped": "empty description", "where": "0.png"}
     assert rows[4] == {"record": 4, "skipped": CORRUPT_IMAGE, "where": "4.png"}
     assert len({row["seed"] for row in rows if "seed" in row}) == 5
-    assert made.images == 5
+    assert made.counts["image"] == 5
     assert made.skipped == {"empty description": 1, CORRUPT_IMAGE: 1}
-    assert "4 truncated" in describe_result(made)
+    assert "4 truncated descriptions" in str(made)
     assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
 
 
 def test_neither_batch_nor_order_decides_a_seed(tmp_path: Path) -> None:
     for batch in (1, 3, 7):
-        make(Images(), by_model(Fake(), batch=batch), tmp_path / f"{batch}.jsonl")
+        make_descriptions(Images(), by_model(Fake(), batch=batch), tmp_path / f"{batch}.jsonl")
     assert len({(tmp_path / f"{batch}.jsonl").read_bytes() for batch in (1, 3, 7)}) == 1
-    make(Images(), by_model(Fake(), seed=4), tmp_path / "other.jsonl")
+    make_descriptions(Images(), by_model(Fake(), seed=4), tmp_path / "other.jsonl")
     assert (tmp_path / "other.jsonl").read_bytes() != (tmp_path / "1.jsonl").read_bytes()
 
 
 def test_a_run_that_was_killed_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
-    make(Images(), by_model(Fake()), tmp_path / "whole.jsonl")
+    make_descriptions(Images(), by_model(Fake()), tmp_path / "whole.jsonl")
     out = tmp_path / "a.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        make(Images(), by_model(Fake(dies=3)), out)
+        make_descriptions(Images(), by_model(Fake(dies=3)), out)
     assert not out.exists()
     partial = tmp_path / "a.jsonl.partial"
     with partial.open("ab") as file:
         file.write(b'{"image_id": "2.png", "te')  # the power went
     with pytest.raises(UserError, match="was made with model fake"):
-        make(Images(), by_model(Fake(), seed=4), out)
+        make_descriptions(Images(), by_model(Fake(), seed=4), out)
     model = Fake()
-    made = make(Images(), by_model(model), out)
+    made = make_descriptions(Images(), by_model(model), out)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert made.resumed == 2
     assert model.shown == 4  # of 7 records 2 were there, and one is damaged
-    assert make(Images(), by_model(Fake(dies=0)), out).resumed == 7
+    assert make_descriptions(Images(), by_model(Fake(dies=0)), out).resumed == 7
     with pytest.raises(UserError, match="choose another --out"):
-        make(Images(), by_model(Fake(), seed=4), out)
+        make_descriptions(Images(), by_model(Fake(), seed=4), out)
     (tmp_path / "b.jsonl").write_text('{"image_id": "a", "text": "A."}\n')
     with pytest.raises(UserError, match="is no file of `grainline data describe`"):
-        make(Images(), by_model(Fake()), tmp_path / "b.jsonl")
+        make_descriptions(Images(), by_model(Fake()), tmp_path / "b.jsonl")
 
 
 def test_a_model_sees_no_caption() -> None:
@@ -249,7 +241,7 @@ def test_a_half_sentence_at_the_end_goes_unless_it_is_all(text: str, expected: s
 
 
 def said(describer: Describer, tmp_path: Path) -> dict[str, str]:
-    make(Images(), describer, tmp_path / "out.jsonl")
+    make_descriptions(Images(), describer, tmp_path / "out.jsonl")
     return {row["image_id"]: row["text"] for row in lines(tmp_path / "out.jsonl") if "image_id" in row}
 
 

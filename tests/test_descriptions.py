@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import describing
+import description_method
 import numpy as np
 import pytest
 import torch
-from describing import NAME, Reader, ReaderConfig, recipe
+from description_method import NAME, Reader, ReaderConfig, recipe
 from indexes import TEXTS, saved, tiny_model
 from indexes import texts as null_texts
 from make import CLOCK, TINY
@@ -20,7 +20,7 @@ from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
-from grainline.data.formats.texts_alone import without_images as bare
+from grainline.data.formats.table import without_images as bare
 from grainline.data.open_source import open_source, open_sources, takes_images
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, keys_of
 from grainline.data.texts import TextsConfig, windows
@@ -29,7 +29,7 @@ from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.suite import variant
-from grainline.evaluation.suites.annotations import captions_of
+from grainline.evaluation.suites.grouped import captions_of
 from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh
@@ -73,10 +73,10 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
 @pytest.mark.parametrize("context", [5, 8, 13, 40])
 def test_windows_lose_no_token_and_count_what_is_beyond_the_last(toy: Tokenizer, context: int) -> None:
     whole = toy.encode([LONG], 10_000).ids[0][1:-1]
-    found = windows(toy, [LONG, "A dog."], context, most=100)
+    found = windows(toy, [LONG, "A dog."], context, limit=100)
     assert [i for part in found.ids[0] for i in part[1:-1]] == whole
     assert found.ids[1] == [toy.encode(["A dog."], context).ids[0]] or context == 5
-    few = windows(toy, [LONG], context, most=2)
+    few = windows(toy, [LONG], context, limit=2)
     assert few.ids[0] == found.ids[0][:2]
     assert few.truncated_tokens == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
 
@@ -104,7 +104,7 @@ def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
 
 def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
     texts = {"0.jpg": "A red dog runs.", "1.jpg": LONG, "2.jpg": "Grass."}
-    file = describing.file(tmp_path / "a.jsonl", texts)
+    file = description_method.file(tmp_path / "a.jsonl", texts)
     data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy)
     order = [2, 1, 0]
     batch = collate([data[Draw(i, 0, image)] for i, image in enumerate(order)])
@@ -121,7 +121,7 @@ def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, 
 
 
 def test_what_is_beyond_the_last_window_counts_as_cut(toy: Tokenizer, tmp_path: Path) -> None:
-    file = describing.file(tmp_path / "a.jsonl", {f"{i}.jpg": LONG for i in range(3)})
+    file = description_method.file(tmp_path / "a.jsonl", {f"{i}.jpg": LONG for i in range(3)})
     data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy, context=5)
     assert data[Draw(0, 0, 0)].truncated == 1
 
@@ -189,7 +189,7 @@ def test_a_step_in_chunks_reads_the_descriptions_of_its_images() -> None:
         ([], "holds no description"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_said_to_be_so(lines: list[str], said: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_reported(lines: list[str], said: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
     with pytest.raises(UserError) as error:
@@ -199,8 +199,8 @@ def test_a_file_that_cannot_be_used_is_said_to_be_so(lines: list[str], said: str
 
 
 def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> None:
-    one = describing.file(tmp_path / "a.jsonl", {"a": "A."})
-    two = describing.file(tmp_path / "b.jsonl", {"b": "B."})
+    one = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
+    two = description_method.file(tmp_path / "b.jsonl", {"b": "B."})
     found = Descriptions([str(one), str(two)])
     assert (found.get("a"), found.get("b"), found.get("c")) == ("A.", "B.", None)
     assert len(set(found.sha256)) == 2
@@ -222,7 +222,7 @@ def test_long_is_the_long_caption_of_the_record() -> None:
         found.of(Record("a", b"", ("A dog.",)))
 
 
-def test_captions_are_held_back_wherever_the_source_is_read(tmp_path: Path) -> None:
+def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> None:
     rows = [
         {"image": "a.png", "captions": ["zero", "one", "two"]},
         {"image": "b.png", "captions": ["zero", "one"]},
@@ -254,7 +254,7 @@ def reader() -> Model:
     return tiny_model(NAME, changes=["image.size=8"])
 
 
-def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> None:
+def test_withheld_captions_take_their_phrases_and_foils_along(tmp_path: Path) -> None:
     (tmp_path / "Sentences").mkdir()
     (tmp_path / "val.txt").write_text("7")
     told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
@@ -283,7 +283,7 @@ def test_keys_of_scenes_are_listed_without_drawing(monkeypatch: pytest.MonkeyPat
     assert list(keys_of(source)) == [f"scenes-dev-0-{i:06d}" for i in range(3)]
 
 
-def test_a_model_is_asked_with_images_and_their_descriptions() -> None:
+def test_a_model_encodes_images_with_their_descriptions() -> None:
     model = reader()
     image = Image.new("RGB", (8, 8), (200, 10, 10))
     one, two = (model.encode(images=[Described(image, text)]).vector for text in (TEXTS[0], TEXTS[9]))
@@ -306,16 +306,16 @@ def test_a_model_is_asked_with_images_and_their_descriptions() -> None:
 
 def test_permuting_descriptions_permutes_rows_and_nothing_else(tmp_path: Path) -> None:
     texts = {f"{i}.jpg": TEXTS[5 * i] for i in range(3)}
-    file = describing.file(tmp_path / "a.jsonl", texts)
+    file = description_method.file(tmp_path / "a.jsonl", texts)
     found = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(file)]), batch=2)
     assert found.described == tuple(texts.values())
     swapped = dict(zip(texts, [TEXTS[5], TEXTS[0], TEXTS[10]], strict=True))
-    other = describing.file(tmp_path / "b.jsonl", swapped)
+    other = description_method.file(tmp_path / "b.jsonl", swapped)
     again = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(other)]), batch=2)
     assert torch.equal(found.texts.vector, again.texts.vector)
     assert torch.equal(found.images.vector[2], again.images.vector[2])
     assert not torch.allclose(found.images.vector[0], again.images.vector[0])
-    describing.file(tmp_path / "c.jsonl", {"0.jpg": "A dog.", "2.jpg": "A cat."})
+    description_method.file(tmp_path / "c.jsonl", {"0.jpg": "A dog.", "2.jpg": "A cat."})
     with pytest.raises(UserError, match=r"c\.jsonl: no description of 1\.jpg"):
         encode_source(reader(), Two(), descriptions=Descriptions([str(tmp_path / "c.jsonl")]))
 
@@ -325,7 +325,7 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
 ) -> None:
     source = open_source("scenes:train?count=16", size=32)
     texts = {source[i].key: str(source[i].long) for i in range(16)}
-    file, name = describing.file(tmp_path / "a.jsonl", texts), recipe(tmp_path)
+    file, name = description_method.file(tmp_path / "a.jsonl", texts), recipe(tmp_path)
     assert "name a file" in complaint(capsys, "train", name, "--out", tmp_path / "none")
     given = ("--set", f"data.descriptions=[{file}]")
     assert call("train", name, "--out", tmp_path / "run", *given) == 0
@@ -375,12 +375,12 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
 def test_what_a_recipe_says_of_its_descriptions_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = describing.file(tmp_path / "a.jsonl", {"a": "A."})
+    file = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     base = read_recipe(str(recipe(tmp_path)), [f"data.descriptions=[{file}]"])
     digested, found = with_descriptions(base)
     assert found is not None
     assert with_descriptions(digested)[0] == digested
-    describing.file(file, {"a": "B."})
+    description_method.file(file, {"a": "B."})
     with pytest.raises(UserError, match=r"does not have data\.descriptions_sha256"):
         with_descriptions(digested)
     alone = read_recipe(str(recipe(tmp_path)), ["data.descriptions_sha256=[ab]"])
@@ -405,7 +405,7 @@ def test_an_index_holds_images_as_their_descriptions_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = photos(tmp_path / "photos")
-    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
     weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
     begin = ("index", "build", tmp_path / "photos", "--model", weights, "--calibration-texts", null, "--out")
     assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
@@ -428,13 +428,13 @@ def test_an_index_holds_images_as_their_descriptions_say(
     Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
     query = ("search", out, "--image", tmp_path / "new.png")
     assert "has none in the index" in complaint(capsys, *query)
-    describing.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
+    description_method.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
     assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
 
 
 def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     told = photos(tmp_path / "photos")
-    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
     out = tmp_path / "index"
     build(
         tmp_path / "photos",
@@ -444,7 +444,7 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
         descriptions=[str(file)],
     )
     assert refresh(out, model=model).unchanged == 4  # the index remembers the file
-    describing.file(file, told | {"cats/1.png": TEXTS[20]})
+    description_method.file(file, told | {"cats/1.png": TEXTS[20]})
     report = refresh(out, model=model)
     assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
     index = open_index(out, model)
@@ -455,7 +455,7 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
     with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
         refresh(out, model=model)
-    describing.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
+    description_method.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
     assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
     other = open_index(out, model).reader
     vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
@@ -465,7 +465,7 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
 def test_a_damaged_image_of_an_index_needs_no_description(tmp_path: Path) -> None:
     told = photos(tmp_path / "photos")
     (tmp_path / "photos" / "bad.png").write_bytes(b"no image")
-    file = describing.file(tmp_path / "a.jsonl", told)
+    file = description_method.file(tmp_path / "a.jsonl", told)
     report = build(
         tmp_path / "photos",
         tmp_path / "index",

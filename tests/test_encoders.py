@@ -14,9 +14,9 @@ from grainline.encoders.text import TextConfig, TextTransformer, length_groups
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import Around, ViT, ViTConfig, waves
 from grainline.errors import UserError
+from grainline.methods.shared import LogitScale, clamp_scales
 from grainline.nn.attention import Block, Stack
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
-from grainline.nn.scale import LogitScale, clamp_scales
 from grainline.types import Images, Texts, rows
 
 MEAN, SPREAD = (0.5, 0.375, 0.25), (0.25, 0.5, 0.125)  # exact in float32
@@ -436,7 +436,7 @@ def test_unit_vectors_are_made_in_full_precision() -> None:
     torch.testing.assert_close(unit(x).norm(dim=-1), torch.ones(5))
 
 
-def test_a_scale_is_kept_between_one_and_its_maximum_and_never_stuck_there() -> None:
+def test_a_scale_stays_between_one_and_its_maximum_and_never_sticks_there() -> None:
     scale = LogitScale(10.0, 100.0)
     assert float(scale().detach()) == pytest.approx(10.0)
     assert scale.log_scale.shape == (1,)

@@ -167,7 +167,7 @@ def test_a_fingerprint_is_that_of_the_image_side_alone(checkpoint: Path, tmp_pat
     assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}}) != mine
 
 
-def test_a_run_is_begun_with_its_own_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_starts_with_its_own_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scratch = tmp_path / "scratch.yaml"
     image = "{name: toy/8, size: 32, depth: 1, drop_path: 0.3}"
     text = RECIPE.replace("{pretrained: FOLDER, resize: squash}", image).replace("METHOD", "clip")
@@ -238,7 +238,7 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     found = make_features(
         listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
     )
-    assert (found.images, found.skipped) == (1, 2)
+    assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
         kept.features(1, "b")
@@ -322,7 +322,7 @@ def test_chunks_of_features_give_the_gradients_of_all() -> None:
         torch.testing.assert_close(gradients[1][name], one, atol=1e-6, rtol=1e-4)
 
 
-def test_segments_that_may_be_empty_are_not_kept() -> None:
+def test_segments_that_may_be_empty_are_not_stored() -> None:
     method = build("flair-segments")
     black = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     assert feature_encoder(method, tokens=False)(black).shape == (1, 1, method.towers.to_image.in_features)

@@ -150,7 +150,7 @@ def test_only_attention_over_all_patches_of_one_image_is_caught() -> None:
     assert (first.shape[2:], capture.weight.shape[2:]) == ((5, 5), (1, 4))
 
 
-def test_the_command_measures_attention_where_it_is_asked_for(tmp_path: Path, capsys: Capture) -> None:
+def test_the_command_measures_attention_where_it_is_requested(tmp_path: Path, capsys: Capture) -> None:
     model = saved(tiny_model("clip"), tmp_path / "model")
     given = ["evaluate", model, "--data", "scenes:dev?count=2&size=40"]
     given, found = [*given, "--suite", "comprehension"], tmp_path / "a.json"

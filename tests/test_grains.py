@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_dataset import CROP, TOKENIZER, Shelf
 
+from grainline.data.annotate import make_phrases
 from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
-from grainline.data.make_phrases import make
 from grainline.data.phrases.providers import Rules
 from grainline.data.texts import Grains, PhrasesConfig, TextsConfig, grains
 from grainline.errors import UserError
@@ -126,7 +126,7 @@ def test_a_method_that_reads_sentences_apart_reads_phrases_as_one() -> None:
 
 def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> None:
     shelf, out = Shelf(4, foils=[0]), tmp_path / "p.jsonl"
-    make(shelf, Rules(), out, 1)
+    make_phrases(shelf, Rules(), out, 1)
     for captions in ("whole", "random", "sampled"):
         cfg: dict[str, Any] = {"captions": captions, "sentences": 2, "phrases": {"max_phrases": 6}}
         for draw in range(4):

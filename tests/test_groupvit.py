@@ -22,11 +22,10 @@ from grainline.encoders.pretrained.adapters import group_places
 from grainline.evaluation.show import segment_panels
 from grainline.methods.base import Method
 from grainline.model import Model, on_pixels
-from grainline.training.optim import ParamRule, param_groups, train_mode
-from grainline.training.schedule import Cosine
+from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
 from grainline.types import Images, Texts
 
-FROZEN = [ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*")]
+FROZEN = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*"))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +106,7 @@ def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
     before = made.towers.image(pixels)
     made.train()
     assert torch.equal(made.towers.image(pixels).pooled, before.pooled)  # without noise where it learns, too
-    param_groups(made, FROZEN, 1e-3, 0.0, Cosine())
+    param_groups(made, OptimizerConfig(rules=FROZEN))
     train_mode(made)
     assert not any(module.training for module in made.towers.image.modules())
     assert made.towers.to_image.training

@@ -84,7 +84,7 @@ def component(**values: Any) -> float:
 
 
 @pytest.mark.parametrize(("threshold", "m"), [(0.6, 1), (0.7, 2), (0.9, 2), (0.99, 3), (1.0, 3)])
-def test_the_fewest_components_that_hold_the_share_are_kept(threshold: float, m: int) -> None:
+def test_the_fewest_components_that_explain_the_share_stay(threshold: float, m: int) -> None:
     told = found(U, threshold)
     assert told.components.tolist() == [m]
     share = [0.658228, 0.987342, 1.0][m - 1]
@@ -173,7 +173,7 @@ def test_single_precision_is_near_double_in_value_and_gradient() -> None:
     assert float((da - db).norm() / db.norm()) < 1e-4
 
 
-def test_small_components_are_told_apart_from_the_rounding_of_large_ones() -> None:
+def test_small_components_are_distinguished_from_the_rounding_of_large_ones() -> None:
     sizes = torch.tensor([1.0, 1e-2, 1e-3, 5e-4, 0.0], dtype=F64)
     a, b = (torch.linalg.qr(torch.randn(n, 5, dtype=F64))[0] for n in (40, 5))
     a = torch.linalg.qr(a - a.mean(0))[0]  # columns that are centred already
@@ -390,8 +390,8 @@ def test_a_device_that_is_not_waited_for_finds_the_same(
 ) -> None:
     x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
     results = []
-    for most in (hide._most, lambda keep: keep.shape[1]):
-        monkeypatch.setattr(hide, "_most", most)
+    for number in (hide._products, lambda keep: keep.shape[1]):
+        monkeypatch.setattr(hide, "_products", number)
         for detach in (False, True):
             y = x.clone().requires_grad_()
             part = found(y, 0.6, detach_basis=detach).rows

@@ -17,7 +17,7 @@ from indexes import photos, saved, tiny_model
 from PIL import Image
 from runs import call, complaint, recipe
 
-from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.captions import sentences
 from grainline.data.check import check
 from grainline.data.formats.plain import elements, parse_json

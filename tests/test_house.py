@@ -30,7 +30,7 @@ def test_lines_files_and_siblings_are_counted(tmp_path: Path) -> None:
     assert {name: found.numbers[name] for name in numbers} == numbers
 
 
-def test_names_are_found_twice_in_a_folder_and_in_the_whole_package(tmp_path: Path) -> None:
+def test_names_that_occur_twice_in_a_folder_or_the_package_are_detected(tmp_path: Path) -> None:
     root = package(tmp_path, low__a="", low__deep__a="", low__b="", middle__b="", high="")
     found = house.measure(root, LAYERS)
     assert found.twice == {"low": ["a"]}
@@ -59,7 +59,7 @@ def test_what_a_file_imports_is_its_fan_out(line: str, modules: set[str], tmp_pa
     assert found.numbers["fan-out"] == len(modules)
 
 
-def test_circles_are_found_whatever_their_length(tmp_path: Path) -> None:
+def test_circles_are_detected_whatever_their_length(tmp_path: Path) -> None:
     circles = {"low__a": "import own.low.b", "low__b": "import own.low.c", "low__c": "import own.low.a"}
     circles |= {"high": "import own.middle", "middle": "def f():\n    import own.high"}
     apart = {"low__d": "import own.low.a", "low__e": "import own.low.d, own.low.a"}
@@ -68,7 +68,7 @@ def test_circles_are_found_whatever_their_length(tmp_path: Path) -> None:
     assert found.numbers["circles"] == 2
 
 
-def test_imports_that_run_up_between_layers_are_found(tmp_path: Path) -> None:
+def test_imports_that_run_up_between_layers_are_detected(tmp_path: Path) -> None:
     files = {"low__a": "import own.high", "middle": "import own.low.a", "high": "import own.middle"}
     found = house.measure(package(tmp_path, **files, start="import own.high"), [*LAYERS, {"start"}])
     assert found.upward == [("own.low.a", "own.high")]

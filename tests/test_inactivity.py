@@ -183,7 +183,7 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
         assert sum(map(len, own)) > len(TEXTS)
 
 
-def test_batches_decide_nothing_and_tokens_are_not_kept() -> None:
+def test_batches_decide_nothing_and_tokens_are_not_stored() -> None:
     model = caft()
     one, other = (measure(model, InMemory(records()), batch)[0] for batch in (1, 7))
     for a, b in zip(one.collected["inactivity"], other.collected["inactivity"], strict=True):
@@ -239,7 +239,7 @@ def test_a_image_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -
     assert data.cut == 1
 
 
-def test_texts_of_damaged_images_can_be_asked_for_and_order_does_not_depend_on_the_bootstrap() -> None:
+def test_texts_of_damaged_images_can_be_requested_and_order_does_not_depend_on_the_bootstrap() -> None:
     some: list[Record | CorruptSample] = [*records(), CorruptSample(CORRUPT_IMAGE, "p7")]
     some.append(Record("p8", b"no image", ("A cat runs.",)))
     some.append(Record("p9", Image.new("RGB", (8, 8)), (" ",)))

@@ -12,7 +12,7 @@ from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_mode
 from PIL import Image
 
 from grainline.data.formats.common import read_image
-from grainline.data.formats.plain import MOST_BYTES
+from grainline.data.formats.plain import MAX_BYTES
 from grainline.data.record import MISSING_IMAGE, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
@@ -28,8 +28,7 @@ from grainline.index.calibration import (
 from grainline.index.calibration_texts import gather_texts
 from grainline.index.image_files import CHANGED, OUTSIDE, read_indexed, relative
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index, check, open_index
+from grainline.index.search import Index, Options, check, open_index
 from grainline.index.store import PRECOMPUTED, TOKENS, VECTORS, inside, read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
@@ -165,7 +164,7 @@ def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: M
 
 
 @pytest.mark.parametrize(("method", "shortlist"), [("maxsim", None), ("maxsim", 6), ("clip", 6)])
-def test_queries_asked_together_are_answered_as_if_each_were_alone(
+def test_queries_of_one_batch_are_answered_as_if_each_were_alone(
     method: str, shortlist: int | None, tmp_path: Path
 ) -> None:
     mine = tiny_model(method)
@@ -293,7 +292,7 @@ def test_null_texts_are_encoded_once_for_the_life_of_an_index(
         assert np.allclose(a, b, atol=2e-3), name
 
 
-def test_what_scores_do_not_read_of_a_null_text_or_a_image_is_not_kept(
+def test_what_scores_do_not_read_of_a_null_text_or_an_image_is_not_stored(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
 ) -> None:
     for name in ("encode_texts", "encode_images"):
@@ -411,7 +410,7 @@ def test_a_refreshed_index_holds_what_a_new_one_would(copy: Path, model: Model, 
     assert mine.null_text_scores == pytest.approx(theirs.null_text_scores, abs=1e-3)
 
 
-def test_a_change_that_keeps_size_and_time_is_found_by_a_full_refresh(copy: Path, model: Model) -> None:
+def test_a_change_that_keeps_size_and_time_is_detected_by_a_full_refresh(copy: Path, model: Model) -> None:
     path = copy / "photos" / "04.png"
     state = path.stat()
     data = bytearray(path.read_bytes())
@@ -473,7 +472,7 @@ def test_many_removed_rows_are_compacted_away(copy: Path) -> None:
 def test_many_small_segments_become_one(copy: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy / "index"
     before = content(index)
-    monkeypatch.setattr(writer, "MOST_SMALL", 5)
+    monkeypatch.setattr(writer, "MAX_SMALL", 5)
     for i in range(3):
         photo(copy / "photos" / f"more{i:02}.png", 100 + i)
         add(index, [f"more{i:02}.png"], model=model)
@@ -493,14 +492,14 @@ def test_a_model_of_other_weights_is_refused(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "rows.jsonl", "null_texts.npy", "state.json"])
-def test_one_changed_byte_is_found_when_the_index_is_opened(name: str, copy: Path, model: Model) -> None:
+def test_one_changed_byte_is_detected_when_the_index_is_opened(name: str, copy: Path, model: Model) -> None:
     path = sorted((copy / "index" / "segments").iterdir())[0] / name
     flip(path)
     with pytest.raises(UserError, match=r"index .* is corrupt: .*; build it anew"):
         open_index(copy / "index", model)
 
 
-def test_a_segment_in_the_place_of_another_is_found(copy: Path) -> None:
+def test_a_segment_in_the_place_of_another_is_detected(copy: Path) -> None:
     first, second, _ = sorted((copy / "index" / "segments").iterdir())
     shutil.rmtree(second)
     shutil.copytree(first, second)
@@ -569,7 +568,7 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
     os.mkfifo(root / "pipe.png")  # whoever reads it waits for ever
     (root / "circle.png").symlink_to("circle.png")
     with (root / "giant.png").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     report = refresh(index, model=model)
     assert report.corrupt == {"corrupt image": 1, "unreadable file": 3}
     assert report.images == 20

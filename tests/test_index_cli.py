@@ -14,8 +14,7 @@ from runs import call, complaint
 
 from grainline.errors import UserError
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index
+from grainline.index.search import Index, Options
 from grainline.index.sync import build, refresh
 
 Capture = pytest.CaptureFixture[str]
@@ -94,7 +93,7 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
         assert said in complaint(capsys, *arguments)
 
 
-def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -> None:
+def test_qdrant_returns_what_the_index_returns_and_stays_in_step(tmp_path: Path) -> None:
     pytest.importorskip("qdrant_client")
     from grainline.index.qdrant import Qdrant, connect
 

@@ -17,8 +17,7 @@ from grainline.errors import UserError
 from grainline.index import inverted, store
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader
-from grainline.index.results import Hit
-from grainline.index.search import open_index
+from grainline.index.search import Hit, open_index
 from grainline.index.store import TOKENS, Column, new_part, read_manifest, write_manifest
 from grainline.index.sync import add, build, remove
 from grainline.web.engine import Engine
@@ -76,7 +75,7 @@ def answers(index: Path, image: Path) -> list[tuple[Hit, ...]]:
     return [answer.hits for answer in (*found.search(QUERIES, 18), *found.search_images([image], 18))]
 
 
-def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
+def test_a_flipped_bit_in_any_file_is_detected_or_changes_no_answer(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inverted, "EXACT", 15)

@@ -14,8 +14,7 @@ from grainline.index import candidates, inverted
 from grainline.index.candidates import APPROXIMATE, Exact
 from grainline.index.inverted import Inverted, open_candidates, read_inverted, update_inverted
 from grainline.index.reader import IndexReader
-from grainline.index.results import Options
-from grainline.index.search import Index, check, open_index
+from grainline.index.search import Index, Options, check, open_index
 from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, read_manifest, write_segment
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
@@ -175,7 +174,7 @@ def test_a_stored_file_is_read_not_made_and_finds_the_neighbours(
     assert [path.name for path in (tmp_path / "ann").iterdir()] == ["00000001"]
 
 
-def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
+def test_removed_rows_are_never_returned_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300, 300])
     update_inverted(tmp_path, segments)

@@ -147,16 +147,6 @@ def test_a_log_that_lost_lines_says_so_and_goes_on(tmp_path: Path) -> None:
     assert (note["step"], last["step"]) == (4, 5)
 
 
-def test_a_new_run_does_not_overwrite_the_log_of_another(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        steps(log, 1, 2)
-    text = message(lambda: open_log(tmp_path))
-    assert text.endswith(
-        "log.jsonl is the log of an earlier run: continue with --resume, or choose another --out"
-    )
-    assert len(read_log(tmp_path)) == 2
-
-
 # Reading
 
 
@@ -345,7 +335,7 @@ def test_asking_for_wandb_without_it_names_the_extra(tmp_path: Path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_tensorboard_is_not_imported_unless_asked_for(
+def test_tensorboard_is_not_imported_unless_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

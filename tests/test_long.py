@@ -22,7 +22,7 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.measure import tables
+from grainline.evaluation.evaluate_model import tables
 from grainline.evaluation.result import read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.long_retrieval import (
@@ -162,7 +162,7 @@ def measured(source: Source, protocol: str = "default") -> tuple[Encodings, Any]
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_set_is_found_by_its_look_and_read_under_its_own_protocol(name: str, tmp_path: Path) -> None:
+def test_a_set_is_recognised_and_read_under_its_own_protocol(name: str, tmp_path: Path) -> None:
     source = opened(name, tmp_path)
     every = source.sources if isinstance(source, Joined) else [source]
     assert {type(one) for one in every} == {MADE[name][1]}
@@ -315,7 +315,7 @@ def test_a_list_is_read_as_json_reads_it(piece: int, tmp_path: Path, monkeypatch
             assert list(elements(str(path))) == value
 
 
-def test_what_stands_behind_the_rows_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_rows_behind_the_requested_ones_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", "[1, 2, oh no")
     assert list(islice(elements(str(path)), 2)) == [1, 2]
     for content, said in (
@@ -336,7 +336,7 @@ def test_an_element_that_does_not_end_fills_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jsonlist, "PIECE", 10)
-    monkeypatch.setattr(jsonlist, "MOST", 100)
+    monkeypatch.setattr(jsonlist, "MAX_ELEMENT", 100)
     path = written(tmp_path / "a.json", '[1, "' + "a" * 500 + '"]')
     with pytest.raises(UserError, match="element 2"):
         list(elements(str(path)))

@@ -20,8 +20,8 @@ from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.training import loop
 from grainline.training.log import read_log
 from grainline.training.loop import Run, train_loop
+from grainline.training.optim import rate
 from grainline.training.recipe import TrainConfig
-from grainline.training.schedule import rate
 from grainline.training.step import compile_layers, step
 from grainline.types import Clock
 

@@ -18,10 +18,8 @@ from grainline.errors import UserError
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.training import step as steps
-from grainline.training.lora import LoraConfig, add_lora
-from grainline.training.optim import ParamRule, param_groups, train_mode
-from grainline.training.schedule import Constant
-from grainline.training.step import step
+from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
+from grainline.training.step import LoraConfig, add_lora, step
 from grainline.weights import LORA_SCALE, load_weights, plain_state_dict, save_weights
 
 ALL = ParamRule(pattern=".*")
@@ -41,7 +39,7 @@ def adapted(case: str, name: str = "clip", **settings: Any) -> Method:
 
 def groups_of(method: Method, *rules: ParamRule, layer_decay: float | None = None) -> dict[str, float]:
     """Rates by name of what learns."""
-    groups = param_groups(method, rules, 1.0, 0.0, Constant(), layer_decay)
+    groups = param_groups(method, OptimizerConfig(lr=1.0, rules=rules, layer_decay=layer_decay))
     return {name: group["lr"] for group in groups for name in group["names"]}
 
 
@@ -164,7 +162,7 @@ def test_rules_and_depth_decide_over_adapters_and_the_rest() -> None:
     assert not any(name.startswith(("towers.text", "scale")) for name in learning)
 
 
-def test_a_rule_over_nothing_but_what_is_held_is_an_error() -> None:
+def test_a_rule_over_weights_that_lora_freezes_is_an_error() -> None:
     message = r"rule 'towers\.image\.stem.*' matches only weights that train.lora freezes (towers.image.stem."
     with pytest.raises(UserError, match=re.escape(message)):
         groups_of(adapted("ours"), ParamRule(pattern=r"towers\.image\.stem.*"), ALL)

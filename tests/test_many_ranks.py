@@ -1,4 +1,4 @@
-"""Any method trains alike on one, three and four processes: losses, gradients, noise of layers."""
+"""Any method trains alike on one, two and three processes: losses, gradients, noise of layers."""
 
 import os
 from datetime import timedelta
@@ -16,8 +16,7 @@ from torch import Tensor
 from grainline.distributed import all_reduce_mean
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.training.lora import LoraConfig, add_lora
-from grainline.training.step import Objective, recompute_layers
+from grainline.training.step import LoraConfig, Objective, add_lora, recompute_layers
 from grainline.types import Clock, Images, Texts, rows
 
 CASES = {
@@ -25,7 +24,7 @@ CASES = {
     for case in ("caft", "caft-segments", "flair")
     for negatives in ("sampled", "all")
 }
-WORLDS = (4, 3)  # of two, test_two_ranks
+WORLDS = (3, 2)
 LIMIT = timedelta(seconds=120)  # for one exchange
 WHOLE = 12  # images over all processes
 
@@ -43,7 +42,7 @@ NOISY = {name: (name, (*DROP, *OTHERS.get(name, ()))) for name in METHODS} | {
     "tgt-minimal": ("tgt-minimal", DROP),
 }
 LIBRARY = {f"library {case}": case for case in ("clip", "siglip", "vit and bert", "swin")}
-KEPT = {1: (None, False), 3: (None, True), 4: (2, False)}
+KEPT = {1: (None, False), 3: (None, True), 2: (2, False)}
 """Chunks, and whether activations are computed again, by the number of processes."""
 
 
@@ -133,7 +132,7 @@ def measured(case: str, both: tuple[Images, Texts]) -> dict[str, Tensor]:
 
 
 def worker(rank: int, out: Path) -> None:
-    """One of four processes; it also takes part where fewer of them work."""
+    """One of three processes; it also takes part where fewer of them work."""
     torch.set_num_threads(1)
     for world in WORLDS:
         if rank < world:

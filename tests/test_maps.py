@@ -13,7 +13,7 @@ from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.evaluation.examples import SENTENCES, look_at, phrases_of
-from grainline.report.case import Case, Look, SentenceScore, look
+from grainline.report.case import Case, CaseImage, SentenceScore, look
 from grainline.report.heatmap import limit_of, overlay
 from grainline.report.page import MissingImage
 from grainline.report.png import (
@@ -102,18 +102,18 @@ def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path:
     found = look_at(model, model.cropped(photo(tmp_path / "a.png", 0)), CAPTION)
     assert found.heat is None
     assert [told.phrases for told in found.sentences] == [[]] * 5
-    assert look_at(model, MissingImage("away"), CAPTION) == Look(MissingImage("away"), "")
+    assert look_at(model, MissingImage("away"), CAPTION) == CaseImage(MissingImage("away"), "")
 
 
 @pytest.mark.parametrize(("number", "left"), [(3, 0), (11, 0), (12, 1), (30, 19)])
-def test_sentences_that_are_left_out_are_said(number: int, left: int) -> None:
+def test_sentences_that_are_left_out_are_reported(number: int, left: int) -> None:
     found = look_at(tiny_model("clip"), Image.new("RGB", (8, 8)), many(number))
     assert len(found.sentences) == min(number + 1, SENTENCES)
     assert found.left_out == (left > 0) * f"Left out: {left} of {number + 1} sentences, at the end."
     assert sum(len(told.phrases) for told in found.sentences) == 2 * min(number, SENTENCES) + 6 * (not left)
 
 
-def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_said(
+def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, image = tiny_model("clip"), Image.new("RGB", (8, 8))
@@ -154,7 +154,7 @@ def told(*levels: list[float], text: str = "text") -> tuple[list[SentenceScore],
 
 def test_phrases_are_choices_below_their_own_sentence() -> None:
     texts, heat = told([0.5, 0.25, -0.75], [0.1], [0.2, 0.3])
-    drawn = look(Look(Image.new("RGB", (40, 40)), "p", texts, heat), "a")
+    drawn = look(CaseImage(Image.new("RGB", (40, 40)), "p", texts, heat), "a")
     tags = Page(drawn).tags
     assert [a["id"] for tag, a in tags if tag == "input"] == [f"a-{i}" for i in range(7)]
     assert {a["name"] for tag, a in tags if tag == "input"} == {"a"}
@@ -169,12 +169,12 @@ def test_phrases_are_choices_below_their_own_sentence() -> None:
     first, second, third = (drawn.index(f"<span>text {i}</span>") for i in range(3))
     assert first < drawn.index(lists[0]) < second < third < drawn.index(lists[1])
     assert "Point at a sentence or a phrase, or" in drawn
-    assert "a phrase" not in look(Look(Image.new("RGB", (40, 40)), "p", texts[1:2], heat[3:4]), "a")
+    assert "a phrase" not in look(CaseImage(Image.new("RGB", (40, 40)), "p", texts[1:2], heat[3:4]), "a")
 
 
 def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() -> None:
     texts, heat = told([0.5, 0.25, -0.75], [0.1])
-    one = Look(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
+    one = CaseImage(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
     drawn = look(one, "a")
     assert "-0.75 " in drawn
     assert "+0.75" in drawn
@@ -188,9 +188,9 @@ def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() 
 def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
     texts, heat = told([0.5, 0.25], text=EVIL)
     for one in (
-        Look(Image.new("RGB", (40, 40)), "p", texts, heat),
-        Look(Image.new("RGB", (40, 40)), "p", texts, None),
-        Look(MissingImage("away"), "", texts),
+        CaseImage(Image.new("RGB", (40, 40)), "p", texts, heat),
+        CaseImage(Image.new("RGB", (40, 40)), "p", texts, None),
+        CaseImage(MissingImage("away"), "", texts),
     ):
         page = Page(look(one, "a"))
         assert page.words.count(f"{EVIL} 0.0") == 1
@@ -208,9 +208,9 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
     texts, heat = told(*levels, text="$x$ of a sentence")
     plain, its = told([0.5], [0.25])  # without phrases, in cells
     shown = [
-        Case("one", look=Look(image, "one", texts, heat)),
-        Case("two", look=Look(MissingImage("away"), "two")),
-        Case("three", look=Look(image, "three", plain, its)),
+        Case("one", look=CaseImage(image, "one", texts, heat)),
+        Case("two", look=CaseImage(MissingImage("away"), "two")),
+        Case("three", look=CaseImage(image, "three", plain, its)),
     ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
@@ -239,7 +239,7 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
 
 def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:
     texts, heat = told([0.5, 0.25], [0.1])
-    one = Look(Image.new("RGB", (40, 40)), "one", texts, heat)
+    one = CaseImage(Image.new("RGB", (40, 40)), "one", texts, heat)
     drawn = []
     for left_out in ("", "Left out: 3 of 33 phrases, at the end of their sentences."):
         write_maps(tmp_path / "x.png", [Case("one", look=one._replace(left_out=left_out))], "Maps")

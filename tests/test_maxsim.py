@@ -5,10 +5,10 @@ import torch
 from make import CLOCK, batch, build
 from torch import Tensor
 
+from grainline.methods import maxsim
 from grainline.methods.base import dot
-from grainline.methods.maxsim import MaxSim
-from grainline.nn import late
-from grainline.nn.late import distinct_rows, late_heat, late_score
+from grainline.methods.maxsim import MaxSim, late_heat, late_score
+from grainline.methods.text_parts import distinct_rows
 from grainline.nn.pooling import unit
 from grainline.training.step import step
 from grainline.types import Texts, rows
@@ -41,9 +41,9 @@ def sides() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images, seen, texts, told
 
 
-@pytest.mark.parametrize("block", [1, 40, late.BLOCK])
+@pytest.mark.parametrize("block", [1, 40, maxsim.BLOCK])
 def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "BLOCK", block)
+    monkeypatch.setattr(maxsim, "BLOCK", block)
     images, seen, texts, told = sides()
     leaves = [(x.clone().requires_grad_(), y.clone().requires_grad_()) for x, y in [(images, texts)] * 2]
     (a, b), (c, d) = leaves
@@ -79,7 +79,7 @@ def test_distinct_rows_find_every_row_again() -> None:
     assert all(not (x[:i] == x[i]).all(1).any() for i in first.tolist())
 
 
-def test_rows_of_one_sum_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_sum_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[1, 2], [2, 1], [1, 2]])
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.ones(2, dtype=torch.int64))
     first, back = distinct_rows(x)

@@ -433,7 +433,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["himo.json", "himo.jsonl"])
 @pytest.mark.parametrize("number", [1, 3])
-def test_himo_docci_is_found_by_its_look(tmp_path: Path, images: Path, name: str, number: int) -> None:
+def test_himo_docci_is_recognised(tmp_path: Path, images: Path, name: str, number: int) -> None:
     rows = [docci(i) for i in range(number)]
     source = open_source(himo(tmp_path, rows, name), images=str(images))
     assert isinstance(source, HimoDocci)
@@ -673,7 +673,7 @@ def test_scores_of_one_model_are_those_of_the_model_alone(models: dict[str, Path
             assert found[i] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
+def test_the_options_of_the_figure_are_checked(
     models: dict[str, Path], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = models["clip"]

@@ -114,7 +114,7 @@ class Known(Dot):
         return super().forward_with_vjp(rows, cols, shared, known)
 
 
-def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_stored_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 12)
     (v, t), which, score = spread(5.0, torch.float32, 72), blocks(72), Known()
 

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 
 from grainline.errors import UserError
 from grainline.training.optim import (
+    Constant,
+    Cosine,
     OptimizerConfig,
     ParamRule,
+    StepDecay,
     build_optimizer,
     param_groups,
     rates,
     set_rates,
     train_mode,
 )
-from grainline.training.schedule import Constant, Cosine, StepDecay
 
 
 class Small(nn.Module):
@@ -40,7 +42,7 @@ ALL = ParamRule(pattern=".*")
 
 
 def groups_of(model: nn.Module, *rules: ParamRule) -> list[dict[str, object]]:
-    return param_groups(model, rules, lr=0.1, decay=0.2, schedule=Cosine())
+    return param_groups(model, OptimizerConfig(lr=0.1, rules=rules))
 
 
 def where(groups: list[dict[str, object]], name: str) -> dict[str, object]:

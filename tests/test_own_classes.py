@@ -1,10 +1,10 @@
 """Methods and encoders of a user: trained from a recipe, saved, loaded, and only where code is trusted."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import together
 from runs import recipe
 
 import grainline
@@ -103,12 +103,11 @@ def test_a_run_with_classes_of_a_user_trains_saves_loads_and_is_evaluated(home: 
     assert (model.method.cfg.image.size, model.method.size) == (32, 32)
     assert model.score(model.encode(texts=["a dog"]), model.encode(texts=["a dog"])).shape == (1, 1)
     arguments = ["evaluate", str(home / "run"), "--data", "scenes:dev?count=4"]
-    for trusted in (False, True):
-        command = [sys.executable, "-m", "grainline", *(["--trust-code"] if trusted else []), *arguments]
-        environment = {"PYTHONPATH": f"{Path(grainline.__file__).parents[1]}:{home}", "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=home)
-        assert (done.returncode == 0) == trusted, done.stderr
-        assert ("would import the module own_method" in done.stderr) == (not trusted)
+    for trusted in (False, True):  # in processes that have not imported the module
+        said = home / f"said-{trusted}.txt"
+        codes = together([*(["--trust-code"] if trusted else []), *arguments], 1, said)
+        assert codes == [0 if trusted else 2], said.read_text()
+        assert ("would import the module own_method" in said.read_text()) == (not trusted)
 
 
 def test_an_encoder_of_a_user_under_a_method_of_the_package_needs_trust_too(home: Path) -> None:

@@ -22,8 +22,9 @@ from grainline.cli.main import main
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.formats.common import FIELDS, FileSource
 from grainline.data.formats.tarindex import quoted
+from grainline.data.lines import Written
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.pack import PackResult, pack
+from grainline.data.pack import pack
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, Region
 from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
@@ -186,7 +187,8 @@ DAMAGED = [
 
 def test_damage_is_left_out_and_counted(tmp_path: Path) -> None:
     done = pack(Listed(DAMAGED), tmp_path / "out", 2)
-    assert done[:3] == (2, 2, {"missing image": 3, "corrupt image": 1, "missing caption": 1})
+    assert done.counts == {"tar": 2, "sample": 2}
+    assert done.skipped == {"missing image": 3, "corrupt image": 1, "missing caption": 1}
     assert done.first[0] == "missing image: row 1"
     assert done.first[1].startswith("corrupt image: b (")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -217,11 +219,11 @@ def test_a_killed_run_goes_on_with_the_first_tar_that_is_missing(tmp_path: Path)
     with (out / "pack.jsonl.partial").open("ab") as file:
         file.write(b'{"tar":2,"by')  # a torn line
     again = Listed(records)
-    assert pack(again, out, 2) == PackResult(4, 7, {}, (), 2)
+    assert pack(again, out, 2) == Written({"tar": 4, "sample": 7}, {}, 2, "tar")
     assert again.read == 3
     assert content(out) == content(tmp_path / "whole")
     third = Listed(records)
-    assert pack(third, out, 2) == PackResult(4, 7, {}, (), 4)
+    assert pack(third, out, 2) == Written({"tar": 4, "sample": 7}, {}, 4, "tar")
     assert third.read == 0
 
 
@@ -249,7 +251,7 @@ def test_a_folder_of_other_data_is_refused_and_stays(tmp_path: Path, whole: bool
     assert content(out).keys() == before.keys()
 
 
-def test_what_cannot_be_packed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"listed has the key cats/a\.v2\.jpg twice"):
         pack(Listed([FULL, FULL]), tmp_path / "a", 1)
     write_tar(tmp_path / "b.tar", samples(1))
@@ -280,8 +282,7 @@ def test_the_command_packs_several_sources(
     words = (str(table), str(tmp_path / "b.tar"), "--out", str(tmp_path / "out"), "--samples-per-shard", "2")
     assert command(monkeypatch, *words) == 1  # a fifth is damaged
     assert (
-        "3 tars, 4 samples; 1 left out: 1 missing image; the first: missing image: "
-        in capsys.readouterr().out
+        "3 tars, 4 samples; 1 skipped: 1 missing image; the first: missing image: " in capsys.readouterr().out
     )
     assert command(monkeypatch, *words, "--max-corrupt", "0.2") == 0
     assert "3 tars were there before" in capsys.readouterr().out

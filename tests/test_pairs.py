@@ -13,7 +13,7 @@ from grainline.losses.contrastive import sigmoid, soft_info_nce
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, Tile
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp
-from grainline.nn.late import late_score
+from grainline.methods.maxsim import late_score
 from grainline.types import Mean
 
 

@@ -31,12 +31,11 @@ from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.evaluate_model import headline, write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import headline, write_html
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
-from grainline.evaluation.suites.annotations import captions_of, segments, shuffled, tokens_of
 from grainline.evaluation.suites.baselines import (
     CLUSTERINGS,
     Cuts,
@@ -47,13 +46,13 @@ from grainline.evaluation.suites.baselines import (
     clusterings,
     overlap,
 )
-from grainline.evaluation.suites.grouped import hard
+from grainline.evaluation.suites.grouped import captions_of, hard, segments, shuffled, tokens_of
 from grainline.evaluation.suites.phrases import (
     AS_MANY,
-    GOING,
     GROUPS,
+    IN_PLACE,
     MEASURES,
-    STAYING,
+    MOVED,
     PhrasesSuite,
     by_position,
     uniform,
@@ -301,7 +300,7 @@ def record(text: str, *phrases: str, key: str = "p") -> Record:
     return Record(key, b"", (text,), regions=regions)
 
 
-def test_phrases_are_found_where_records_say() -> None:
+def test_phrases_are_where_records_say() -> None:
     one = record("a red dog sees a cat", "a cat", "a red dog")
     again = one._replace(regions=(*one.regions, one.regions[0], Region("dog")), long="A cat.")
     first, long = captions_of(again)
@@ -520,15 +519,15 @@ def test_outcomes_are_those_of_loops() -> None:
 def test_groups_of_words_follow_shuffled_words_and_groups_of_places_do_not() -> None:
     one, other = evaluate_phrases(grouping(by_id))[1], evaluate_phrases(grouping(by_place))[1]
     scores = one.queries["scores"]
-    assert scores[GOING][MEASURES[0]] == pytest.approx(scores[GROUPS][MEASURES[0]])
-    assert scores[STAYING] != scores[GROUPS]
+    assert scores[MOVED][MEASURES[0]] == pytest.approx(scores[GROUPS][MEASURES[0]])
+    assert scores[IN_PLACE] != scores[GROUPS]
     places = other.queries["scores"]
     assert places[GROUPS] == places[uniform(4)]
     moved = f"{uniform(4)}, shuffled words, phrases with them"
-    assert places[GOING] == places[moved]
+    assert places[MOVED] == places[moved]
     single = InMemory([record("a b c e f g h", "b c", "f g h", key="x")] * 3)
     fixed = evaluate_phrases(grouping(by_place), single)[1].queries["scores"]
-    assert fixed[STAYING] == fixed[GROUPS], "every word is one token, so places of phrases stay"
+    assert fixed[IN_PLACE] == fixed[GROUPS], "every word is one token, so places of phrases stay"
 
 
 def test_groups_that_a_caption_does_not_use_are_none_and_chunks_are_as_many() -> None:
@@ -598,7 +597,7 @@ def test_clusterings_find_what_lies_together() -> None:
             assert found.groups <= length
 
 
-def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     sentences_alone = evaluate_phrases(grouping(method="maxsim"))[1]
     assert "no clusterings of token states: this method does not keep a state of every token" in (
         sentences_alone.notes

@@ -275,7 +275,7 @@ def test_blanks_that_spacy_counts_as_tokens_are_left_out() -> None:
     assert found.chunks == [(0, 2)]
 
 
-def test_what_spacy_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_spacy_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(UserError, match=r"not installed; pip install 'grainline\[text\]'"):
         Pipeline("en_core_web_sm")

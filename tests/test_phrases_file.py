@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from runs import call, complaint
 
-from grainline.data.make_phrases import CHUNK, PhrasesResult, make, texts_of
+from grainline.data.annotate import CHUNK, texts_of
+from grainline.data.annotate import make_phrases as make
+from grainline.data.lines import Written
 from grainline.data.phrases.patterns import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import StoredPhrases, digest
@@ -50,7 +53,9 @@ class Loud(Rules):
 def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
     source, out = Shelf(5), tmp_path / "a" / "phrases.jsonl"
     made = make(source, Rules(), out, 1)
-    assert made == PhrasesResult(5, 12, made.phrases, {"missing-caption": 1}, 0)
+    assert made == Written(
+        {"record": 5, "text": 12, "phrase": made.counts["phrase"]}, {"missing-caption": 1}, 0
+    )
     assert os.listdir(out.parent) == ["phrases.jsonl"]
     stored = open_provider(str(out))
     assert stored.name == "rules 1"
@@ -59,7 +64,7 @@ def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
         for text in texts_of(source[index]):
             assert stored.phrases(text) == Rules().phrases(text)
             number += len(stored.phrases(text))
-    assert number == made.phrases > 20
+    assert number == made.counts["phrase"] > 20
     assert "dog" not in out.read_text()  # offsets, no words
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[4] == {"record": 3, "skipped": "missing-caption", "where": "p3"}
@@ -75,7 +80,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_was_done_before_an_error_is_kept(tmp_path: Path, processes: int) -> None:
+def test_records_before_an_error_are_not_read_again(tmp_path: Path, processes: int) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     make(Shelf(CHUNK * 2), Rules(), whole, 1)
     with pytest.raises(UserError, match="the disk is gone"):
@@ -96,7 +101,7 @@ def test_a_torn_line_is_written_again(tmp_path: Path, cut: int) -> None:
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_a_killed_command_goes_on(tmp_path: Path) -> None:
+def test_a_killed_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, source = tmp_path / "out.jsonl", "scenes:dev?count=500&size=32"
     command = [sys.executable, "-m", "grainline", "data", "phrases", source, "--out", str(out)]
     command += ["--processes", "2"]
@@ -114,8 +119,9 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     if _lives(process.pid):
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail("its loaders went on without it")
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "records were there before" in done.stdout
+    capsys.readouterr()
+    assert call(*command[3:]) == 0
+    assert "records were there before" in capsys.readouterr().out
     make(Scenes(source, 32), Rules(), tmp_path / "whole.jsonl", 1)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
@@ -147,7 +153,7 @@ def test_other_data_or_another_provider_is_noticed(tmp_path: Path, ending: str) 
     assert make(Shelf(9), Rules(), out, 1).resumed == 9
 
 
-def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     import fcntl
 
     out = tmp_path / "out.jsonl"
@@ -155,7 +161,7 @@ def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is writing"):
             make(Shelf(2), Rules(), out, 1)
-    assert make(Shelf(2), Rules(), out, 1).records == 2
+    assert make(Shelf(2), Rules(), out, 1).counts["record"] == 2
 
 
 def test_a_full_disk_is_one_line(tiny_disk: Path) -> None:
@@ -205,7 +211,7 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "no json\n", "[]\n", '{"grainline": "phrases 0", "provider": "", "source": ""}\n']
 )
-def test_what_is_no_file_of_phrases_is_said(tmp_path: Path, text: str) -> None:
+def test_what_is_no_file_of_phrases_is_an_error(tmp_path: Path, text: str) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(UserError, match="cannot read"):
         open_provider(str(out))
@@ -214,10 +220,8 @@ def test_what_is_no_file_of_phrases_is_said(tmp_path: Path, text: str) -> None:
         open_provider(str(out))
 
 
-def test_the_command_says_what_it_did(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grainline", "data", "phrases", "scenes:dev?count=3", "--out"]
-    done = subprocess.run([*command, str(tmp_path / "x.jsonl")], capture_output=True, text=True, check=True)
-    assert "3 records" in done.stdout
-    failed = subprocess.run([*command, str(tmp_path / "x.txt")], capture_output=True, text=True, check=False)
-    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
-    assert "has a name in .jsonl" in failed.stderr
+def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("data", "phrases", "scenes:dev?count=3", "--out")
+    assert call(*command, tmp_path / "x.jsonl") == 0
+    assert "3 records" in capsys.readouterr().out
+    assert "has a name in .jsonl" in complaint(capsys, *command, tmp_path / "x.txt")

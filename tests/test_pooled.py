@@ -11,10 +11,9 @@ from torch import Tensor
 
 from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import image_side, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import conditioned_cosine, sampled_pairs
+from grainline.losses.tiled import conditioned_cosine, pair_mask
 from grainline.losses.tiled.conditioned_cosine import Dense, Gram, Outward, PooledCosine
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
-from grainline.losses.tiled.sampled_pairs import SampledPairs
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs
 from grainline.nn.hashing import hash_pairs
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Mean
@@ -154,7 +153,7 @@ def test_all_negatives_are_the_mean_over_the_lots(
     found, sums = case.fast(case.pairs("all")), []
     for lot in range(4):  # images have 4, 2 or 1 captions: each is drawn equally often
         fixed = torch.full((5, 5), lot)
-        monkeypatch.setattr(sampled_pairs, "hash_pairs", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
+        monkeypatch.setattr(pair_mask, "hash_pairs", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
         sums.append(case.fast(case.pairs("sampled")).total)
     mean = Mean(torch.stack(sums).mean(), found.number)
     assert_same(found, mean, case.learnt(), 1e-12, 1e-11)

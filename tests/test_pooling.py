@@ -72,7 +72,7 @@ def test_one_head_that_projects_nothing_by_hand() -> None:
     torch.testing.assert_close(out[0, 0], torch.tensor([0.669762, 0.330238]), atol=1e-6, rtol=0)
 
 
-def test_the_order_of_patches_is_nothing_and_that_of_texts_is_kept() -> None:
+def test_the_order_of_patches_changes_nothing_and_that_of_texts_stays() -> None:
     pool = moved(CrossPool(8, heads=2))
     texts, patches = torch.randn(2, 4, 8).double(), torch.randn(2, 6, 8).double()
     out, order = pool(texts, patches), torch.tensor([2, 0, 3, 1])
@@ -80,7 +80,7 @@ def test_the_order_of_patches_is_nothing_and_that_of_texts_is_kept() -> None:
     torch.testing.assert_close(pool(texts[:, order], patches), out[:, order])
 
 
-def test_texts_are_asked_of_every_image_and_patches_are_projected_once() -> None:
+def test_texts_attend_to_every_image_and_patches_are_projected_once() -> None:
     pool = moved(CrossPool(8, heads=2))
     texts, patches = torch.randn(1, 50, 8).double(), torch.randn(3, 6, 8).double()
     sizes: list[int] = []

@@ -48,7 +48,7 @@ def test_the_stretch_has_any_ratio_and_keeps_any_number_of_rows(rows: int, ratio
     assert len(slow) == ratio * rows - (ratio - 1) * keep
 
 
-def test_a_table_that_is_kept_as_a_whole_cannot_be_stretched() -> None:
+def test_a_table_of_20_positions_has_nothing_to_stretch() -> None:
     with pytest.raises(ValueError, match="nothing to stretch"):
         stretch_keep(table(20))
 
@@ -74,7 +74,7 @@ def test_a_shorter_context_is_the_beginning_of_the_table_either_way() -> None:
 @pytest.mark.parametrize(
     ("length", "ratio"), [(78, 2), (134, 2), (135, 3), (191, 3), (192, 4), (248, 4), (249, 5)]
 )
-def test_the_kept_stretch_takes_the_smallest_ratio_that_is_long_enough(length: int, ratio: int) -> None:
+def test_the_keep_stretch_takes_the_smallest_ratio_that_is_long_enough(length: int, ratio: int) -> None:
     p = table(77)
     close(to_context(p, length, "keep"), stretch_keep(p, ratio)[:length])
 

@@ -222,7 +222,7 @@ def test_sides_written_as_lists_are_numbers_and_must_be_equal(saved: Saved, tmp_
 
 @torch.no_grad()
 @pytest.mark.parametrize("end", [2, 299])
-def test_the_end_of_a_text_is_found_by_both_rules_of_the_library(end: int, tmp_path: Path) -> None:
+def test_the_end_of_a_text_follows_both_rules_of_the_library(end: int, tmp_path: Path) -> None:
     """eos_token_id 2 means the highest id there, any other the first such token."""
     model = clip(eos_token_id=end)
     model.save_pretrained(tmp_path / "clip")
@@ -233,7 +233,7 @@ def test_the_end_of_a_text_is_found_by_both_rules_of_the_library(end: int, tmp_p
 
 
 @torch.no_grad()
-def test_padding_that_is_a_real_word_is_told_apart_by_the_mask(saved: Saved) -> None:
+def test_padding_that_is_a_real_word_is_distinguished_by_the_mask(saved: Saved) -> None:
     _, text = both(load_pretrained(saved("clip")[0]))
     ids = torch.tensor([[298, 0, 0, 299, 0, 0]])
     real, cut = torch.arange(6) < 4, torch.arange(6) < 3
@@ -356,7 +356,7 @@ def test_a_context_that_cannot_be_had_is_one_line(saved: Saved) -> None:
 
 
 @torch.no_grad()
-def test_the_activation_of_a_clip_can_be_said(saved: Saved) -> None:
+def test_the_activation_of_a_clip_can_be_set(saved: Saved) -> None:
     folder, model = saved("clip")
     pixels = images(16)
     plain, _ = both(load_pretrained(folder, quick_gelu=False))

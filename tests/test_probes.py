@@ -15,8 +15,16 @@ from runs import call, complaint, recipe
 from test_cola import Capture, Counting, painted
 from test_intervals import interval
 
-from grainline.data.benchmarks.contests import Contest, FoilCoco, Foiled, SugarCrepe, Valse, origins
-from grainline.data.benchmarks.svo import COLUMNS, SvoProbes
+from grainline.data.benchmarks.contests import (
+    SVO_COLUMNS,
+    Contest,
+    FoilCoco,
+    Foiled,
+    SugarCrepe,
+    SvoProbes,
+    Valse,
+    origins,
+)
 from grainline.data.formats.joined import Joined, remarks
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
@@ -190,7 +198,9 @@ def test_svo_probes_without_its_columns_or_images_is_one_line(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"^no row of .*csv has both of its images under .*one"):
         open_source(str(file), images=str(tmp_path / "one"))
     (tmp_path / "other.csv").write_text("image,caption\na.jpg,A.\n")
-    with pytest.raises(UserError, match=rf"^.*other\.csv is not SVO-Probes: columns {', '.join(COLUMNS)}"):
+    with pytest.raises(
+        UserError, match=rf"^.*other\.csv is not SVO-Probes: columns {', '.join(SVO_COLUMNS)}"
+    ):
         open_source(f"svo-probes:{tmp_path / 'other.csv'}")
 
 
@@ -485,7 +495,7 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
     )
 
 
-def test_scenes_are_asked_all_their_kinds() -> None:
+def test_scenes_have_questions_of_all_their_kinds() -> None:
     result = measured(open_source("scenes:dev?count=4&size=32"))
     assert [m.name for m in result.metrics] == [
         ALL,

@@ -54,7 +54,8 @@ def test_options_go_with_the_name_of_a_suite() -> None:
 
 
 def test_the_import_loads_no_torch_and_knows_its_names() -> None:
-    code = "import grainline, sys; assert 'torch' not in sys.modules; assert callable(grainline.train)"
+    code = "import grainline, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert callable(grainline.train)
     assert not hasattr(grainline, "no_such_name")
     assert set(dir(grainline)) >= {"__version__"}

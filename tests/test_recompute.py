@@ -14,8 +14,7 @@ from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, number_places, rows_of
-from grainline.training.optim import ParamRule, param_groups, train_mode
-from grainline.training.schedule import Constant
+from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
 from grainline.training.step import compile_layers, recompute_layers, step
 from grainline.types import Clock
 
@@ -92,7 +91,7 @@ def test_a_layer_that_does_not_learn_above_one_that_does_is_computed_again_too()
         ParamRule(pattern=r"towers\.image\.model\.encoder\.layers\..*", lr_factor=0),
         ParamRule(pattern=".*"),
     ]
-    param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant())
+    param_groups(method, OptimizerConfig(rules=tuple(rules)))
     saving = copy.deepcopy(method)
     recompute_layers(saving)
     for m in (method, saving):
@@ -229,7 +228,7 @@ def test_a_frozen_tower_runs_without_a_graph(case: str, locked: str, chunk: int 
         *(ParamRule(pattern=pattern, lr_factor=0) for pattern in LOCKED[locked]),
         ParamRule(pattern=".*"),
     ]
-    param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant())
+    param_groups(method, OptimizerConfig(rules=tuple(rules)))
     train_mode(method)
     tower = method.towers.image
     assert not any(module.training for module in tower.modules())

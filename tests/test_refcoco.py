@@ -175,7 +175,7 @@ def test_a_folder_with_several_files_of_expressions_wants_one_named(tmp_path: Pa
         open_source(str(tmp_path / "refs(google).p"))
 
 
-def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
     file = release(tmp_path, "json")
     refs = json.loads(file.read_text())
     instances = json.loads((tmp_path / "instances.json").read_text())
@@ -238,7 +238,7 @@ def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "r"))
     data = ReferringSuite().encode(tiny_model("clip"), source, Settings(batch_size=4, max_corrupt=0.0))
     assert [one.text for one in data.collected["referring"].expressions] == list(TEXTS[:5])
-    areas = [one.pixels["whole image"].intersection for one in data.collected["referring"].expressions]
+    areas = [one.by["whole image"][0] for one in data.collected["referring"].expressions]
     assert areas == [int(masks()[ann].sum()) for ann in (900, 900, 901, 901, 902)]
     pack(source, tmp_path / "out")
     again = open_source(str(tmp_path / "out"))
@@ -309,7 +309,7 @@ def test_masks_agree_with_those_of_pycocotools() -> None:
             coco_polygons_mask(wrong, 40, 40)
 
 
-def test_a_release_is_drawn_as_coco_draws_it_where_asked_for(
+def test_a_release_is_drawn_as_coco_draws_it_where_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = release(tmp_path)

@@ -225,7 +225,7 @@ def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int
     return open_source(str(folder / "rows.jsonl"))
 
 
-def test_the_whole_image_is_seen_whatever_the_model_crops(
+def test_the_whole_image_is_scored_whatever_the_model_crops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("clip")
@@ -495,4 +495,4 @@ def test_a_region_that_is_measured_has_its_words() -> None:
     ]
     assert found[0] is not None
     assert found[0] == found[1]
-    assert found[0][0].pixels[HEAT].union >= mask.sum()
+    assert found[0][0].by[HEAT][1] >= mask.sum()

@@ -41,9 +41,8 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.loading import load
-from grainline.model import Model
-from grainline.report.case import Case, Look, SentenceScore, look
+from grainline.model import Model, load
+from grainline.report.case import Case, CaseImage, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
 from grainline.report.page import MissingImage
 from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
@@ -286,7 +285,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     assert broken[2].regions == (source[1].regions[0],)
 
 
-def test_images_are_pressed_into_the_square_unless_asked_otherwise(tmp_path: Path, capsys: Capture) -> None:
+def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: Capture) -> None:
     source, model = opened(tmp_path), tiny_model("clip")
     side = model.method.size
     pressed, result = measure(model, source)
@@ -722,7 +721,7 @@ def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
-    monkeypatch.setattr("grainline.evaluation.measure.load", lambda _, **__: model)
+    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", lambda _, **__: model)
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
     assert "--png draws heat maps, and the image tokens of this model have no places in the image" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
@@ -735,9 +734,9 @@ def test_maps_of_a_image_share_one_range_and_keep_the_sign(tmp_path: Path) -> No
     heat = np.stack([np.full((40, 40), level) for level in levels])
     told = [SentenceScore(f"{level} $x$", level, role="foil") for level in levels]
     shown = [
-        Case("one", look=Look(image, "one", told, heat)),
-        Case("two", look=Look(image, "two", told[:1], heat[2:3])),
-        Case("three", look=Look(MissingImage("it is away"), "three")),
+        Case("one", look=CaseImage(image, "one", told, heat)),
+        Case("two", look=CaseImage(image, "two", told[:1], heat[2:3])),
+        Case("three", look=CaseImage(MissingImage("it is away"), "three")),
     ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
@@ -765,17 +764,17 @@ def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> N
         assert {found.getpixel(corner) for corner in corners} == {colour}
     assert found.getpixel((8, 15)) == (120, 120, 120)
     assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
+    small = CaseImage(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
     assert isinstance(small, Image.Image)
     assert small.size == (224, 224)
     assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
     assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
+    assert CaseImage(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
 
 
 def test_compared_texts_are_marked_and_escaped() -> None:
     told = [SentenceScore(f"a red {EVIL}", 0.5, role="foil", other="a blue"), SentenceScore("a blue", 0.25)]
-    element = look(Look(Image.new("RGB", (8, 8)), "x", told), "n")
+    element = look(CaseImage(Image.new("RGB", (8, 8)), "x", told), "n")
     assert "a <mark>red &lt;script&gt;" in element
     assert "foil, score 0.500" in element
     assert '<span class="verdict">score 0.250' in element

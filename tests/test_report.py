@@ -19,8 +19,8 @@ from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
 from grainline.evaluation import ranks as protocols
 from grainline.evaluation.encode import encode_source
+from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import write_html
 from grainline.evaluation.result import validation_summary
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
@@ -430,7 +430,7 @@ def test_a_resume_that_does_nothing_leaves_the_page_as_it_was(run: Path, capsys:
     assert (run / "run" / "report.html").read_bytes() == before
 
 
-def test_ctrl_c_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_reported_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -485,7 +485,7 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
     assert "file:" not in page.read_text()
 
 
-def test_a_image_that_is_gone_or_changed_since_is_said_and_not_shown(made: Path) -> None:
+def test_an_image_that_is_gone_or_changed_since_is_reported_and_not_shown(made: Path) -> None:
     os.remove(made / "photos" / "01.png")
     photo(made / "photos" / "02.png", 1234)
     page = made / "page.html"
@@ -508,10 +508,10 @@ def test_a_image_as_the_query_is_shown(made: Path) -> None:
     assert not [tag for tag, _ in found.tags if tag == "input"]
 
 
-def test_many_queries_are_listed_and_what_is_left_out_is_said(
+def test_many_queries_are_listed_and_the_rest_is_counted(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(grainline.index.output, "MOST", 2)
+    monkeypatch.setattr(grainline.index.output, "MAX_QUERIES", 2)
     (made / "queries.txt").write_text("\n".join(TEXTS[:3]) + "\n")
     page = made / "page.html"
     assert call("search", made / "index", "--queries", made / "queries.txt", "-k", 2, "--html", page) == 0

@@ -15,11 +15,9 @@ from grainline.data.formats.tars import Tars
 from grainline.data.record import Source
 from grainline.data.scenes import words, world
 from grainline.data.scenes.draw import COLOUR, PALE, label_map, render
-from grainline.data.scenes.export import export
-from grainline.data.scenes.foils import KINDS
 from grainline.data.scenes.phrases import an, split
-from grainline.data.scenes.source import Scenes, regions
-from grainline.data.scenes.speech import tell
+from grainline.data.scenes.source import Scenes, export, regions
+from grainline.data.scenes.speech import KINDS, tell
 from grainline.data.scenes.world import (
     COLOURS,
     COMPOSE_PAIRS,
@@ -158,7 +156,7 @@ def test_an_object_looks_as_it_should_at_every_resolution(size: int) -> None:
             assert white == 0 if thing.pattern == "solid" else white > 0.04, thing
 
 
-def test_the_label_map_is_the_image_seen_through_thresholds() -> None:
+def test_the_label_map_is_the_image_behind_thresholds() -> None:
     """Drawn alone over black, an object covers at least half of exactly the pixels that carry its label."""
     for scene in DEV[:20]:
         for k, thing in enumerate(scene.things):
@@ -282,7 +280,7 @@ def test_articles_fit_the_words_behind_them() -> None:
     assert an("huge star") == "a"
 
 
-def test_templates_are_taken_apart_at_their_fields() -> None:
+def test_templates_are_split_at_their_fields() -> None:
     assert split(["{np} is {place}", "there is {np}"]) == [("{np}", "is", "{place}"), ("there is", "{np}")]
 
 
@@ -294,7 +292,7 @@ def test_the_short_caption_names_the_two_largest_objects_and_the_number() -> Non
             assert any(word in text for word in words.NOUNS[thing.shape])
             assert any(word in text for word in words.ADJECTIVES["colour"][thing.colour])
         number = len(scene.things)
-        assert words.NUMBERS[number] in text or words.OTHERS[number - 2] in text
+        assert words.NUMBERS[number] in text or f"{words.NUMBERS[number - 2]} other shape" in text
 
 
 # Foils

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from grainline.errors import UserError
-from grainline.training.schedule import Constant, Cosine, Schedule, StepDecay, rate
+from grainline.training.optim import Constant, Cosine, Schedule, StepDecay, rate
 
 
 def factors(schedule: Constant | Cosine | StepDecay, total: int) -> list[float]:

@@ -196,7 +196,7 @@ def test_a_score_in_blocks_takes_larger_tiles_that_shrink_with_the_texts() -> No
     assert tile_side(Blocks(), images, some(2, [0, 1], 64, 2), 10**7) > sides[1]
 
 
-def test_a_gallery_is_held_once_and_not_once_a_tile() -> None:
+def test_a_gallery_is_in_memory_once_and_not_once_a_tile() -> None:
     method = Blocks()
     images, texts = some(11, torch.arange(11), length=4), some(30, torch.arange(30) % 11, length=3)
     assert tile_side(method, images, texts, 6_000) < 8

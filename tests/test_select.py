@@ -63,7 +63,7 @@ def test_what_does_not_stay_is_one_token_weighted_by_its_scores() -> None:
     assert token.isfinite().all()
 
 
-def test_aggregation_is_a_mean_of_kept_patches_for_each_slot() -> None:
+def test_aggregation_is_a_mean_of_selected_patches_for_each_slot() -> None:
     logits = torch.tensor([[0, 1], [math.log(2), 0], [math.log(3), -1]]).mT
     values = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
     kept = torch.tensor([1.0, 0, 1], requires_grad=True)

@@ -343,7 +343,7 @@ def test_settings_that_contradict_each_other_are_refused(changes: tuple[str, ...
         parse(SEPSConfig, override(TINY, list(changes)), "test")
 
 
-def test_the_shares_that_stay_are_told() -> None:
+def test_the_shares_that_stay_are_reported() -> None:
     method = made()
     a, b = sides(method)
     pair = Pair(a, b)

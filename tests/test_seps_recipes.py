@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from grainline.losses.triplet import keep_ratio
+from grainline.losses.contrastive import keep_ratio
 from grainline.nn.selection import number_of_patches, number_of_slots
 from grainline.training.recipe import names, read_recipe
 

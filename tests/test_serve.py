@@ -26,8 +26,7 @@ from servers import PATIENCE, Gate, running, until
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
-from grainline.index.results import QueryHits, as_json
-from grainline.index.search import Index, open_index
+from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.web.engine import Batcher, Engine
@@ -148,7 +147,7 @@ def test_a_method_without_a_grid_of_tokens_says_so(client: Client, monkeypatch: 
     assert "cannot show" in why(response)
 
 
-def test_the_index_the_sentences_and_the_health_are_told(client: Client) -> None:
+def test_the_index_the_sentences_and_the_health_are_reported(client: Client) -> None:
     index = client.get("/api/index").json()
     assert (index["name"], index["images"], index["method"]) == ("index", 18, "maxsim")
     assert (index["calibrated_texts"], index["calibrated_images"], index["heat"]) == (True, True, True)
@@ -497,7 +496,7 @@ def test_a_client_that_has_left_costs_nothing(made: Path, monkeypatch: pytest.Mo
     assert [[one.text for one in batch] for batch in gate.calls] == [[QUERY], [TEXTS[1]]]
 
 
-def test_who_waits_too_long_is_told_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_too_long_gets_an_error(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
     with running(engine, Limits(patience=0.2)) as client:
@@ -566,7 +565,7 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
 # An index that changes
 
 
-def test_a_refreshed_index_is_taken_up_without_a_restart(copy: Path) -> None:
+def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
     engine = Engine(copy / "index", MODEL)
     with running(engine) as client:
         old = ask(client, k=HITS).json()["hits"]
@@ -613,7 +612,7 @@ def test_an_empty_index_says_so(copy: Path) -> None:
             assert why(response) == "this index holds no images yet"
 
 
-def test_kinds_and_numbers_that_come_together_are_kept_apart(made: Path) -> None:
+def test_queries_of_other_kinds_and_numbers_do_not_mix_in_one_batch(made: Path) -> None:
     engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
     queries = [TextQuery(text=text, k=k) for text, k in zip(TEXTS[:3], (2, 3, 2), strict=True)]
     paths = [[hit.path for hit in one.hits] for one in engine.answer(queries)]

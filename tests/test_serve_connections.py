@@ -241,7 +241,7 @@ def test_a_proxy_that_is_none_is_one_line(index: Path, capsys: pytest.CaptureFix
     assert said.endswith("'nginx': an address or a network is needed, such as 10.0.0.1 or 10.0.0.0/8"), said
 
 
-def test_files_that_may_be_open_are_asked_for() -> None:
+def test_files_that_may_be_open_are_requested() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))

@@ -27,8 +27,7 @@ from servers import PATIENCE, running
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
-from grainline.index.results import QueryHits
-from grainline.index.search import Index
+from grainline.index.search import Index, QueryHits
 from grainline.index.sync import build, remove
 from grainline.nn.upsample import FLOOR, FULL, on_grid, place
 from grainline.report.heatmap import overlay
@@ -225,7 +224,7 @@ def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -
     site.wait(lambda: site.paths() == first)
 
 
-def test_an_empty_text_is_asked_for_and_costs_nothing(site: Site) -> None:
+def test_an_empty_text_is_requested_and_costs_nothing(site: Site) -> None:
     site.one("#ask .main").click()
     assert "Write a description first" in site.text("#problem")
     assert not site.one("#problem button").is_displayed()
@@ -395,7 +394,7 @@ def test_names_and_texts_that_are_html_stay_text(site: Site) -> None:
 # When it goes wrong
 
 
-def test_a_busy_server_is_said_kindly_and_can_be_asked_again(
+def test_a_busy_server_is_reported_kindly_and_answers_again_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*_: Any) -> None:

@@ -15,8 +15,7 @@ from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import chance_recall
 from grainline.evaluation.result import Result
-from grainline.evaluation.score import Scorer, retrieval_ranks
-from grainline.evaluation.shortlist import candidates, shortlist_ranks
+from grainline.evaluation.score import Scorer, candidates, retrieval_ranks, shortlist_ranks
 from grainline.evaluation.suite import Settings, load_suite
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite, share_scored
 from grainline.model import Model

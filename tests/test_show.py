@@ -16,15 +16,14 @@ from test_viz import EVIL, Page
 from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.show import check_texts, segment_panels, segmentations
-from grainline.evaluation.text_attention import (
+from grainline.evaluation.examples import (
     TIMES,
     attention_maps,
     attention_of,
     end_of_scale,
-    parts_of,
 )
-from grainline.methods.base import HasAttention
+from grainline.evaluation.show import check_texts, segment_panels, segmentations
+from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.case import Case, Panel, Row

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conditioned_method import NAME, Seer, known
 from indexes import saved, tiny_model
 from PIL import Image
 from rich.console import Console
 from runs import call, complaint
-from seeing import NAME, Seer, known
 from test_intervals import interval
 from test_viz import Page
 from torch import Tensor
@@ -29,8 +29,8 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.evaluate_model import table
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
@@ -189,8 +189,8 @@ def test_sim_of_features_that_are_known_by_heart() -> None:
     collector.add_images(read_(captions), [[caption] for caption in captions])
     data = encode_source(Toy(), Told(captions))
     found = collector.result(data)
-    assert [one.cosine[SENTENCES].features for one in found] == pytest.approx([0.6, -0.6])
-    assert [one.cosine[SENTENCES].texts for one in found] == pytest.approx([0.6, 0.6])
+    assert [one.cosine[SENTENCES][0] for one in found] == pytest.approx([0.6, -0.6])
+    assert [one.cosine[SENTENCES][1] for one in found] == pytest.approx([0.6, 0.6])
     result = SimilaritySuite().measure(Pooler(), data._replace(collected={"similarity": found}))
     assert result.metric(f"{SIM}, {SENTENCES}").value == pytest.approx(0.0, abs=1e-7)
     assert result.metric(f"{TEXTS}, {SENTENCES}").value == pytest.approx(0.6)
@@ -251,10 +251,10 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert (short.each[1] + short.each[2]) / 2 < 1, "a text is not compared with itself"
     one = Toy()
     own, others = ([one.drawn(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
-    assert short.cosine[PHRASES].texts == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
+    assert short.cosine[PHRASES][1] == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
-def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:
+def test_no_tokens_are_stored_and_every_text_of_a_batch_is_read_once() -> None:
     model = Toy(pairwise=True)
     data = encoded(model, CAPTIONS, 64)
     assert data.images.tokens.shape[1] == 0
@@ -446,7 +446,7 @@ def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, ca
     assert call(*ask, "--compare-to", saved_) == 0
 
 
-def test_pairs_are_scored_in_the_way_that_is_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_pairs_are_scored_in_the_way_that_is_requested(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     raw = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue", "grey")]
     told = ["A red dog runs.", "A blue bird sleeps."]
     plain, paired = load(folder, device="cpu"), load(folder, device="cpu", scoring="conditioned")

@@ -14,10 +14,10 @@ from runs import call
 
 from grainline.data.captions import sentences
 from grainline.data.check import check
-from grainline.data.formats.coco import CocoKarpathy, CocoVal2017
 from grainline.data.formats.common import expand
 from grainline.data.formats.folder import Folder, files_below
 from grainline.data.formats.joined import Joined
+from grainline.data.formats.listed import CocoKarpathy, CocoVal2017
 from grainline.data.formats.parquet import Parquet
 from grainline.data.formats.table import Table
 from grainline.data.formats.tars import Tars
@@ -126,7 +126,7 @@ def test_the_fingerprint_of_a_folder_follows_its_texts(data: Path) -> None:
 
 @pytest.mark.parametrize("image", ["image", "image_path", "filepath", "file_name", "filename", "path", "img"])
 @pytest.mark.parametrize("caption", ["caption", "captions", "text", "title", "Sentence", "sentences"])
-def test_columns_are_found_by_name(data: Path, image: str, caption: str) -> None:
+def test_columns_go_by_name(data: Path, image: str, caption: str) -> None:
     rows = [{"id": 1, image: "a.jpg", caption: "A.", "description": "Long."}]
     source = open_source(write(data / "t.jsonl", lines(rows)))
     assert told(source) == [("a.jpg", ("A.",))]
@@ -279,7 +279,7 @@ def test_the_fingerprint_of_parquet_follows_its_texts(tmp_path: Path) -> None:
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_parquet_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+def test_parquet_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     wrong = write_parquet(tmp_path / "a.parquet", {"image": [7], "caption": ["A."]})
     with pytest.raises(UserError, match=r"a\.parquet has int64 in its image column image"):
         open_source(wrong)
@@ -325,7 +325,7 @@ def test_karpathy_names_the_splits_it_has(karpathy: str) -> None:
         open_source(f"coco-karpathy:{karpathy}?split=val")
 
 
-def test_official_captions_are_kept_in_the_order_of_their_ids(data: Path) -> None:
+def test_official_captions_stay_in_the_order_of_their_ids(data: Path) -> None:
     notes = [{"id": n, "image_id": 5, "caption": f"A{n}."} for n in (6, 3, 1, 2, 5, 4)]
     content = {
         "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "n.jpg"}],
@@ -411,8 +411,7 @@ def test_scenes_are_opened_by_name_and_by_the_wanted_size() -> None:
 
 
 def test_exported_scenes_come_back_as_they_were(tmp_path: Path) -> None:
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
+    from grainline.data.scenes.source import Scenes, export
 
     drawn = Scenes("scenes:dev?count=3&size=48&regions=1")
     export(drawn, tmp_path / "out", 2)
@@ -575,7 +574,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({"m/a.tar": "", "m/b.parquet": ""}, "m", r"m holds tars and parquet files: say which with tars:"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     data: Path, monkeypatch: pytest.MonkeyPatch, make: dict[str, Any], path: str, message: str
 ) -> None:
     monkeypatch.chdir(data)

@@ -24,7 +24,7 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.measure import difference_table, table
+from grainline.evaluation.evaluate_model import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites import stability as noise
@@ -330,7 +330,7 @@ def test_scores_near_zero_are_floored_and_counted() -> None:
     assert not any("closer to 0" in note for note in StabilitySuite().measure(Cosine(), data).notes)
 
 
-def test_a_value_that_few_subtexts_make_up_is_said_to_be_so() -> None:
+def test_a_value_of_few_subtexts_has_a_note() -> None:
     assert concentration(np.array([1.0, 1, 1, 1, 1, 1]), np.ones(6)) == 3
     assert concentration(np.array([1.0, 1, 1, 5]), np.ones(4)) == 1
     assert concentration(np.array([1.0, 5, 1, 1]), np.array([9.0, 1, 1, 1])) == 1

@@ -33,8 +33,8 @@ from grainline.errors import UserError
 from grainline.index.reader import fingerprint
 from grainline.loading import load
 from grainline.methods import method_class
-from grainline.model import Model
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
+from grainline.model import Model, load
 
 Saved = Callable[[str], tuple[Path, Any]]
 TEXTS = [SENTENCE[:9], SENTENCE[15:40], "sleeps", "a sleeps by a red house"]
@@ -263,13 +263,13 @@ def test_an_architecture_cannot_be_given(saved: Saved) -> None:
         begun("clip", image=SCRATCH["image"], text=side)
 
 
-def test_a_description_that_was_not_begun_cannot_be_built() -> None:
+def test_a_description_of_an_unread_checkpoint_cannot_be_built() -> None:
     description = Description("clip", method_config("clip", {"pretrained": "some/model"}, "test"))
     with pytest.raises(ValueError, match="architecture of some/model is not known yet"):
         build(description)
 
 
-def test_what_was_begun_is_built_again_without_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
+def test_a_finetuned_model_is_built_again_without_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
     """From model.json alone, sizes other than the checkpoint's included."""
     gone = tmp_path / "gone"
     shutil.copytree(saved("clip")[0], gone)

@@ -78,7 +78,7 @@ def test_the_activation_is_what_the_caller_says(quick: bool, tmp_path: Path) -> 
     same(load_pretrained(tmp_path / "x.safetensors", quick_gelu=quick), model)
 
 
-def test_unless_said_the_activation_is_gelu_in_files_of_no_known_origin(tmp_path: Path) -> None:
+def test_by_default_the_activation_is_gelu_in_files_of_unknown_origin(tmp_path: Path) -> None:
     model = shaken(OpenAI(quick=False))
     save_state(model, tmp_path / "open_clip.safetensors")
     same(load_pretrained(tmp_path / "open_clip.safetensors"), model)

@@ -21,7 +21,7 @@ from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluation.compare import paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.measure import table
+from grainline.evaluation.evaluate_model import table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of
@@ -219,7 +219,7 @@ def test_batches_are_full_and_change_nothing() -> None:
     assert data.texts.item.tolist() == list(range(6))
 
 
-def test_tokens_are_kept_only_for_methods_that_compare_them_and_padded_across_batches() -> None:
+def test_tokens_are_stored_only_for_methods_that_compare_them_and_padded_across_batches() -> None:
     records = [painted(0, ["1 2 3 4 5 6"]), painted(1, ["1 2 3"])]
     assert encode_source(Colours(), InMemory(records)).texts.tokens.shape == (2, 0, 3)
     kept = encode_source(Colours(pairwise=True), InMemory(records), batch=1).texts
@@ -258,7 +258,7 @@ def test_too_much_damage_names_the_first_files() -> None:
     assert "x/1.jpg" in str(error.value)
 
 
-def test_progress_is_told_sample_by_sample_damaged_ones_included() -> None:
+def test_progress_is_reported_sample_by_sample_damaged_ones_included() -> None:
     told: list[tuple[int, int]] = []
     source = InMemory([painted(0), CorruptSample("corrupt image", "x")])
     encode_source(Colours(), source, max_corrupt=0.5, progress=lambda done, total: told.append((done, total)))

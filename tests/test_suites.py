@@ -16,8 +16,8 @@ from runs import call, complaint
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import write_html
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
 from grainline.evaluation.suite import SUITES, Settings, load_suite, suite_class, suite_of
@@ -156,6 +156,7 @@ def test_a_suite_from_outside_runs_from_the_command_line_to_json_and_page(
         "own text first",
         24,
     )
+    assert list(result.queries) == ["keys", "right"], "the frame names the images"
     assert "own text first" in (tmp_path / "r.html").read_text()
     assert call(*ask, "--compare-to", "r.json") == 0
     assert "compared to r.json" in " ".join(capsys.readouterr().out.split())

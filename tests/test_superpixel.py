@@ -30,7 +30,6 @@ from grainline.nn.superpixels import (
     neighbour_of,
     one_hot,
     pool_cells,
-    reconstruction,
     square_grid,
 )
 from grainline.weights import load_weights, save_weights
@@ -476,50 +475,6 @@ def test_cells_have_to_fill_the_image() -> None:
         Superpixels(SuperpixelConfig(), 220)
     with pytest.raises(ValueError, match="not of 32"):
         some_superpixels("grid")(image(16))
-
-
-# What superpixels say of their pixels
-
-
-def slow_reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float) -> float:
-    """The docstring of `reconstruction` for one image, pixel by pixel."""
-    size, grid = colour.shape[-1], colour.shape[-1] // cell
-    places = list(product(range(size), repeat=2))
-    member = torch.zeros(size * size, grid * grid, dtype=torch.float64)
-    for (y, x), a in product(places, range(9)):
-        row, column = y // cell + a // 3 - 1, x // cell + a % 3 - 1
-        if 0 <= row < grid and 0 <= column < grid:
-            member[y * size + x, row * grid + column] = association[a, y, x]
-    f = colour.flatten(1).T.double()
-    at = torch.tensor(places, dtype=torch.float64)
-    total = 0.0
-    for values, weight in ((f, 1.0), (at, compactness / cell)):
-        centre = member.T @ values / member.sum(0)[:, None]
-        total += weight * float((member @ centre - values).norm(dim=1).mean())
-    return total
-
-
-def test_reconstruction_is_the_loop_over_pixels() -> None:
-    colour = 30 * torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    weight = some_association(2, 12, 4)
-    weight = weight / weight.sum(1, keepdim=True)
-    found = reconstruction(weight, colour, 4, compactness=6.0)
-    expected = [slow_reconstruction(weight[i], colour[i], 4, 6.0) for i in range(2)]
-    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-4, rtol=0)
-
-
-def test_reconstruction_has_the_gradient_of_its_formula() -> None:
-    colour = torch.randn(1, 3, 4, 4, dtype=torch.float64)
-    logits = torch.randn(1, 9, 4, 4, dtype=torch.float64, requires_grad=True)
-
-    def loss(x: Tensor) -> Tensor:
-        return reconstruction(x.masked_fill(~inside(4, 2), -torch.inf).softmax(1), colour, 2)
-
-    assert torch.autograd.gradcheck(loss, (logits,))
-    flat = torch.zeros(1, 3, 4, 4, requires_grad=True)  # every colour is said exactly: the norm of 0
-    reconstruction(square_grid(flat, 2).association, flat, 2).sum().backward()
-    assert flat.grad is not None
-    assert flat.grad.isfinite().all()
 
 
 # SEEDS

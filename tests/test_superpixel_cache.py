@@ -64,7 +64,7 @@ def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> Non
     assert codes.dtype == np.uint8
     assert codes.max() <= 8
     source = open_source(SCENES, size=64)
-    crop = SameTransform(EvalTransform(64), stored(out, source))
+    crop = SameTransform(EvalTransform(64), stored(out, source).label)
     data = TrainSet(source, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
     batch = collate([data[Draw(0, 0, 4)], data[Draw(1, 0, 1)]])
     assert batch.images.regions is not None
@@ -93,7 +93,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was made with kind kmeans.*delete it"):
         make_superpixels(source, segment, out, size=64, settings=SETTINGS | {"iterations": 3})
     made = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
-    assert (made.images, made.resumed, made.skipped) == (5, 2, 0)
+    assert (made.counts, made.resumed, made.skipped) == ({"image": 5}, 2, {})
     assert calls == [2, 2, 2, 1]
     again = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
     assert (again.resumed, len(calls)) == (5, 4)
@@ -103,11 +103,11 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert (codes[0] == codes[1]).all()
 
 
-def test_records_without_a_image_are_left_out_and_said(tmp_path: Path) -> None:
+def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> None:
     image = open_source(SCENES, size=64)[0].image
     listed = Listed([Record("a", image, ("A.",)), MISSING_CAPTION, Record("c", image, ("C.",))])
     made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
-    assert (made.images, made.skipped) == (2, 1)
+    assert (made.counts, made.skipped) == ({"image": 2}, {"without an image": 1})
     found = stored(tmp_path / "maps", listed)
     pixels = EvalTransform(64)(image)[None]
     assert torch.equal(found.label(2, "c"), segment(pixels)[0])

@@ -140,7 +140,7 @@ def test_crops_of_captions_are_runs_of_their_words() -> None:
     assert crop_words("dog", 1.0, Random(0)) == "dog"
 
 
-def test_training_samples_have_crops_where_they_are_asked_for(captions: Path) -> None:
+def test_training_samples_have_crops_where_they_are_requested(captions: Path) -> None:
     source = open_sources([f"texts:{captions}"])
     tokenizer = Tokenizer.train(TEXTS, 600)
 

@@ -14,6 +14,7 @@ from grainline.data.decode import decode
 from grainline.data.record import CorruptSample, Record
 from grainline.data.transforms import (
     Box,
+    CropConfig,
     EvalTransform,
     SameTransform,
     TrainTransform,
@@ -69,7 +70,7 @@ def test_evaluation_is_exactly_what_pillow_makes(shape: tuple[int, int]) -> None
 
 def test_a_image_of_the_right_size_passes_unchanged() -> None:
     image = random_image(48, 48)
-    whole = TrainTransform(48, scale=(1, 1))
+    whole = TrainTransform(48, CropConfig(scale=(1, 1)))
     for form in (image, np.array(image)):
         assert np.array_equal(image_of(EvalTransform(48)(form)), np.array(image))
         assert np.array_equal(image_of(whole(form, Random(0))), np.array(image))
@@ -88,7 +89,7 @@ def test_a_crop_of_a_drafted_jpeg_shows_the_same_as_a_crop_of_the_whole() -> Non
     for seed in range(5):
         draws = Random(seed)
         box = crop_box(640, 480, (0.3, 0.6), (3 / 4, 4 / 3), [draws.random() for _ in range(4)])
-        fast = image_of(TrainTransform(56, scale=(0.3, 0.6))(data, Random(seed)))
+        fast = image_of(TrainTransform(56, CropConfig(scale=(0.3, 0.6)))(data, Random(seed)))
         whole = Image.open(io.BytesIO(data)).crop(box)
         exact = np.array(whole.resize((56, 56), Image.Resampling.BICUBIC))
         away = np.abs(fast.astype(int) - exact.astype(int)).mean()
@@ -102,7 +103,7 @@ SHARES = st.floats(0, 1, exclude_max=True)
 
 
 @given(SIDES, SIDES, st.lists(SHARES, min_size=4, max_size=4), st.floats(0.05, 1))
-def test_crops_lie_inside_and_have_the_area_and_ratio_that_were_asked_for(
+def test_crops_lie_inside_and_have_the_area_and_ratio_that_were_requested(
     width: int, height: int, draws: list[float], least: float
 ) -> None:
     box = crop_box(width, height, (least, 1.0), (3 / 4, 4 / 3), draws)
@@ -163,14 +164,16 @@ def test_the_exif_orientation_turns_the_crop_with_the_image() -> None:
     exif[0x0112] = 6  # stored on its side
     turned = jpeg(image.transpose(Image.Transpose.ROTATE_90), exif)
     for seed in range(3):
-        plain = image_of(TrainTransform(32, scale=(0.4, 0.8))(jpeg(image), Random(seed))).astype(int)
-        upright = image_of(TrainTransform(32, scale=(0.4, 0.8))(turned, Random(seed))).astype(int)
+        plain = image_of(TrainTransform(32, CropConfig(scale=(0.4, 0.8)))(jpeg(image), Random(seed))).astype(
+            int
+        )
+        upright = image_of(TrainTransform(32, CropConfig(scale=(0.4, 0.8)))(turned, Random(seed))).astype(int)
         assert np.abs(plain - upright).mean() < 2
 
 
 def test_a_sample_is_a_function_of_its_random_numbers() -> None:
     data = jpeg(random_image(120, 90))
-    transform = TrainTransform(32, flip=True, jitter=0.3)
+    transform = TrainTransform(32, CropConfig(flip=True, jitter=0.3))
     assert torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/0/3")))
     assert not torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/1/3")))
     first, again = (transform(data, np.random.default_rng(4)) for _ in range(2))
@@ -181,19 +184,21 @@ def test_options_do_not_change_the_crops_nor_the_draws_after_them() -> None:
     data = jpeg(random_image(120, 90))
     plain, mirror = Random(2), Random(2)
     a = TrainTransform(32)(data, plain)
-    b = TrainTransform(32, flip=True)(data, mirror)
-    TrainTransform(32, jitter=0.5)(data, varied := Random(2))
+    b = TrainTransform(32, CropConfig(flip=True))(data, mirror)
+    TrainTransform(32, CropConfig(jitter=0.5))(data, varied := Random(2))
     assert plain.random() == mirror.random() == varied.random()
     assert torch.equal(a, b) or (a.float() - b.flip(2).float()).abs().mean() < 1
     seeds = range(40)
     flipped = [
-        not torch.equal(TrainTransform(32)(data, Random(s)), TrainTransform(32, flip=True)(data, Random(s)))
+        not torch.equal(
+            TrainTransform(32)(data, Random(s)), TrainTransform(32, CropConfig(flip=True))(data, Random(s))
+        )
         for s in seeds
     ]
     assert 10 < sum(flipped) < 30
 
 
-def test_nothing_is_mirrored_unless_asked_for() -> None:
+def test_nothing_is_mirrored_unless_requested() -> None:
     half = np.zeros((64, 64, 3), dtype=np.uint8)
     half[:, 32:] = 255
     for seed in range(30):
@@ -208,7 +213,9 @@ def test_jitter_moves_brightness_and_contrast_mildly() -> None:
     assert (adjust(square, 1.1, 0.8).double() - slow).abs().max() <= 1
     assert torch.equal(adjust(square, 1.0, 1.0), square)
     grey = np.full((30, 30, 3), 100, dtype=np.uint8)
-    means = [TrainTransform(16, jitter=0.2)(grey, Random(s)).float().mean().item() for s in range(100)]
+    means = [
+        TrainTransform(16, CropConfig(jitter=0.2))(grey, Random(s)).float().mean().item() for s in range(100)
+    ]
     assert 79 < min(means) < 85
     assert 115 < max(means) < 121
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.losses.triplet import keep_ratio, touched, triplet
+from grainline.losses.contrastive import keep_ratio, touched, triplet
 from grainline.methods import method_class
 from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
-from grainline.training.schedule import StepDecay, rate
+from grainline.training.optim import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 
 SCORE = torch.tensor([[0.8, 0.7, 0.75], [0.65, 0.9, 0.2], [0.7, 0.75, 0.6]])
@@ -142,7 +142,7 @@ def test_the_ratio_of_branches_apart_and_of_one() -> None:
     torch.testing.assert_close(keep_ratio(0.5, (told,), (1.0,)), torch.tensor([[0.04], [0.0]]))
 
 
-def test_rates_fall_at_epochs_whenever_a_run_is_taken_up_again() -> None:
+def test_rates_fall_at_epochs_whenever_a_run_is_resumed() -> None:
     steps = 4531  # an epoch of Flickr30K at 32 captions
     schedule = StepDecay(milestones=tuple(float(steps * epoch) for epoch in (9, 15, 20, 25)), factor=0.3)
     expected = {0: 1.0, 8: 1.0, 9: 0.3, 15: 0.09, 16: 0.09, 20: 0.027, 25: 0.0081, 29: 0.0081}

@@ -125,21 +125,17 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tenso
     return load_file(out)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_are_one(case: str, kind: str, two_ranks: dict[str, torch.Tensor]) -> None:
+def test_two_ranks_are_one(case: str, two_ranks: dict[str, torch.Tensor]) -> None:
     method = build(case).double()
     images, texts = exact(batch(8))
     order = torch.tensor([*MINE[0], *MINE[1]])  # of the ranks together: slices of it are groups of HiMo-CLIP
     both = torch.stack([2 * order, 2 * order + 1], 1).flatten()
     step(method, rows(images, order), rows(texts, both), CLOCK)
-    for name, p in method.named_parameters():
+    for kind, (name, p) in product(KINDS, method.named_parameters()):
+        key = f"{case}/{kind}/{name}"
         torch.testing.assert_close(
-            two_ranks[f"{case}/{kind}/{name}"],
-            p.grad,
-            rtol=1e-9,
-            atol=1e-12,
-            msg=lambda m, name=name: f"{name}: {m}",
+            two_ranks[key], p.grad, rtol=1e-9, atol=1e-12, msg=lambda m, key=key: f"{key}: {m}"
         )
 
 

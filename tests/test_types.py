@@ -54,7 +54,7 @@ def test_each_reaches_tensors_inside_nested_tuples() -> None:
     assert more.texts.extra == "a word"
 
 
-def test_half_precision_is_widened_and_double_precision_kept() -> None:
+def test_half_precision_is_widened_and_double_precision_stays() -> None:
     kinds = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     assert [full(torch.ones(1, dtype=kind)).dtype for kind in kinds] == [torch.float32] * 3 + [torch.float64]
 

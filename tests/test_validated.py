@@ -59,7 +59,7 @@ def test_a_result_beside_the_weights_is_quoted_with_its_data_where_the_log_has_n
 
 
 @pytest.mark.parametrize("path", ["/no/such", "openai/clip-vit-base-patch16"])
-def test_of_what_is_no_run_nothing_is_said(path: str) -> None:
+def test_what_is_no_run_is_not_mentioned(path: str) -> None:
     assert validation_summary(path) == ""
 
 

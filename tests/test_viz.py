@@ -13,12 +13,12 @@ from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.evaluation.measure import metrics_html
+from grainline.evaluation.evaluate_model import metrics_html
 from grainline.evaluation.result import Metric, Result, now, versions
 from grainline.nn.upsample import contrast, on_grid, place
 from grainline.report.case import (
     Case,
-    Look,
+    CaseImage,
     Panel,
     Row,
     SentenceScore,
@@ -107,7 +107,7 @@ def test_even_heat_stays_even(mode: Any) -> None:
         ((8, 5), "strongest at the bottom"),
     ],
 )
-def test_the_place_of_the_maximum_is_told_in_words(spot: tuple[int, int], words: str) -> None:
+def test_the_place_of_the_maximum_is_reported_in_words(spot: tuple[int, int], words: str) -> None:
     heat = np.full((9, 9), -0.5)
     heat[spot] = 0.1
     assert place(heat) == words
@@ -201,7 +201,7 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     image, heat = Image.new("RGB", (30, 30), (10, 200, 90)), np.full((2, 30, 30), 0.9)
     heat[1, :10, :10] = 2.0
     drawn = look(
-        Look(
+        CaseImage(
             image,
             "p",
             [SentenceScore("a flat one", 0.5), SentenceScore("a corner", 0.5)],
@@ -214,7 +214,7 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
     assert "+2 times the reach of other texts" in drawn
-    one = Look(image, "p", [SentenceScore("t", 0.5)], heat[:1], contrast=True)
+    one = CaseImage(image, "p", [SentenceScore("t", 0.5)], heat[:1], contrast=True)
     assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
     assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
 
@@ -268,7 +268,7 @@ def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
     assert top < 40, "the peak of 9 stands near the upper end of the axis"
 
 
-def test_points_that_are_not_finite_are_left_out_and_said_so() -> None:
+def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
     drawn = line_chart(
         Chart("t", "x", "y", [Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])])
     )
@@ -379,9 +379,9 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
     told = [SentenceScore(text, 0.5, 0.01, "shows"), SentenceScore(text, 0.1, 0.9, "does not")]
     inside = [SentenceScore(text, 0.5, phrases=[SentenceScore(text, 0.25)])]
-    phrased = Look(image, text, inside, heat, left_out=text)
-    seen, unseen = Look(image, text, told, heat), Look(gone, "", told)
-    bare = Look(image, text, [told[0]._replace(verdict="", p=None)])
+    phrased = CaseImage(image, text, inside, heat, left_out=text)
+    seen, unseen = CaseImage(image, text, told, heat), CaseImage(gone, "", told)
+    bare = CaseImage(image, text, [told[0]._replace(verdict="", p=None)])
     hits = [
         Panel("", image, "1. 0.500", alt=f"{text}, rank 1, a wrong image", right=False),
         Panel("", gone, "2. 0.400", alt=text, right=False),
@@ -417,7 +417,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
             ),
         ),
         Section(text, query(text, f"{text}...", None, cases_html(results, "q1h"))),
-        Section(text, query(text, text, image, cases_html([Case(text, look=Look(image, text))], "q2h"))),
+        Section(text, query(text, text, image, cases_html([Case(text, look=CaseImage(image, text))], "q2h"))),
         Section(text, query(text, text, gone, Markup())),
         Section("Facts", facts({text: text}, text)),
     ]
@@ -507,27 +507,27 @@ def test_all_maps_of_a_image_share_one_scale() -> None:
     image = Image.new("RGB", (8, 8), "white")
     told = [SentenceScore("weak", 0.1), SentenceScore("strong", 0.9)]
     weak, strong = np.full((8, 8), 0.1), np.full((8, 8), 0.8)
-    drawn = look(Look(image, "p", told, np.stack([weak, strong])), "a")
+    drawn = look(CaseImage(image, "p", told, np.stack([weak, strong])), "a")
     assert "-0.8 " in drawn
     assert "+0.8" in drawn
     maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
     alone = [
         a["src"]
-        for _, a in Page(look(Look(image, "p", told[:1], weak[None]), "a")).tags
+        for _, a in Page(look(CaseImage(image, "p", told[:1], weak[None]), "a")).tags
         if a.get("class") == "over"
     ]
     assert maps[0] != alone[0]
     assert maps[1] == alone[0], "at its own limit either is drawn at full strength"
 
 
-def test_what_an_image_does_not_show_is_said_in_words_and_in_shape() -> None:
+def test_what_an_image_does_not_show_is_reported_in_words_and_in_shape() -> None:
     told = [
         SentenceScore("A dog.", 0.5, 0.01, "shows"),
         SentenceScore("A cat.", 0.1, 0.9, "does not"),
         SentenceScore("A sea.", 0.1, 0.5, "cannot tell"),
         SentenceScore("A cow.", 0.1),
     ]
-    drawn = look(Look(MissingImage("not there"), "", told), "a")
+    drawn = look(CaseImage(MissingImage("not there"), "", told), "a")
     assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", "maybe", ""]
     words = Page(drawn).words
     assert [words.count(said) for said in ("shows it", "does not", "cannot tell")] == [1, 1, 1]
@@ -567,7 +567,7 @@ def test_the_numbers_stand_in_the_page() -> None:
 
 def test_images_are_shrunk(tmp_path: Path) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1500, 2000, 3), dtype=np.uint8))
-    write_page(tmp_path / "new" / "r.html", render_page("t", look(Look(noise, "n"), "a"), []))
+    write_page(tmp_path / "new" / "r.html", render_page("t", look(CaseImage(noise, "n"), "a"), []))
     assert (tmp_path / "new" / "r.html").stat().st_size < 200_000
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["r.html"]
 

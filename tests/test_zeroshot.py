@@ -21,8 +21,8 @@ from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.evaluate_model import difference_table, table
 from grainline.evaluation.intervals import Interval, replicates, replicates_of_classes, wilson
-from grainline.evaluation.measure import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite
@@ -509,7 +509,7 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
     assert total.value == pytest.approx(better.metric("rSum").value - worse.metric("rSum").value)
 
 
-def test_results_that_were_asked_other_things_are_not_compared() -> None:
+def test_results_of_other_images_texts_or_classes_are_not_compared() -> None:
     one = classified(1)
     with pytest.raises(
         UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"

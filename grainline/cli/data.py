@@ -55,8 +55,7 @@ def scenes(
     samples_per_shard: SamplesPerShard = 1000,
 ) -> None:
     """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
+    from grainline.data.scenes.source import Scenes, export
 
     shards = export(Scenes(source), out, samples_per_shard)
     print(f"written: {amount(len(shards), 'tar')} in {out}")
@@ -76,14 +75,13 @@ def features(
     changes: RecipeChanges = None,
 ) -> None:
     """Run an image encoder over all images once, for data.features of a recipe that freezes it."""
-    from grainline.data.cache import describe_result
     from grainline.training.precompute import write_features
 
     with progress("features") as step:
         result = write_features(
             model, sources, out, tokens=tokens, images=images, changes=changes or (), progress=step
         )
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
 
 
 @data.command()
@@ -108,7 +106,7 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Describe all images once, for data.descriptions of a recipe. A model sees no caption."""
-    from grainline.data.describe import ByModel, ByTexts, Describer, describe_result, make
+    from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions
     from grainline.data.open_source import open_sources
     from grainline.encoders.pretrained.llava import MODEL, PROMPT, Llava
 
@@ -122,9 +120,9 @@ def describe(  # noqa: PLR0913 - each is an option of the command
     else:
         describer = ByModel(Llava(model or MODEL), prompt or PROMPT, seed, tokens, batch_size)
     with progress("descriptions") as step:
-        result = make(source, describer, out, step)
-    _print_written(out, describe_result(result))
-    if not result.images:
+        result = make_descriptions(source, describer, out, step)
+    _print_written(out, result)
+    if not result.counts["image"]:
         raise typer.Exit(1)
 
 
@@ -139,7 +137,7 @@ def phrases(
     ] = None,
 ) -> None:
     """Split all captions of a source into phrases, once, for texts.phrases.provider of a recipe."""
-    from grainline.data.make_phrases import describe_result, make
+    from grainline.data.annotate import make_phrases
     from grainline.data.open_source import open_source
     from grainline.data.phrases.providers import open_provider
     from grainline.distributed import usable_cores
@@ -147,8 +145,8 @@ def phrases(
     _require_jsonl(out, "phrases")
     opened, by = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
-        result = make(opened, by, out, processes or usable_cores(), step)
-    _print_written(out, describe_result(result))
+        result = make_phrases(opened, by, out, processes or usable_cores(), step)
+    _print_written(out, result)
 
 
 @data.command()
@@ -161,14 +159,14 @@ def pack(
 ) -> None:
     """Write sources as WebDataset tars, with all texts and regions. Exit code 1 if too much is corrupt."""
     from grainline.data.open_source import open_sources
-    from grainline.data.pack import describe_result
     from grainline.data.pack import pack as run
 
     with progress("packing") as step:
         result = run(open_sources(sources, images=images), out, samples_per_shard, step)
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
     skipped = sum(result.skipped.values())
-    if not result.samples or skipped > max_corrupt * (result.samples + skipped):
+    samples = result.counts["sample"]
+    if not samples or skipped > max_corrupt * (samples + skipped):
         raise typer.Exit(1)
 
 
@@ -185,14 +183,13 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Make the superpixels of all images once, for data.superpixels of a recipe without random crops."""
-    from grainline.data.cache import describe_result
     from grainline.training.precompute import write_superpixels
 
     settings = {"kind": kind, "cell": cell, "compactness": compactness, "iterations": iterations}
     settings |= {"checkpoint": checkpoint}
     with progress("superpixels") as step:
         result = write_superpixels(sources, out, settings, size=size, images=images, progress=step)
-    _print_written(out, describe_result(result))
+    _print_written(out, result)
 
 
 def _require_jsonl(out: Path, content: str) -> None:
@@ -200,5 +197,5 @@ def _require_jsonl(out: Path, content: str) -> None:
         raise UserError(f"--out {out}: a file of {content} has a name in .jsonl")
 
 
-def _print_written(out: Path, result: str) -> None:
-    print(f"written: {out} ({escape_controls(result)})")
+def _print_written(out: Path, result: object) -> None:
+    print(f"written: {out} ({escape_controls(str(result))})")

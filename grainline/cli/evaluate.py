@@ -72,8 +72,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     check_changes(changes)
     from rich.console import Console
 
-    from grainline.evaluation.measure import evaluate as run
-    from grainline.evaluation.measure import tables
+    from grainline.evaluation.evaluate_model import evaluate as run
+    from grainline.evaluation.evaluate_model import tables
     from grainline.evaluation.suite import Settings, load_suite
     from grainline.training.recipe import descriptions_for
 
@@ -172,7 +172,7 @@ def encode(
     """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
     check_model(model)
     started = time.monotonic()
-    from grainline.evaluation.vectors import write_vectors
+    from grainline.evaluation.encode import write_vectors
     from grainline.loading import load
     from grainline.training.recipe import descriptions_for
 

@@ -134,8 +134,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     from grainline.data.formats.plain import read_lines
     from grainline.evaluation.result import writable
     from grainline.index.output import table, write_heat, write_html, write_json
-    from grainline.index.results import Options
-    from grainline.index.search import image_queries, open_index
+    from grainline.index.search import Options, image_queries, open_index
 
     page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
     if page is not None:

@@ -1,15 +1,14 @@
 """Images and their texts: sources of records, training samples, and batches.
 
+annotate      Descriptions and phrases made once for all records: `grainline data describe`, `phrases`.
 batches       Batches of samples, made by a data loader, and the counts of corrupt samples.
 cache         Rows computed once for every image of a source: superpixels and features.
 captions      Captions as strings: cleaning, and splitting into sentences.
 check         The content of a source and its errors: `grainline data check PATH`.
 dataset       Training samples from a source of records, and which samples stand in which batch.
 decode        From the bytes of a record to an RGB image.
-describe      Descriptions of all images of a source: `grainline data describe`.
 descriptions  Dense descriptions of images: one longer text for each.
 lines         Files of JSON Lines that an interrupted run completes later.
-make_phrases  Phrases of all texts of a source: `grainline data phrases`.
 open_source   From a path to the source of its records.
 pack          Any source as WebDataset tars: `grainline data pack`.
 record        What every source yields, and why a sample cannot be used.

@@ -141,9 +141,8 @@ class CorruptStats:
         self.samples, self.texts, self.truncated = 0, 0, 0
         self.causes: Counter[str] = Counter()
         self.files: list[str] = []
-        self._local: list[
-            tuple[int, int, int, tuple[tuple[str, str], ...]]
-        ] = []  # of batches not yet gathered
+        # of batches not yet gathered: samples, texts, truncated texts, corrupt samples
+        self._local: list[tuple[int, int, int, tuple[tuple[str, str], ...]]] = []
 
     def add(self, batch: Batch) -> None:
         """Count one local batch; `settle` adds it to the counts of all processes."""

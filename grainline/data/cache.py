@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,11 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.lines import Progress, Written, as_line, require_same, resuming
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
-from grainline.errors import UserError, amount, count_existing
-from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
+from grainline.errors import UserError
+from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
 
 KEYS, LOG = "keys.npy", "done.jsonl"
@@ -43,14 +44,6 @@ class Kind(NamedTuple):
         return f"make them again with `grainline data {self.name}`"
 
 
-class CacheResult(NamedTuple):
-    """What is in the folder now."""
-
-    images: int
-    skipped: int  # records without an image
-    resumed: int  # records that an earlier run had done
-
-
 def make(
     kind: Kind,
     source: Source,
@@ -61,7 +54,7 @@ def make(
     row: tuple[int, ...],
     settings: Mapping[str, Any],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the rows of all images of a source, or those that an interrupted run left out.
 
     compute    [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
@@ -89,8 +82,17 @@ def make(
             keys = open_memmap(partial / KEYS, mode, np.uint64, (len(source),))
             for number in range(batches, -(-len(source) // BATCH)):
                 end = min((number + 1) * BATCH, len(source))
-                images = _write_rows(source, range(number * BATCH, end), compute, transform, rows, keys)
-                log.write(as_line({"batch": number, "images": images}))
+                squares: dict[int, Tensor] = {}
+                for index in range(number * BATCH, end):
+                    with suppress(CorruptSample):
+                        record = source[index]
+                        squares[index] = transform(record.image, record.key)
+                        keys[index] = digest(record.key)
+                if squares:
+                    rows[list(squares)] = compute(torch.stack(list(squares.values()))).cpu().numpy()
+                rows.flush()
+                keys.flush()
+                log.write(as_line({"batch": number, "images": len(squares)}))
                 log.flush()
                 if progress is not None:
                     progress(end, len(source))
@@ -100,31 +102,6 @@ def make(
         os.rename(partial, out)
         sync(out.parent)
     return _result(out, min(batches * BATCH, len(source)))
-
-
-def _write_rows(
-    source: Source,
-    records: range,
-    compute: Callable[[Tensor], Tensor],
-    transform: EvalTransform,
-    rows: np.memmap[Any, Any],
-    keys: np.memmap[Any, Any],
-) -> int:
-    """Compute the rows of some records and flush them to the disk; how many had an image."""
-    places, pixels = [], []
-    for index in records:
-        try:
-            record = source[index]
-            pixels.append(transform(record.image, record.key))
-        except CorruptSample:
-            continue
-        places.append(index)
-        keys[index] = digest(record.key)
-    if places:
-        rows[places] = compute(torch.stack(pixels)).cpu().numpy()
-    rows.flush()
-    keys.flush()
-    return len(places)
 
 
 class CachedRows:
@@ -221,22 +198,11 @@ def _short(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _result(out: Path, resumed: int) -> CacheResult:
+def _result(out: Path, resumed: int) -> Written:
     keys = np.load(out / KEYS, mmap_mode="r")
     images = int((keys != 0).sum())
-    return CacheResult(images, len(keys) - images, resumed)
-
-
-def describe_result(result: CacheResult) -> str:
-    """The result in words.
-
-    >>> describe_result(CacheResult(10, 2, resumed=4))
-    '10 images; 4 records were there before; 2 records without an image'
-    """
-    parts = [amount(result.images, "image")]
-    parts += [count_existing(result.resumed, "record")] if result.resumed else []
-    parts += [f"{amount(result.skipped, 'record')} without an image"] if result.skipped else []
-    return "; ".join(parts)
+    skipped = {"without an image": len(keys) - images} if images < len(keys) else {}
+    return Written({"image": images}, skipped, resumed)
 
 
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
@@ -253,7 +219,7 @@ def make_superpixels(
     size: int,
     settings: Mapping[str, Any],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the superpixels of all images of a source, as `make` does.
 
     segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
@@ -302,7 +268,7 @@ def make_features(
     encoder: str,
     row: tuple[int, int],
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Write the features of all images of a source, as `make` does.
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]

@@ -15,7 +15,7 @@ Where captions are ambiguous:
 import html
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 import ftfy
@@ -88,15 +88,13 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
     """
     if mode == "rules":
         return _by_rules(text)
-    pieces = []
-    start = 0
+    pieces, start = [], 0
     cuts = [separator.span() for separator in _CUTS[mode].finditer(text)]
     for end, behind in [*cuts, (len(text), len(text))]:
-        piece = text[start:end]
-        stripped = piece.strip()
-        if stripped:
-            first = start + piece.index(stripped[0])
-            pieces.append(Sentence(stripped, first, first + len(stripped)))
+        piece = text[start:end].strip()
+        if piece:
+            first = text.index(piece, start)
+            pieces.append(Sentence(piece, first, first + len(piece)))
         start = behind
     return pieces
 
@@ -187,7 +185,7 @@ class _Stop(NamedTuple):
 
 
 def _by_rules(text: str) -> list[Sentence]:
-    pieces: list[Sentence] = []
+    starts: list[int] = []
     start = position = _skip_blanks(text, 0)
     while match := _CANDIDATE.search(text, position):
         position = match.end()
@@ -196,11 +194,11 @@ def _by_rules(text: str) -> list[Sentence]:
         elif _ends(text, start, match):
             after = _skip_blanks(text, position)
             if _WORD.search(text, start, position) and _WORD.search(text, after):
-                pieces.append(_stripped(text, start, position))
+                starts.append(start)
                 start = position = after
-    if start < len(text):
-        pieces.append(_stripped(text, start, len(text)))
-    return pieces
+    starts += [start] if start < len(text) else []
+    pieces = [(first, text[first:end].rstrip()) for first, end in pairwise([*starts, len(text)])]
+    return [Sentence(piece, first, first + len(piece)) for first, piece in pieces]
 
 
 def _skip_blanks(text: str, position: int) -> int:
@@ -209,15 +207,10 @@ def _skip_blanks(text: str, position: int) -> int:
     return position
 
 
-def _stripped(text: str, start: int, end: int) -> Sentence:
-    piece = text[start:end].rstrip()
-    return Sentence(piece, start, start + len(piece))
-
-
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether the sentence that began at start ends with this match."""
     kind = match.lastgroup
-    if kind == "paragraph" or kind == "item":
+    if kind in ("paragraph", "item"):
         return True
     run = match if kind == "stop" else _TAIL.search(text, *match.span()) if kind == "enclosed" else None
     after = _skip_blanks(text, match.end())
@@ -233,7 +226,7 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     if after == match.end():
         return _ends_without_blank(text, start, run.start(), after, marks)
     if marks == ".":
-        return _ends_at_period(_look(text, start, run.start(), after, closers))
+        return _ends_at_period(_period(text, start, run.start(), after, closers))
     return not first.islower() or not (closers or marks[-1] in ".…")
 
 
@@ -255,7 +248,7 @@ def _word_before(text: str, start: int, end: int) -> str:
     return match.group() if match else ""
 
 
-def _look(text: str, start: int, dot: int, after: int, closers: str) -> _Stop:
+def _period(text: str, start: int, dot: int, after: int, closers: str) -> _Stop:
     word = _word_before(text, start, dot)
     begin = dot - len(word)
     following = _WORD.match(text, after)
@@ -281,7 +274,7 @@ def _ends_at_period(stop: _Stop) -> bool:
     if stop.first.islower():
         return not stop.closers and _ordinary(stop)
     if stop.first.isdigit():
-        known = word.lower() in _ABBREVIATIONS or _unit(stop, _COARSE)
+        known = word.lower() in _ABBREVIATIONS or (word in _COARSE and stop.before[-1:].isdigit())
         return not known and (len(word) > 1 or _letter_ends(stop))
     return _ends_before_capital(stop)
 
@@ -291,15 +284,12 @@ def _ordinary(stop: _Stop) -> bool:
     word, small = stop.word, stop.word.lower()
     if word.isdigit():
         return True
-    known = small in _ABBREVIATIONS or word in _SHORTENED or "." in word or _unit(stop, _UNITS)
+    unit = word in _UNITS and stop.before[-1:].isdigit()
+    known = small in _ABBREVIATIONS or word in _SHORTENED or "." in word or unit
     # Frisbee. dog, but no NASA. and Ph. d
     capital = len(word) > 2 and word[0].isupper() and word[1:].islower()
     usual = capital or (len(word) > 1 and word.islower())
     return usual and not known and _VOWEL.search(small) is not None
-
-
-def _unit(stop: _Stop, units: frozenset[str]) -> bool:
-    return stop.word in units and stop.before[-1:].isdigit()
 
 
 def _ends_before_capital(stop: _Stop) -> bool:

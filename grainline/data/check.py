@@ -22,14 +22,14 @@ from grainline.errors import amount, escape_controls, some
 #
 # The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with
 # 256 bits in place of 64: the image in grey at 64 x 64 pixels, the lowest 16 x 16 frequencies of its discrete
-# cosine transform, and for each whether it is above their median. Near copies differ in at most MOST bits;
-# unrelated images in about half. docs/data.md has the measured errors (`python -m benchmarks.near_copies`).
-# An image of nearly one colour has no hash: rounding would decide its bits.
+# cosine transform, and for each whether it is above their median. Near copies differ in at most MAX_DISTANCE
+# bits; unrelated images in about half. docs/data.md has the measured errors (`python -m
+# benchmarks.near_copies`). An image of nearly one colour has no hash: rounding would decide its bits.
 
 SIDE = 16  # frequencies each way
 PIXELS = 4 * SIDE
 BITS = SIDE * SIDE
-MOST = 64  # bits that may differ
+MAX_DISTANCE = 64  # bits that may differ
 FLAT = 4.0  # standard deviation in grey levels below which there is no hash
 LIMIT = 100_000  # images that are compared with each other, at most: pairs grow with their square
 BLOCK = 2048  # images a side whose distances are in memory at once
@@ -57,9 +57,11 @@ def image_hash(image: Image.Image) -> np.ndarray | None:
 
 
 def near_copies(
-    first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None] | None = None, most: int = MOST
+    first: Sequence[np.ndarray | None],
+    second: Sequence[np.ndarray | None] | None = None,
+    max_distance: int = MAX_DISTANCE,
 ) -> list[NearCopy]:
-    """All pairs of images whose hashes differ in at most `most` bits, by place.
+    """All pairs of images whose hashes differ in at most `max_distance` bits, by place.
 
     first, second  hashes [256] bool; None entries are in no pair. Without `second`: pairs i < j of the first
 
@@ -73,7 +75,7 @@ def near_copies(
             if second is None and j + BLOCK <= i:
                 continue
             differ = ((BITS - a[i : i + BLOCK] @ b[j : j + BLOCK].T) / 2).round().astype(np.int64)
-            for x, y in np.argwhere(differ <= most).tolist():
+            for x, y in np.argwhere(differ <= max_distance).tolist():
                 if second is not None or i + x < j + y:
                     out.append(NearCopy(int(places_a[i + x]), int(places_b[j + y]), int(differ[x, y])))
     return sorted(out)

@@ -3,17 +3,42 @@
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from grainline.errors import UserError, count_existing
-from grainline.files import reason, remedy, sync
+from grainline.errors import UserError, amount
+from grainline.files import sync, writing
 
 Progress = Callable[[int, int], None]
 """Called with the number of records done, and of records to do."""
+
+
+class Written(NamedTuple):
+    """What is in a file or folder now; an interrupted run may have written a part. str() says it in words.
+
+    >>> print(Written({"image": 10, "word": 905}, {"missing caption": 2}, resumed=4))
+    10 images, 905 words; 4 records were there before; 2 skipped: 2 missing caption
+    >>> print(Written({"tar": 2}, {"missing image": 1}, 1, unit="tar", first=("missing image: x",)))
+    2 tars; 1 tar was there before; 1 skipped: 1 missing image; the first: missing image: x
+    """
+
+    counts: dict[str, int]  # noun -> how many
+    skipped: dict[str, int]  # cause -> records without a result
+    resumed: int  # records, or others of `unit`, that were there before
+    unit: str = "record"
+    first: tuple[str, ...] = ()  # cause and place of the first records that were skipped
+
+    def __str__(self) -> str:
+        parts = [", ".join(amount(number, noun) for noun, number in self.counts.items())]
+        if self.resumed:
+            were = "was" if self.resumed == 1 else "were"
+            parts.append(f"{amount(self.resumed, self.unit)} {were} there before")
+        if self.skipped:
+            causes = ", ".join(f"{number} {cause}" for cause, number in self.skipped.items())
+            parts.append(f"{sum(self.skipped.values())} skipped: {causes}")
+        return "; ".join([*parts, *([f"the first: {'; '.join(self.first)}"] if self.first else [])])
 
 
 def complete(
@@ -53,16 +78,6 @@ def complete(
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """UserError in place of OSError, with the reason and what to do."""
-    try:
-        yield
-    except OSError as error:
-        advice = remedy(error, "choose another --out")
-        raise UserError(f"cannot write {out}: {reason(error)}; {advice}") from None
-
-
-@contextmanager
 def resuming(
     partial: Path, header: Mapping[str, Any], check: Callable[[Path], None]
 ) -> Iterator[tuple[BinaryIO, int]]:
@@ -97,27 +112,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         file.readline()
         return list(map(json.loads, file))
-
-
-def skipped_line(record: int, cause: str, where: str) -> dict[str, Any]:
-    """The line of a record without a result."""
-    return {"record": record, "skipped": cause, "where": where}
-
-
-def count_skipped(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many lines are skipped records, by cause."""
-    return dict(Counter(row["skipped"] for row in rows if "skipped" in row))
-
-
-def describe_skipped(resumed: int, skipped: Mapping[str, int]) -> list[str]:
-    """How many records an earlier run had done, and how many were skipped, in words.
-
-    >>> describe_skipped(4, {"corrupt image": 2}), describe_skipped(0, {})
-    (['4 records were there before', '2 skipped: 2 corrupt image'], [])
-    """
-    parts = [count_existing(resumed, "record")] if resumed else []
-    causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
-    return [*parts, f"{sum(skipped.values())} skipped: {causes}"] if skipped else parts
 
 
 def as_line(row: Mapping[str, Any]) -> bytes:

@@ -36,8 +36,8 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "parquet": "grainline.data.formats.parquet:Parquet",
     "json": "grainline.data.formats.table:Table",
     "foil-coco": "grainline.data.benchmarks.contests:FoilCoco",  # before COCO's own form, which it has too
-    "coco-val2017": "grainline.data.formats.coco:CocoVal2017",
-    "coco-karpathy": "grainline.data.formats.coco:CocoKarpathy",
+    "coco-val2017": "grainline.data.formats.listed:CocoVal2017",
+    "coco-karpathy": "grainline.data.formats.listed:CocoKarpathy",
     "cola": "grainline.data.benchmarks.cola:Cola",
     "fg-ovd": "grainline.data.benchmarks.fgovd:FgOvd",
     "refcoco": "grainline.data.benchmarks.refcoco:RefCoco",
@@ -51,8 +51,8 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "iiw": "grainline.data.benchmarks.long_captions:IIW",
     "sharegpt4v": "grainline.data.benchmarks.long_captions:ShareGPT4V",
     "hexagons": "grainline.data.benchmarks.hexagons:Hexagons",
-    "svo-probes": "grainline.data.benchmarks.svo:SvoProbes",
-    "texts": "grainline.data.formats.texts_alone:TextsAlone",
+    "svo-probes": "grainline.data.benchmarks.contests:SvoProbes",
+    "texts": "grainline.data.formats.table:TextsAlone",
 }
 
 _BY_SUFFIX = {"tar": "tars", **dict.fromkeys(("jsonl", "ndjson", "jsonlines", "csv", "tsv"), "table")}

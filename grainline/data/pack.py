@@ -14,15 +14,15 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grainline.data.decode import as_png, decode
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, as_line, complete, require_same, writing
+from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
-from grainline.errors import UserError, amount, count_existing
-from grainline.files import discard, move_into_place, temporary_path
+from grainline.errors import UserError
+from grainline.files import discard, move_into_place, temporary_path, writing
 
 
 def write_shard(
@@ -51,19 +51,9 @@ NAMED = 5  # corrupt records that a line names
 _SUFFIXES = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 
 
-class PackResult(NamedTuple):
-    """What is in the folder now."""
-
-    tars: int
-    samples: int
-    skipped: dict[str, int]  # cause -> records that were left out
-    first: tuple[str, ...]  # the first places of them
-    resumed: int  # tars that were there before
-
-
 def pack(
     source: Source, out: Path, samples_per_shard: int = 1000, progress: Progress | None = None
-) -> PackResult:
+) -> Written:
     """Write the records of a source into a folder, or those that an interrupted run left out.
 
     Raises UserError where the folder holds other data or cannot be written, and where a key comes twice.
@@ -202,27 +192,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 raise UserError(f"{path}: line {number + 2} cannot be read; delete it and the tars") from None
 
 
-def _result(log: Path, resumed: int) -> PackResult:
+def _result(log: Path, resumed: int) -> Written:
     lines = list(_lines(log))
     skipped: Counter[str] = Counter()
     for line in lines:
         skipped.update(line["skipped"])
     first = [place for line in lines for place in line["first"]][:NAMED]
-    samples = sum(line["samples"] for line in lines)
-    return PackResult(sum(line["bytes"] > 0 for line in lines), samples, dict(skipped), tuple(first), resumed)
-
-
-def describe_result(result: PackResult) -> str:
-    """The result in words.
-
-    >>> describe_result(PackResult(2, 990, {"missing image": 10}, ("missing image: x",), resumed=1))
-    '2 tars, 990 samples; 1 tar was there before; 10 left out: 10 missing image; the first: missing image: x'
-    """
-    parts = [f"{amount(result.tars, 'tar')}, {amount(result.samples, 'sample')}"]
-    if result.resumed:
-        parts.append(count_existing(result.resumed, "tar"))
-    if result.skipped:
-        causes = ", ".join(f"{number} {cause}" for cause, number in result.skipped.items())
-        parts.append(f"{sum(result.skipped.values())} left out: {causes}")
-        parts.append(f"the first: {'; '.join(result.first)}")
-    return "; ".join(parts)
+    counts = {"tar": sum(line["bytes"] > 0 for line in lines), "sample": sum(x["samples"] for x in lines)}
+    return Written(counts, dict(skipped), resumed, "tar", tuple(first))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from random import Random
-from sys import maxsize
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -113,13 +112,13 @@ def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
     return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
 
 
-def _subset(split: list[list[str]], needed: set[int], most: int | None, rng: Random) -> list[str]:
-    """The same random sentences of each text, in order: at most `most`, or those needed and some others."""
+def _subset(split: list[list[str]], needed: set[int], limit: int | None, rng: Random) -> list[str]:
+    """The same random sentences of each text, in order: at most `limit`, or those needed and some others."""
     count = len(split[0])
     if not count:
         return [""] * len(split)
     others = [i for i in range(count) if i not in needed]
-    number = rng.randint(1, min(count, most or count))
+    number = rng.randint(1, min(count, limit or count))
     places = sorted(needed | set(rng.sample(others, max(0, min(number - len(needed), len(others))))))
     return [" ".join(parts[i] for i in places) for parts in split]
 
@@ -191,24 +190,24 @@ class Chunking(Config):
 
 
 @lru_cache(maxsize=4096)
-def count_splits(count: int, number: int, most: int) -> int:
-    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `most` sentences each.
+def count_splits(count: int, number: int, largest: int) -> int:
+    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `largest` each.
 
     >>> [count_splits(count, 4, 3) for count in range(3, 14)]
     [0, 1, 4, 10, 16, 19, 16, 10, 4, 1, 0]
     """
     if number == 0 or count < number:
         return int(number == count == 0)
-    return sum(count_splits(count - size, number - 1, most) for size in range(1, min(most, count) + 1))
+    return sum(count_splits(count - size, number - 1, largest) for size in range(1, min(largest, count) + 1))
 
 
-def random_sizes(count: int, number: int, most: int, rng: Random) -> list[int]:
-    """Sizes of `number` chunks, each 1 to `most`, `count` in sum: uniform over all such splits."""
+def random_sizes(count: int, number: int, largest: int, rng: Random) -> list[int]:
+    """Sizes of `number` chunks, each 1 to `largest`, `count` in sum: uniform over all such splits."""
     sizes = []
     for left in range(number, 0, -1):
-        rank = rng.randrange(count_splits(count, left, most))
+        rank = rng.randrange(count_splits(count, left, largest))
         size = 1
-        while rank >= (share := count_splits(count - size, left - 1, most)):
+        while rank >= (share := count_splits(count - size, left - 1, largest)):
             rank -= share
             size += 1
         sizes.append(size)
@@ -216,15 +215,15 @@ def random_sizes(count: int, number: int, most: int, rng: Random) -> list[int]:
     return sizes
 
 
-def random_chunks(pieces: Sequence[str], number: int, most: int, rng: Random, splitter: Mode) -> list[str]:
-    """Sentences, one at least, as `number` sub-captions, in order, of 1 to `most` sentences each.
+def random_chunks(pieces: Sequence[str], number: int, largest: int, rng: Random, splitter: Mode) -> list[str]:
+    """Sentences, one at least, as `number` sub-captions, in order, of 1 to `largest` sentences each.
 
-    Sentences after the first number * most are left out. If they are too few, random ones are repeated.
+    Sentences after the first number * largest are left out. If they are too few, random ones are repeated.
     """
     if len(pieces) < number:
         return [*pieces, *rng.choices(pieces, k=number - len(pieces))]
-    pieces = pieces[: number * most]
-    return _grouped(pieces, random_sizes(len(pieces), number, most, rng), splitter)
+    pieces = pieces[: number * largest]
+    return _grouped(pieces, random_sizes(len(pieces), number, largest, rng), splitter)
 
 
 def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
@@ -266,8 +265,8 @@ def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
     if chunking.by == "characters":
         sizes = even_sizes([len(piece) for piece in pieces], number)
     else:
-        least, larger = divmod(len(pieces), number)
-        sizes = [least + (k < larger) for k in range(number)]
+        size, larger = divmod(len(pieces), number)
+        sizes = [size + (k < larger) for k in range(number)]
     return _grouped(pieces, sizes, chunking.splitter)
 
 
@@ -276,14 +275,16 @@ def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> lis
     return [joined(pieces[end - size : end], splitter) for size, end in zip(sizes, ends, strict=True)]
 
 
-def sampled_caption(captions: Sequence[Sequence[str]], most: int, rng: Random, splitter: Mode) -> str:
-    """One to `most` sentences of the captions of an image, each split, as one text: FLAIR's diverse sampling.
+def sampled_caption(
+    captions: Sequence[Sequence[str]], max_sentences: int, rng: Random, splitter: Mode
+) -> str:
+    """Up to `max_sentences` of the split captions of an image as one text: FLAIR's diverse sampling.
 
     With probability 1/2 they are a run of one caption, any such run; otherwise, and where no caption is long
     enough, they are random ones in random order.
     """
     pieces = [piece for caption in captions for piece in caption]
-    number = min(rng.randint(1, most), len(pieces))
+    number = min(rng.randint(1, max_sentences), len(pieces))
     runs = [caption[i : i + number] for caption in captions for i in range(len(caption) - number + 1)]
     if runs and rng.random() < 0.5:
         return joined(rng.choice(runs), splitter)
@@ -338,11 +339,8 @@ def encode_parts(
     """
     if chunking is not None:
         split = [balanced_chunks(text, parts, chunking) for text in texts]
-    elif parts == 1:
-        whole = tokenizer.encode(texts, context)
-        return TokenizedParts([[ids] for ids in whole.ids], whole.truncated_tokens)
     else:
-        split = [split_sentences(text) or [text] for text in texts]
+        split = [(split_sentences(text) if parts > 1 else []) or [text] for text in texts]
     return encode_split(tokenizer, split, context, parts)
 
 
@@ -364,11 +362,11 @@ def encode_split(
 
 
 def windows(
-    tokenizer: TextTokenizer, texts: Sequence[str], context: int, most: int = MAX_WINDOWS
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, limit: int = MAX_WINDOWS
 ) -> TokenizedParts:
     """Tokenize texts that fit as one part, longer ones as windows of whole sentences, as full as possible.
 
-    A sentence longer than a window fills several. Windows after the first `most` are truncated and counted.
+    A sentence longer than a window fills several. Windows after the first `limit` are truncated and counted.
 
     >>> from grainline.data.tokenizers.tokenizer import Tokenizer
     >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
@@ -380,23 +378,19 @@ def windows(
     ids, truncated = [], []
     for text, one, overflow in zip(texts, whole.ids, whole.truncated_tokens, strict=True):
         filled = _windows(tokenizer, text, context) if overflow else [one]
-        ids.append(filled[:most])
-        truncated.append(sum(len(part) - tokenizer.around for part in filled[most:]))
+        ids.append(filled[:limit])
+        truncated.append(sum(len(part) - tokenizer.around for part in filled[limit:]))
     return TokenizedParts(ids, truncated)
 
 
 def _windows(tokenizer: TextTokenizer, text: str, context: int) -> list[list[int]]:
-    encoded = tokenizer.encode(split_sentences(text) or [text], maxsize).ids
-    first, last = int(tokenizer.begin is not None), int(tokenizer.end is not None)
-    head, tail = encoded[0][:first], encoded[0][len(encoded[0]) - last :]
     room = context - tokenizer.around
     filled: list[list[int]] = [[]]
-    for whole in encoded:
-        ids = whole[first : len(whole) - last]
+    for ids in tokenizer.token_ids(split_sentences(text) or [text]):
         if len(filled[-1]) + len(ids) > room and filled[-1]:
             filled.append([])
         while len(ids) > room:
             filled[-1], ids = ids[:room], ids[room:]
             filled.append([])
         filled[-1] = filled[-1] + ids
-    return [[*head, *part, *tail] for part in filled]
+    return tokenizer.build_inputs(filled, context).ids

@@ -6,6 +6,7 @@ in published numbers. Both return uint8; encoders normalise, because mean and st
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -63,10 +64,10 @@ class Crop(ABC):
 class CropConfig(Config):
     """Random crops of training images. No flips by default, because captions say left and right."""
 
-    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: bool = False
-    jitter: float = Field(0.0, ge=0, le=1)  # of brightness and contrast
+    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps, uniform
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height, uniform in its logarithm
+    flip: bool = False  # mirror half of the images
+    jitter: float = Field(0.0, ge=0, le=1)  # brightness and contrast are each times 1 - jitter to 1 + jitter
 
     @model_validator(mode="after")
     def _ordered(self) -> "CropConfig":
@@ -78,26 +79,13 @@ class CropConfig(Config):
 
 
 class TrainTransform(Crop):
-    """A random crop, resized to a square.
-
-    size    side of the square
-    scale   share of the image's area that the crop keeps, uniform
-    ratio   width / height of the crop, uniform in its logarithm
-    flip    mirror half of the images
-    jitter  brightness and contrast are each multiplied by a number in 1 - jitter to 1 + jitter
+    """A random crop, resized to a square of side `size`.
 
     A crop that must be wider or higher than the image is cut to the nearest ratio instead.
     """
 
-    def __init__(
-        self,
-        size: int,
-        scale: tuple[float, float] = (0.8, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: bool = False,
-        jitter: float = 0.0,
-    ) -> None:
-        self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
+    def __init__(self, size: int, cfg: CropConfig | None = None) -> None:
+        self.size, self.cfg = size, cfg or CropConfig()
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         # as many random numbers whatever the settings: an option changes no other crop
@@ -106,14 +94,14 @@ class TrainTransform(Crop):
             height, width = image.shape[:2]
         else:
             width, height = image_size(Record(where, image, ()))
-        box = crop_box(width, height, self.scale, self.ratio, draws[:4])
+        box = crop_box(width, height, self.cfg.scale, self.cfg.ratio, draws[:4])
         pixels = _crop_pixels(image, where, box, (width, height), self.size)
-        if self.flip and draws[4] < 0.5:
+        if self.cfg.flip and draws[4] < 0.5:
             pixels = pixels[:, ::-1]
         square = resize(pixels, self.size)
-        if self.jitter == 0:
+        if self.cfg.jitter == 0:
             return square
-        brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
+        brightness, contrast = (1 + self.cfg.jitter * (2 * draw - 1) for draw in draws[5:])
         return adjust(square, brightness, contrast)
 
 
@@ -171,18 +159,14 @@ class EvalTransform:
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
 
-class Labels(Protocol):
-    """Cached superpixels of the squares of evaluation (`data.superpixels`)."""
-
-    def label(self, index: int, key: str) -> Tensor:
-        """[size, size] int64 of the record at a position."""
-
-
 class SameTransform(Crop):
-    """The square of evaluation in place of a random crop, with the cached superpixels of these squares."""
+    """The square of evaluation in place of a random crop.
 
-    def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
-        self.transform, self.labels = transform, labels
+    label  the cached superpixels of the square of a record, by its position and key (`data.superpixels`)
+    """
+
+    def __init__(self, transform: EvalTransform, label: Callable[[int, str], Tensor] | None = None) -> None:
+        self.transform, self.label = transform, label
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         for _ in range(DRAWS):
@@ -190,7 +174,7 @@ class SameTransform(Crop):
         return self.transform(image, where)
 
     def regions(self, index: int, key: str) -> Tensor | None:
-        return None if self.labels is None else self.labels.label(index, key)
+        return None if self.label is None else self.label(index, key)
 
 
 def crop_box(
@@ -220,8 +204,8 @@ def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
     >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
     300
     """
-    least = min(box.right - box.left, box.bottom - box.top)
-    parts = max((part for part in (1, 2, 4, 8) if least // part >= size), default=1)
+    side = min(box.right - box.left, box.bottom - box.top)
+    parts = max((part for part in (1, 2, 4, 8) if side // part >= size), default=1)
     return None if parts == 1 else min(width, height) // parts
 
 

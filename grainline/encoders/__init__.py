@@ -2,7 +2,6 @@
 
 base         What an encoder is to a method: pixels or ids in; tokens and a pooled vector of its own width
              out.
-caft_text    From the vectors of sub-captions to one of the whole caption: the one of CAFT.
 cast         A vision transformer from fine to coarse, over superpixels instead of squares (CAST).
 superpixels  Superpixels of a batch of images, by one of four ways under the contract of `nn.superpixels`.
 text         A text transformer, causal or bidirectional, of any context length, trained from scratch.

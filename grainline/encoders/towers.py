@@ -115,13 +115,14 @@ class TowersConfig(Config):
 class Towers(nn.Module):
     """Images and texts to unit vectors, and to tokens in the same space.
 
-    Tokens are projected only outside training: no dual-encoder loss reads them, heat maps and indexes do.
+    In training there are image tokens only for a loss that reads them (`learns_tokens` of the config), and no
+    words; heat maps and indexes read both.
     """
 
     def __init__(self, cfg: TowersConfig) -> None:
         """Fresh weights; `fill` puts in those of a checkpoint."""
         super().__init__()
-        self.space = cfg.width or WIDTH
+        self.space, self.learns_tokens = cfg.width or WIDTH, cfg.learns_tokens
         self.image, self.text, heads = _encoders(cfg)
         self.to_image, self.to_text = heads or (
             _projection(cfg.image, self.image.width, self.space),
@@ -147,18 +148,15 @@ class Towers(nn.Module):
         """Whether image tokens are segments of any shape."""
         return isinstance(self.image, Cast) or (isinstance(self.image, ImageEncoder) and self.image.segmented)
 
-    @property
-    def classed(self) -> bool:
-        """Whether the image encoder has a class token; it is the summary then."""
-        if isinstance(self.image, ImageEncoder):
-            return self.image.kind in CLASSED
-        return isinstance(self.image, ViT) and self.image.class_token is not None
-
     def image_tokens(self, images: Images) -> ImageTokens:
         """The tokens of images. Features and superpixels that come with the images are used as they are."""
         if images.features is not None:
             features = full(images.features)
-            return ImageTokens(features[:, 0], features[:, 0] if self.classed else None, features[:, 1:])
+            if isinstance(self.image, ImageEncoder):
+                classed = self.image.kind in CLASSED
+            else:
+                classed = isinstance(self.image, ViT) and self.image.class_token is not None
+            return ImageTokens(features[:, 0], features[:, 0] if classed else None, features[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
         tokens: ImageTokens = self.image(images.pixels)
@@ -171,21 +169,15 @@ class Towers(nn.Module):
         places = self.image_tokens(images).places
         return () if places is None else (places.long(),)
 
-    def encode_with_tokens(self, images: Images, project: nn.Module | None = None) -> Encoded:
-        """images of N rows -> Encoded [N, D], tokens = projected patches in training too, not of unit length
+    def encode_images(self, images: Images, project: nn.Module | None = None) -> Encoded:
+        """images of N rows -> Encoded [N, D], tokens = projected patches, not of unit length
 
         project  of the patches; None: that of the vectors
         """
         read = self.image_tokens(images)
-        vector, tokens = unit(self.to_image(read.pooled)), full((project or self.to_image)(read.patches))
-        return Encoded(vector, tokens, read.real(), images.image, images.image, None, read.places)
-
-    def encode_images(self, images: Images) -> Encoded:
-        """images of N rows -> Encoded [N, D], tokens = patches, outside training only"""
-        read = self.image_tokens(images)
-        keep = 0 if self.training else read.patches.shape[1]
-        tokens = self._tokens(self.to_image, read.patches[:, :keep])
-        vector, mask = unit(self.to_image(read.pooled)), read.real()[:, :keep]
+        keep = 0 if self.training and not self.learns_tokens else read.patches.shape[1]
+        vector = unit(self.to_image(read.pooled))
+        tokens, mask = full((project or self.to_image)(read.patches[:, :keep])), read.real()[:, :keep]
         return Encoded(vector, tokens, mask, images.image, images.image, None, read.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
@@ -194,13 +186,8 @@ class Towers(nn.Module):
         read = self.text(ids, mask)
         keep = 0 if self.training else ids.shape[1]
         vector = unit(self.to_text(read.pooled))
-        tokens = self._tokens(self.to_text, read.tokens[:, :keep])
+        tokens = full(self.to_text(read.tokens[:, :keep]))
         return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image)
-
-    def _tokens(self, project: nn.Module, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] == 0:
-            return full(tokens).new_zeros(tokens.shape[0], 0, self.space)
-        return full(project(tokens))
 
 
 def _encoders(cfg: TowersConfig) -> tuple[Any, Any, tuple[nn.Module, nn.Module] | None]:

@@ -1,23 +1,31 @@
-"""A data source, encoded: the input of every suite.
+"""A data source, encoded: the input of every suite, and the vectors that `grainline encode` writes.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
 unless the method compares them; those of images are then stored as scores read them (`Method.precompute`).
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import remarks
+from grainline.data.formats.plain import read_lines
+from grainline.data.open_source import SOURCES, open_source
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
 from grainline.errors import UserError, amount
+from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
@@ -153,47 +161,10 @@ def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
     return encoded._replace(item=item, image=image)
 
 
-def text_rows(model: Model, batch: int) -> Rows:
+def text_rows(model: Model, batch: int, *, keep_tokens: bool = True) -> Rows:
     """`Rows` that encodes texts in batches, and keeps their tokens only if the method is pairwise."""
-    reduce = without_places if model.method.pairwise else vectors_only
+    reduce = without_places if model.method.pairwise and keep_tokens else vectors_only
     return Rows(lambda items: reduce(model.encode(texts=items)), batch)
-
-
-class Skipped:
-    """The damaged samples of one walk over a source: counted by cause, the first ones named.
-
-    samples  in the source
-    share    of them that may be skipped
-    path     of the source, for errors
-    """
-
-    def __init__(self, samples: int, share: float, path: str) -> None:
-        self._samples, self._share, self._path = samples, share, path
-        self._failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its image in memory
-
-    def add(self, error: CorruptSample) -> None:
-        """The next one. Raises UserError where it is one too many, naming the first of them."""
-        self._failed.append((error.cause, str(error)))
-        if len(self._failed) > self._share * self._samples:
-            raise UserError(
-                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are corrupt;"
-                f" allowed are {self._share:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
-                f" the first: {'; '.join(self.first())}"
-            )
-
-    def refuse_all(self) -> None:
-        """Raise UserError where nothing else is left."""
-        if len(self._failed) == self._samples:
-            first = self._failed[0][1]
-            raise UserError(f"no sample of {self._path} can be used; the first of {self._samples}: {first}")
-
-    def causes(self) -> dict[str, int]:
-        """How many there are of each cause."""
-        return dict(Counter(cause for cause, _ in self._failed))
-
-    def first(self) -> tuple[str, ...]:
-        """The first three: cause and place."""
-        return tuple(text for _, text in self._failed[:3])
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -231,18 +202,35 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    walk = _Walk(model, captions, need_text, encode_texts, keep_tokens, list(collectors.values()), batch)
-    skipped = Skipped(len(source), max_corrupt, source.path)
+    tokens = model.method.pairwise and keep_tokens
+
+    def encode_batch(items: list[tuple[Any, list[str]]]) -> Encoded:
+        encoded = model.encode(images=[image for image, _ in items])
+        for collector in collectors.values():
+            collector.add_images(encoded, [texts for _, texts in items])
+        return without_places(model.method.precompute(encoded)) if tokens else vectors_only(encoded)
+
+    text_batches = text_rows(model, batch, keep_tokens=keep_tokens)
+    image_batches = Rows(encode_batch, batch)
+    walk = _Walk(image_batches, text_batches, captions, need_text, encode_texts, collectors.values())
+    failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its image in memory
     records = source if descriptions is None else WithDescriptions(source, descriptions)
     for index in range(len(source)):
         try:
             record = records[index]
             walk.add(record, decode(record) if encode_images else None, index)
         except CorruptSample as error:
-            skipped.add(error)
+            failed.append((error.cause, str(error)))
+            if len(failed) > max_corrupt * len(source):
+                raise UserError(
+                    f"at least {len(failed)} of {len(source)} samples in {source.path} are corrupt; allowed"
+                    f" are {max_corrupt:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
+                    f" the first: {'; '.join(text for _, text in failed[:3])}"
+                ) from None
         if progress is not None:
             progress(index + 1, len(source))
-    skipped.refuse_all()
+    if len(failed) == len(source):
+        raise UserError(f"no sample of {source.path} can be used; the first of {len(source)}: {failed[0][1]}")
     # the last regions are pooled here
     images = walk.images.stacked() if encode_images else rows(model.encode(texts=["a"]), slice(0, 0))
     data = Encodings(
@@ -254,8 +242,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         fingerprint=source.fingerprint(),
         captions=captions,
         samples=len(source),
-        damaged=skipped.causes(),
-        damaged_first=skipped.first(),
+        damaged=dict(Counter(cause for cause, _ in failed)),
+        damaged_first=tuple(text for _, text in failed[:3]),
         blank=walk.blank,
         cut=0,  # known once all texts are encoded
         positions=tuple(walk.positions),
@@ -282,39 +270,22 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
     return list(record.captions[:1] if captions == "first" else record.captions)
 
 
+@dataclass
 class _Walk:
     """What one walk over a source has read so far."""
 
-    def __init__(
-        self,
-        model: Model,
-        captions: Captions,
-        need_text: bool,
-        encode_texts: bool,
-        keep_tokens: bool,
-        collectors: Sequence[Collector],
-        batch: int,
-    ) -> None:
-        tokens = model.method.pairwise and keep_tokens
-        reduce = without_places if tokens else vectors_only
-        precompute = model.method.precompute if tokens else vectors_only
-
-        def encode_images(items: list[tuple[Any, list[str]]]) -> Encoded:
-            encoded = model.encode(images=[image for image, _ in items])
-            for collector in collectors:
-                collector.add_images(encoded, [texts for _, texts in items])
-            return reduce(precompute(encoded))
-
-        self.images = Rows(encode_images, batch)
-        self.texts = Rows(lambda items: reduce(model.encode(texts=items)), batch)
-        self.captions, self.need_text, self.encode_texts = captions, need_text, encode_texts
-        self.collectors = collectors
-        self.keys: list[str] = []
-        self.positions: list[int] = []  # in the source
-        self.strings: list[str] = []
-        self.owner: list[int] = []
-        self.described: list[str] = []
-        self.blank = 0
+    images: Rows  # of images, each with its texts
+    texts: Rows
+    captions: Captions
+    need_text: bool
+    encode_texts: bool
+    collectors: Collection[Collector]
+    keys: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # in the source
+    strings: list[str] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    described: list[str] = field(default_factory=list)
+    blank: int = 0
 
     def add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at position `index` of the source, and pass it to the collectors.
@@ -342,3 +313,84 @@ class _Walk:
             self.described.append(record.dense)
         # Encodes a batch that is full: after its texts.
         self.images.add((image if record.dense is None else Described(image, record.dense), real))
+
+
+JsonLines = list[dict[str, Any]]
+
+
+def write_vectors(
+    model: Model,
+    source: str,
+    out: Path,
+    *,
+    images: str | None = None,
+    captions: Any = "whole",
+    descriptions: Descriptions | None = None,
+    batch: int = 64,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Encode a data source, or the lines of a .txt file, into a folder.
+
+    OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length. OUT/rows.jsonl
+    describes each row in a line. OUT/notes.jsonl lists skipped samples and counts truncated texts. Images of
+    a folder are encoded without texts too; where nothing has a text, only `images` are written.
+
+    descriptions  of the images, for a model that reads them
+
+    Returns the number of images, of texts, and of skipped samples. Raises UserError where `out` holds
+    anything already.
+    """
+    lines = source.endswith(".txt") and source.partition(":")[0] not in SOURCES
+    if lines and images is not None:
+        raise UserError(f"--images {images} does not go with {source}, a file of texts")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        existing = next(out.iterdir(), None)
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
+    if existing is not None:
+        raise UserError(f"{out} is not an empty folder; choose another --out")
+    cut = model.cut
+    if lines:
+        vectors, described, notes = _encode_lines(model, source, batch)
+    else:
+        opened = open_source(source, images=images, size=model.method.size, allow_bare=True)
+        data = encode_source(
+            model, opened, captions=captions, need_text=False, descriptions=descriptions, batch=batch,
+            max_corrupt=1.0, progress=progress,
+        )  # fmt: skip
+        vectors, described, notes = _described_rows(data)
+    skipped = sum(note["samples"] for note in notes if note["note"] == "skipped")
+    if model.cut > cut:
+        notes += [{"note": "texts longer than the model reads were cut", "texts": model.cut - cut}]
+    if model.method.pairwise:
+        name = model.description.method
+        notes += [{"note": f"{name} scores pairs by their tokens; by these vectors it only finds candidates"}]
+    file = out / "vectors.safetensors"
+    try:
+        save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, file)
+        file.chmod((out.stat().st_mode & 0o666) | 0o600)  # readable to whom the folder is
+        for name, content in (("rows.jsonl", described), ("notes.jsonl", notes)):
+            text = "".join(json.dumps(row) + "\n" for row in content)
+            (out / name).write_text(text, encoding="utf-8")
+    except WRITE_ERRORS as error:
+        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
+    return {name: len(x) for name, x in vectors.items()} | {"skipped": skipped}
+
+
+def _encode_lines(model: Model, path: str, batch: int) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:
+    texts = read_lines(path)
+    parts = [model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch)]
+    lines = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
+    return {"texts": torch.cat(parts)}, lines, []
+
+
+def _described_rows(data: Encodings) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:
+    lines: JsonLines = [{"side": "images", "row": i, "key": key} for i, key in enumerate(data.keys)]
+    for i, (text, owner) in enumerate(zip(data.strings, data.texts.image.tolist(), strict=True)):
+        lines.append({"side": "texts", "row": i, "key": data.keys[owner], "text": text})
+    notes: JsonLines = [{"note": "skipped", "cause": one, "samples": n} for one, n in data.damaged.items()]
+    notes += [{"note": "skipped first", "where": where} for where in data.damaged_first]
+    notes += [{"note": remark} for remark in data.remarks]
+    vectors = {"images": data.images.vector} | ({"texts": data.texts.vector} if data.strings else {})
+    return vectors, lines, notes

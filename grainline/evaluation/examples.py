@@ -1,4 +1,4 @@
-"""Single outcomes for pages and figures: the images behind a result, and the heat of texts in them.
+"""Single outcomes for pages and figures: the images behind a result, heat and attention of texts in them.
 
 Images are read again from the source. Where one is not there any more, its place says so.
 """
@@ -9,8 +9,10 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from PIL import Image
+from torch import Tensor
 
 from grainline.data.captions import Sentence, sentences
 from grainline.data.decode import decode
@@ -19,11 +21,14 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
-from grainline.model import ImageLike, Model, given
+from grainline.methods.base import HasAttention, Method, parts_of
+from grainline.methods.patch_selection.types import SelectsPatches
+from grainline.model import ImageLike, Model, given, on_pixels
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
 from grainline.report.png import write_maps
+from grainline.types import Encoded, rows
 
 EXAMPLES = 6  # of a kind, on a page
 SENTENCES = 12  # of a text
@@ -133,7 +138,7 @@ def look_at(
     text: str,
     description: str | None = None,
     null: Sequence[str] | None = None,
-) -> Look:
+) -> CaseImage:
     """The sentences of a text in an image, each with its score and the phrases that the rules find in it.
 
     description  of the image, for a model that reads it
@@ -142,7 +147,7 @@ def look_at(
     Where image tokens have no places there is no heat, and phrases are left out.
     """
     if isinstance(image, MissingImage):
-        return Look(image, "")
+        return CaseImage(image, "")
     everything = sentences(text)
     first, located = everything[:SENTENCES], model.method.has_layout
     phrases = phrases_of(text, first) if located else [[] for _ in first]
@@ -168,7 +173,7 @@ def look_at(
         where = " in those shown" if cut_sentences else ""
         parts.append(f"{cut_phrases} of {all_phrases} phrases{where}, at the end of their sentences")
     left_out = f"Left out: {'; '.join(parts)}." if parts else ""
-    return Look(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+    return CaseImage(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
 
 
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
@@ -192,3 +197,63 @@ def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
         ]
         for one in among
     ]
+
+
+# Attention of the parts of a text over image tokens and an empty slot: the weights of a part sum to 1. A part
+# that has nothing to do with an image should attend to the empty slot.
+
+TIMES = 8  # end of the scale of maps, as a multiple of the weight of each token if all had the same
+
+
+class Part(NamedTuple):
+    """A part of a text, in an image."""
+
+    words: str
+    weight: Tensor  # [L + 1] float32 on the CPU, sums to 1; the last is the empty slot
+
+    @property
+    def empty(self) -> float:
+        return float(self.weight[-1])
+
+
+def attention_of(method: Method, images: Encoded, texts: Encoded, strings: Sequence[str]) -> list[list[Part]]:
+    """Where text i attends in image i, part by part. A part that a short text repeats comes once.
+
+    images   [N] with tokens; texts [N]
+    strings  [N] these texts
+    """
+    assert isinstance(method, HasAttention), "ask `require_attention` first"
+    with torch.no_grad():
+        weight = method.attention(images, texts).cpu()  # [N, S, L + 1]
+    out = []
+    for one, real, text in zip(weight, texts.mask.cpu(), strings, strict=True):
+        unique: dict[str, Part] = {}
+        for words, row, there in zip(parts_of(method, text, len(one)), one, real, strict=True):
+            if there:
+                unique.setdefault(words, Part(words, row))
+        out.append(list(unique.values()))
+    return out
+
+
+def end_of_scale(model: Model, square: ImageLike) -> float:
+    """The weight that has the full colour, the same for all images of a model."""
+    grid = model.method.grid
+    if isinstance(model.method, SelectsPatches) and grid is not None:
+        return min(1.0, TIMES / (grid[0] * grid[1]))
+    return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
+
+
+def attention_maps(
+    model: Model, square: ImageLike, texts: Sequence[str]
+) -> list[list[tuple[Part, np.ndarray]]]:
+    """Where the parts of each text attend in a square: each with its weights over the pixels, [S, S]"""
+    method, size = model.method, (model.method.size, model.method.size)
+    images = model.encode(images=[square])
+    same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
+
+    def on_square(part: Part) -> np.ndarray:
+        heat = on_pixels(method, images, part.weight[None, :-1].to(model.device), size)[0]
+        return heat.cpu().numpy()
+
+    parts_of_texts = attention_of(method, same, model.encode(texts=texts), texts)
+    return [[(part, on_square(part)) for part in parts] for parts in parts_of_texts]

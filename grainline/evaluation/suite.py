@@ -19,7 +19,7 @@ from pydantic import BeforeValidator
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
 from grainline.data.formats.joined import Joined, WithoutCaptions
-from grainline.data.formats.texts_alone import without_images
+from grainline.data.formats.table import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
@@ -103,7 +103,9 @@ class MetricSamples(NamedTuple):
 class Outcomes(NamedTuple):
     """The single outcomes of a suite, from which metrics are computed."""
 
-    queries: dict[str, Any]  # lists of outcomes, as JSON has them; `Suite.metrics` reads nothing else
+    queries: dict[
+        str, Any
+    ]  # lists of outcomes, as JSON has them behind the keys of the images, for `metrics`
     notes: tuple[str, ...] = ()  # for readers of the numbers
     settings: Mapping[str, Any] = {}  # added to `Result.settings`
     data: Mapping[str, Any] = {}  # added to `Result.data`
@@ -211,7 +213,8 @@ class Suite(ABC, Generic[O]):
     def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
         """The result of the data. Raises UserError as `outcomes` and `collected` do."""
         outcomes = self.outcomes(scorer, data, settings)
-        metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
+        queries = {"keys": list(data.keys), **outcomes.queries}
+        metrics = metrics_of(self.metrics([queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
         if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
             notes += (
@@ -238,29 +241,29 @@ class Suite(ABC, Generic[O]):
         }
         return Result(
             self.key, outcomes.protocol, metrics, about, counts, versions(), settings.seed, now(), notes,
-            outcomes.queries,
+            queries,
         )  # fmt: skip
 
     def headlines(self, result: Result) -> list[str]:
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def sections(self, evaluation: Evaluation) -> list[Section]:
         """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
-        card = on.result.settings.get("card")
+        card = evaluation.result.settings.get("card")
         out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
-        for i, part in enumerate(self.cases(on)):
+        for i, part in enumerate(self.cases(evaluation)):
             out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
         return out
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
         """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
-        worst, best = self.cases(on, EXAMPLES // 2)
-        on.write_heat(path, [*worst.cases, *best.cases[::-1]])
+        worst, best = self.cases(evaluation, EXAMPLES // 2)
+        evaluation.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
         """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""

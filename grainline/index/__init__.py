@@ -16,8 +16,7 @@ result.hits[0].path, result.hits[0].score, result.sure
     output             Results of a search as table, JSON, heat maps and a page.
     qdrant             Candidates from a Qdrant server.
     reader             An index opened for reading.
-    results            Results of a search, as tuples and as JSON.
-    search             Search by text or by image.
+    search             Search by text or by image, and its results as tuples and as JSON.
     store              An index on disk: layout, manifest, segments, checked arrays.
     sync               Build an index and keep it up to date.
     writer             The one process that changes an index.

@@ -34,8 +34,7 @@ class Standard(NamedTuple):
 
     def apply(self, score: np.ndarray) -> np.ndarray:
         """score  [K, Q]"""
-        standard: np.ndarray = (score - self.mean) / self.std
-        return standard
+        return np.asarray((score - self.mean) / self.std)
 
 
 @dataclass(eq=False)
@@ -83,8 +82,7 @@ class Calibration:
 
     def help(self, tested: np.ndarray, margin: np.ndarray, count: int | np.ndarray) -> np.ndarray:
         """tail(score) / tail(need), at most 1. margin: how far a hit is above the usual best one"""
-        ratio: np.ndarray = p_value(self.pool, tested) / p_value(self.pool, tested - count * margin)
-        return np.minimum(1.0, ratio)
+        return np.minimum(1.0, p_value(self.pool, tested) / p_value(self.pool, tested - count * margin))
 
     def nearest_counts(self, count: int) -> np.ndarray:
         """The calibration texts of two sentences and more whose number of sentences is nearest, by ratio.
@@ -145,11 +143,6 @@ class Calibration:
         return share_below(np.sort(self.true_tested), tested)
 
 
-def background(hashes: Sequence[str]) -> np.ndarray:
-    """The rows of the background: [B], those with the smallest hashes, whatever the order of rows."""
-    return np.argsort(np.array(hashes), kind="stable")[:BACKGROUND]
-
-
 def standard(score: np.ndarray, mask: np.ndarray | None = None) -> Standard:
     """Mean and std of the scores of each query; 0 and 1 for fewer than MIN_IMAGES images.
 
@@ -178,8 +171,7 @@ def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndar
         return np.zeros(score.shape[1])
     counted = score if mask is None else np.where(mask, score, -np.inf)
     number = max(2, round(LEVEL_SHARE * len(score)))
-    best: np.ndarray = np.partition(counted.astype(np.float64), -number, axis=0)[-number:].mean(0)
-    return best
+    return np.asarray(np.partition(counted.astype(np.float64), -number, axis=0)[-number:].mean(0))
 
 
 def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -209,8 +201,7 @@ def p_value(null: np.ndarray, value: np.ndarray) -> np.ndarray:
     [1.0, 0.75, 0.25]
     """
     reached = len(null) - np.searchsorted(null, value, side="left")
-    share: np.ndarray = (1 + reached) / (1 + len(null))
-    return share
+    return np.asarray((1 + reached) / (1 + len(null)))
 
 
 def share_below(null: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -219,8 +210,7 @@ def share_below(null: np.ndarray, value: np.ndarray) -> np.ndarray:
     >>> share_below(np.array([1.0, 2.0, 3.0]), np.array([0.0, 2.0, 9.0])).tolist()
     [0.25, 0.75, 1.0]
     """
-    share: np.ndarray = (1 + np.searchsorted(null, value, side="right")) / (1 + len(null))
-    return share
+    return np.asarray((1 + np.searchsorted(null, value, side="right")) / (1 + len(null)))
 
 
 def described_images(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:

@@ -6,9 +6,9 @@
                       number of rows that its lists were trained for; size and sha256 of vectors.faiss
 
 It is derived: a missing or corrupt file costs time, not results. A writer builds it when the index has more
-than EXACT images, adds to it when more than LOOSE of them are not in it, and builds it again when the index
-has grown GROWN-fold or shrunk by a quarter. A folder is never changed: a new one is sealed, then the old one
-is removed.
+than EXACT images, adds to it when more than MAX_MISSING of them are not in it, and builds it again when the
+index has grown MAX_GROWTH-fold or shrunk by a quarter. A folder is never changed: a new one is sealed, then
+the old one is removed.
 
 A reader takes the newest one whose sha256 are right, and of it only the segments that the manifest names with
 the same sha256. FAISS skips removed rows; rows that are not in it are compared one by one.
@@ -26,8 +26,8 @@ from grainline.index.candidates import APPROXIMATE, Candidates, CandidateSearch,
 from grainline.index.store import ANN, VECTORS, Segment, new_part
 
 EXACT = 200_000  # images up to which every vector is compared
-LOOSE = 0.01  # share of the images that may be missing before they are added
-GROWN, SHRUNK = 2.0, 0.25  # of the rows it was trained for; share of its rows that no longer count
+MAX_MISSING = 0.01  # share of the images that may be missing before they are added
+MAX_GROWTH, MAX_REMOVED = 2.0, 0.25  # of the rows it was trained for; share of its rows that no longer count
 PROBES = 64  # lists that are searched
 AT_ONCE = 16_384  # vectors added at a time
 FILE, LAYOUT = "vectors.faiss", 1
@@ -181,9 +181,9 @@ def _extended(inverted: InvertedFile, segments: Sequence[Segment]) -> InvertedFi
     covered = _covered(inverted, segments)
     inside = _images([segments[i] for i in covered])
     number = _images(segments)
-    if number > GROWN * inverted.trained or inside < (1 - SHRUNK) * inverted.index.ntotal:
+    if number > MAX_GROWTH * inverted.trained or inside < (1 - MAX_REMOVED) * inverted.index.ntotal:
         return _build(segments)
-    if number - inside <= LOOSE * number:
+    if number - inside <= MAX_MISSING * number:
         return None
     return _added(inverted, [segment for i, segment in enumerate(segments) if i not in covered])
 

@@ -1,6 +1,7 @@
 """Writes the results of a search: a table in the terminal, JSON, heat maps, a self-contained page."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,10 @@ from rich.table import Table
 from grainline import __version__
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, escape_controls
-from grainline.files import WRITE_ERRORS, reason, write_text
-from grainline.index.results import Hit, Options, QueryHits, Verdict, as_json
-from grainline.index.search import Index
+from grainline.files import WRITE_ERRORS, reason
+from grainline.index.search import Hit, Index, Options, QueryHits, as_json
 from grainline.nn.upsample import FLOOR, FULL
-from grainline.report.case import Case, Look, SentenceScore, cases_html
+from grainline.report.case import Case, CaseImage, SentenceScore, cases_html
 from grainline.report.heatmap import overlay
 from grainline.report.page import (
     MissingImage,
@@ -44,17 +44,15 @@ def table(result: QueryHits) -> Table:
     for column in ("image", "score", "p", "sure", "shows", "cannot tell", "does not"):
         out.add_column(column, overflow="fold")
     for hit in result.hits:
-        of: dict[Verdict, list[str]] = {"shows": [], "cannot tell": [], "does not": []}
-        for one in hit.sentences:
-            of[one.verdict].append(one.text)
-        missing = of["does not"]
+        number = Counter(one.verdict for one in hit.sentences)
+        missing = [one.text for one in hit.sentences if one.verdict == "does not"]
         out.add_row(
             escape(escape_controls(hit.path)),
             f"{hit.score:.3f}",
             f"{hit.p:.3f}",
             "yes" if hit.sure else "no",
-            f"{len(of['shows'])} of {len(hit.sentences)}" if hit.sentences else "",
-            str(len(of["cannot tell"]) or ""),
+            f"{number['shows']} of {len(hit.sentences)}" if hit.sentences else "",
+            str(number["cannot tell"] or ""),
             escape(escape_controls(f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else "")),
         )
     return out
@@ -74,11 +72,7 @@ def write_json(path: Path, results: Sequence[QueryHits], index: Index) -> None:
         "calibration_texts": index.reader.calibration_texts.source,
         "results": [as_json(result) for result in results],
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
-    except WRITE_ERRORS as error:
-        raise UserError(f"cannot write {path}: {reason(error)}; choose another --json") from None
+    write_page(path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_heat(folder: Path, results: Sequence[QueryHits], index: Index) -> int:
@@ -100,35 +94,32 @@ def write_heat(folder: Path, results: Sequence[QueryHits], index: Index) -> int:
 
 
 TITLE = 90  # characters of a query in its heading; a longer one stands below it as well
-MOST = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
+MAX_QUERIES = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
 
 
 def write_html(
     path: Path, results: Sequence[QueryHits], index: Index, options: Options, *, images: bool = False
 ) -> int:
-    """Write a page about the first MOST queries. Returns how many it shows.
+    """Write a page about the first MAX_QUERIES queries. Returns how many it shows.
 
     images  the queries are paths of images, not texts
 
     Images that are gone or have changed are named and not shown. UserError if the page cannot be written.
     """
-    page_results = results[:MOST]
+    page_results = results[:MAX_QUERIES]
     sections = [
         _section(number, result, _query(index, result.query) if images else None, index)
         for number, result in enumerate(page_results, 1)
     ]
     manifest = index.reader.manifest
     foot = [f"Index: {index.reader.folder}", f"Images: {manifest.root}", f"Model: {manifest.model_id.path}"]
-    lines = [index.validated] if index.validated else []
-    lead = summary(_headline(results, index))
-    for line in [*lines, *_reading(options, images)]:
-        lead += hint(line)
+    lines = [*([index.validated] if index.validated else []), *_reading(options, images)]
     if len(page_results) < len(results):
-        lead += hint(
+        lines.append(
             f"The first {len(page_results)} of {len(results)} queries; all are in the file of --json."
         )
-    title = f"Search in {Path(manifest.root).name}"
-    write_page(path, render_page(title, lead, sections, foot))
+    lead = summary(_headline(results, index)) + Markup().join(map(hint, lines))
+    write_page(path, render_page(f"Search in {Path(manifest.root).name}", lead, sections, foot))
     return len(page_results)
 
 
@@ -144,21 +135,20 @@ def _reading(options: Options, images: bool) -> list[str]:
     share = "queries without a match whose best image scores as high"
     if images:
         share = "images of the index that have another one as near"
-    out = [
+    scores = (
         f"Score: higher is closer. p: the share of {share}; a hit is sure at {options.level:g} or "
         "below. Images are shown as the model sees them: a square from their middle."
-    ]
-    if not images:
-        out.append(
-            f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
-            "describe other images do as well in the best hits of their texts. It does not where at most "
-            f"{100 * options.absent:g} % of true sentences score as low. Otherwise the model cannot tell."
-        )
-        out.append(
-            "Heat is orange where the image shows more of the sentence than of the calibration sentences of "
-            "the index, blue where less; 1 is what one of five of these reaches, and less has no colour."
-        )
-    return out
+    )
+    verdicts = (
+        f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
+        "describe other images do as well in the best hits of their texts. It does not where at most "
+        f"{100 * options.absent:g} % of true sentences score as low. Otherwise the model cannot tell."
+    )
+    heat = (
+        "Heat is orange where the image shows more of the sentence than of the calibration sentences of "
+        "the index, blue where less; 1 is what one of five of these reaches, and less has no colour."
+    )
+    return [scores] if images else [scores, verdicts, heat]
 
 
 def _section(
@@ -195,13 +185,13 @@ def _hit_case(index: Index, place: int, hit: Hit) -> Case:
         data = index.read(hit.path)
     except CorruptSample as error:
         why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
-        look = Look(MissingImage(why), "", sentences)
+        look = CaseImage(MissingImage(why), "", sentences)
     else:
         heat = None
         if sentences and index.model.method.has_layout:
             row = index.reader.numbers[hit.path]
             heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
-        look = Look(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
+        look = CaseImage(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
     verdict = macro("parts.html", "verdict", hit.sure, "sure" if hit.sure else "not sure")
     note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + verdict
     if sentences:

@@ -17,10 +17,10 @@ from grainline.files import Corrupt
 from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration import (
+    BACKGROUND,
     DUPLICATE,
     Calibration,
     Standard,
-    background,
     best_hits,
     described_images,
     sentence_level,
@@ -82,8 +82,8 @@ class IndexReader:
 
     @cached_property
     def background(self) -> np.ndarray:
-        """The background: [B] live rows"""
-        return background(self.hashes)
+        """The background: [B] live rows, those with the smallest hashes, whatever the order of rows"""
+        return np.argsort(np.array(self.hashes), kind="stable")[:BACKGROUND]
 
     @cached_property
     def null_text_scores(self) -> np.ndarray:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
@@ -23,7 +24,6 @@ from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader, model_of
-from grainline.index.results import Hit, Options, QueryHits, Sentence, Verdict, verdict_of
 from grainline.index.store import VECTORS
 from grainline.model import ImageLike, Model, given, heat_of
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
@@ -31,7 +31,78 @@ from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
 
 AT_ONCE = 256  # images whose tokens are scored at a time
-SPARE = 16  # candidates in addition to k: products in float32 may swap neighbours
+MARGIN = 16  # candidates in addition to k: products in float32 may swap neighbours
+
+Verdict = Literal["shows", "cannot tell", "does not"]
+
+
+class Sentence(NamedTuple):
+    """A sentence of the query and its score in a hit."""
+
+    text: str
+    score: float
+    p: float  # share of sentences about other images that do as well in the best hits of their texts
+    verdict: Verdict
+    heat: Tensor | None = None  # [size, size], where it shows in the square that the model sees
+
+
+class Hit(NamedTuple):
+    """An image that matches a query."""
+
+    path: str  # below the folder of images
+    score: float  # of the method, higher is closer
+    p: float  # share of queries without a match whose best score is at least as high
+    sure: bool  # p <= Options.level
+    sentences: tuple[Sentence, ...] = ()
+
+
+class QueryHits(NamedTuple):
+    """The hits of one query, best first."""
+
+    query: str
+    hits: tuple[Hit, ...]
+    notes: tuple[str, ...] = ()  # limits of the hits, for users
+
+    @property
+    def sure(self) -> bool:
+        """Whether the best hit is sure."""
+        return bool(self.hits) and self.hits[0].sure
+
+
+class Options(NamedTuple):
+    """How to search."""
+
+    shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all images
+    level: float = 0.05  # of the queries that have no match, this share may be called sure
+    support: float = 0.05  # of the sentences that hits do not show, this share may get the verdict "shows"
+    absent: float = 0.05  # of the sentences that right images do show, this share may get "does not"
+    sentences: bool = True  # score each sentence of the query in each hit
+    heat: bool = False  # with sentences: where each of them shows; reads the image files
+
+
+def as_json(result: QueryHits) -> dict[str, Any]:
+    """The hits of a query as JSON values, without heat.
+
+    >>> as_json(QueryHits("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
+    [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'sure': False, 'sentences': []}]
+    """
+    hits = [hit._asdict() for hit in result.hits]
+    for hit in hits:
+        hit["sentences"] = [dict(zip(Sentence._fields[:-1], one, strict=False)) for one in hit["sentences"]]
+    return {"query": result.query, "sure": result.sure, "hits": hits, "notes": list(result.notes)}
+
+
+def verdict_of(p: float, p_if_true: float, options: Options) -> Verdict:
+    """The verdict on a sentence. p_if_true: share of true sentences that score so low
+
+    >>> [verdict_of(*p, Options()) for p in [(0.04, 0.9), (0.5, 0.9), (0.5, 0.03)]]
+    ['shows', 'cannot tell', 'does not']
+    """
+    if p <= options.support:
+        return "shows"
+    return "does not" if p_if_true <= options.absent else "cannot tell"
+
+
 DEFAULT = Options()
 
 
@@ -77,15 +148,14 @@ class Index:
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
         background = self.score(self.reader.background, encoded)  # [B, M]
         standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
-        hits_of = []
-        for parts, of, (numbers, score) in zip(
-            split, standards, self._candidates(encoded, k, options), strict=True
-        ):
-            null = self.reader.null_scores(len(parts))
-            hits_of.append(self._hits(numbers, score, null, k, options, of))
+        candidates = self._candidates(encoded, k, options)
+        hits_of = [
+            self._hits(numbers, score, self.reader.null_scores(len(parts)), k, options, of)
+            for parts, of, (numbers, score) in zip(split, standards, candidates, strict=True)
+        ]
         notes = self.notes()
         if options.sentences or options.heat:
-            hits_of = self._with_sentences(hits_of, split, standards, options)
+            self._add_sentences(hits_of, split, standards, options)
         if options.sentences:
             notes += self._sentence_notes(options)
         out = []
@@ -103,14 +173,14 @@ class Index:
         """The k nearest images of each image, by vector. `query` is the path of the image, or its number."""
         self._check(k)
         vectors = self.model.encode(images=images).vector.float().cpu().numpy()
-        near = self.finder.top(vectors, min(k + SPARE, len(self)))
-        out = []
+        near = self.finder.top(vectors, min(k + MARGIN, len(self)))
+        plain, out = Standard(np.zeros(1), np.ones(1)), []  # similarities of images are not standardised
         for i, image in enumerate(images):
             row = near.row[i][near.row[i] >= 0]
             hits = []
             if len(row):
                 score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
-                hits = self._hits(row, score, self.reader.null_image_scores, k, options)
+                hits = self._hits(row, score, self.reader.null_image_scores, k, options, plain)
             query = image.image if isinstance(image, Described) else image
             name = str(query) if isinstance(query, str | Path) else f"image {i}"
             out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
@@ -124,7 +194,7 @@ class Index:
         self, queries: Encoded, k: int, options: Options
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """For each query: the rows of its candidates [K] and their scores [K]."""
-        count = k + SPARE
+        count = k + MARGIN
         if self.model.method.pairwise:
             count = len(self) if options.shortlist is None else max(k, options.shortlist)
             if count >= len(self):  # the same rows for all: their tokens are read once
@@ -141,8 +211,7 @@ class Index:
         """Scores of images, by number [K], with all queries: [K, M]"""
         if not self.model.method.pairwise:
             vector = query.vector.double().cpu().numpy()
-            product: np.ndarray = self.reader.take(VECTORS, numbers).astype(np.float64) @ vector.T
-            return product
+            return np.asarray(self.reader.take(VECTORS, numbers).astype(np.float64) @ vector.T)
         method, parts = self.model.method, []
         for i in range(0, len(numbers), AT_ONCE):
             images = self.reader.encoded(numbers[i : i + AT_ONCE], method.precomputed_class)
@@ -150,39 +219,31 @@ class Index:
         return torch.cat(parts).double().cpu().numpy()
 
     def _hits(
-        self,
-        numbers: np.ndarray,
-        score: np.ndarray,
-        null: np.ndarray,
-        k: int,
-        options: Options,
-        of: Standard | None = None,
+        self, numbers: np.ndarray, score: np.ndarray, null: np.ndarray, k: int, options: Options, of: Standard
     ) -> list[Hit]:
         """The k best hits. numbers, score: candidates [K]
 
-        null  sorted scores of queries without a match
-        of    mean and std of the scores of the query over the background; None: `null` is not standardised
+        null  sorted scores of queries without a match, standardised
+        of    mean and std of the scores of the query over the background
         """
         order = np.lexsort((numbers, -score))[:k]
-        p = p_value(null, score[order] if of is None else of.apply(score[order])).tolist()
+        p = p_value(null, of.apply(score[order])).tolist()
         return [
             Hit(self.reader.rows[numbers[i]].path, float(score[i]), share, share <= options.level)
             for i, share in zip(order, p, strict=True)
         ]
 
-    def _with_sentences(
+    def _add_sentences(
         self, hits_of: list[list[Hit]], split: list[list[str]], standards: list[Standard], options: Options
-    ) -> list[list[Hit]]:
-        """The hits with score, p and verdict of each sentence of the query."""
+    ) -> None:
+        """Add score, p and verdict of each sentence of the query to the hits."""
         distinct = list(dict.fromkeys(text for texts in split for text in texts))
         place = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
         levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
         power = self._power(options)
-        out = []
         for hits, texts, of in zip(hits_of, split, standards, strict=True):
             if not hits:
-                out.append(hits)
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
             places = [place[text] for text in texts]
@@ -193,15 +254,12 @@ class Index:
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
-            with_sentences = []
             for j, hit in enumerate(hits):
                 verdicts: list[Verdict] = ["cannot tell"] * len(texts)
                 if power is None or power >= MIN_POWER:
                     verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
                 parts = map(Sentence, texts, score[j].tolist(), p[j].tolist(), verdicts, heat[j])
-                with_sentences.append(hit._replace(sentences=tuple(parts)))
-            out.append(with_sentences)
-        return out
+                hits[j] = hit._replace(sentences=tuple(parts))
 
     def _sentence_p(self, hits: list[Hit], tested: np.ndarray, of: Standard) -> np.ndarray:
         """p of each sentence in each hit of a query: [K, S]. tested [K, S]: scores minus levels"""
@@ -217,9 +275,9 @@ class Index:
 
     def _sentence_notes(self, options: Options) -> tuple[str, ...]:
         """Limits of the verdicts on sentences."""
-        power = self._power(options)
         if len(self) < MIN_IMAGES:
             return ()  # `notes` says so
+        power = self._power(options)
         if power is None:
             return (
                 "the calibration texts have no images, so no sentence gets the verdict 'does not'; build "
@@ -233,7 +291,7 @@ class Index:
     @torch.no_grad()
     def heat(
         self, queries: Sequence[tuple[int, Sequence[str]]], size: tuple[int, int] | None = None
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         """Heat maps of texts over images: for each row and its texts [S, H, W].
 
         queries  (row, texts) of each image

@@ -21,8 +21,8 @@ from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, to, to_dtype
 
 CHUNK = 512  # images that are committed together: what a kill can cost
-MOST_DEAD = 0.25  # share of a segment; above it the segment is written again without them
-MOST_SMALL = 16  # segments of less than half a chunk; if there are more they are made one
+MAX_DEAD = 0.25  # share of a segment; above it the segment is written again without them
+MAX_SMALL = 16  # segments of less than half a chunk; if there are more they are made one
 
 Arrays = dict[str, np.ndarray]
 
@@ -118,9 +118,9 @@ class Writer:
         """Write segments with many removed rows, and many small segments, again."""
         live = [int(segment.live.sum()) for segment in self.segments]
         sizes = [len(segment.rows) for segment in self.segments]
-        victims = {i for i, size in enumerate(sizes) if size - live[i] > MOST_DEAD * size}
+        victims = {i for i, size in enumerate(sizes) if size - live[i] > MAX_DEAD * size}
         small = {i for i, number in enumerate(live) if number < self.chunk / 2}
-        if len(small) > MOST_SMALL:
+        if len(small) > MAX_SMALL:
             victims |= small
         if not victims:
             return

@@ -7,7 +7,7 @@ group is what one GPU holds. The matrix of logits is never formed (`losses/tiled
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,20 +18,11 @@ from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.types import Mean
 
 
-class Beta(NamedTuple):
-    """The weights of pairs: 1 for one text, beta * exp(-decay * |i - j|) for slots i and j of one image."""
-
-    beta: float
-    decay: float = 0.0
-
-    def blocks(self, rows: RowIds, cols: RowIds) -> PairMatrix:
-        return PairMatrix(rows, cols, 1.0, self.beta, self.decay)
-
-
-def beta_ce(scaled: Tensor, others: Tensor, local: RowIds, gathered: RowIds, weights: Beta) -> Mean:
+def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
     """Cross-entropy of local rows against all rows of the other side.
 
-    scaled [n, D] times others [M, D] are the logits; local [n], gathered [M]: which rows they are
+    scaled [n, D] times others [M, D] are the logits; pairs of local rows [n] and gathered rows [M], with the
+    weights w: 1 for one text, beta * exp(-decay * |i - j|) for slots i and j of one image
 
     for each group, with its candidates j (item[j] >= 0):
         for i with a positive:
@@ -43,15 +34,14 @@ def beta_ce(scaled: Tensor, others: Tensor, local: RowIds, gathered: RowIds, wei
     A row with an item but no image (image = -1) is a candidate and no query: so padding stays in the
     denominators, as in the code of the authors, if it is given an item.
     """
-    shares = (shares_of(local, gathered), torch.ones_like(gathered.item))
-    blocks = weights.blocks(local, gathered)
-    return pair_loss(Dot(), SoftmaxLoss(False), (scaled,), (others,), blocks, shares=shares)[0]
+    shares = (shares_of(pairs.rows, pairs.cols), torch.ones_like(pairs.cols.item))
+    return pair_loss(Dot(), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares)[0]
 
 
-def beta_ce_both(scaled: Tensor, others: Tensor, keys: RowIds, weights: Beta) -> tuple[Mean, Mean]:
+def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
-    share, blocks = shares_of(keys, keys), weights.blocks(keys, keys)
-    rows, cols = pair_loss(Dot(), SoftmaxLoss(True), (scaled,), (others,), blocks, shares=(share, share))
+    share = shares_of(pairs.rows, pairs.cols)
+    rows, cols = pair_loss(Dot(), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share))
     return rows, cols
 
 
@@ -59,9 +49,7 @@ Divisor = Literal["rows", "pairs", "slots"]
 """The divisor of the sum over a group: its rows, their square, or the square with padding counted."""
 
 
-def beta_bce(
-    scaled: Tensor, others: Tensor, local: RowIds, gathered: RowIds, weights: Beta, divisor: Divisor
-) -> Mean:
+def beta_bce(scaled: Tensor, others: Tensor, pairs: PairMatrix, divisor: Divisor) -> Mean:
     """Binary cross-entropy of local rows with all rows of the other side; the same for both directions.
 
     for each group, with m its rows that are not padding, or with divisor = "slots" all its rows:
@@ -73,14 +61,14 @@ def beta_bce(
 
     "slots" is the code of the authors. With beta = 0 texts of one image have no loss, rather than repel.
     """
+    local, gathered = pairs.rows, pairs.cols
     if divisor == "slots":
         share = _one_over_group(local, local.group >= 0, gathered, gathered.group >= 0)
     else:
         share = _one_over_group(local, local.real(), gathered, gathered.real())
     number = share.sum()
     shares = (share if divisor == "rows" else share.square(), torch.ones_like(gathered.item))
-    blocks = weights.blocks(local, gathered)
-    (mean,) = pair_loss(Dot(), SigmoidLoss(), (scaled,), (others,), blocks, shares=shares)
+    (mean,) = pair_loss(Dot(), SigmoidLoss(), (scaled,), (others,), pairs, shares=shares)
     return Mean(mean.total, number.to(mean.total.dtype))
 
 
@@ -155,15 +143,7 @@ def cross_image_bce(
 
 
 def repeated_ce(
-    scaled: Tensor,
-    others: Tensor,
-    local: RowIds,
-    gathered: RowIds,
-    weights: Beta,
-    *,
-    again: Tensor,
-    owner: Tensor,
-    size: Tensor,
+    scaled: Tensor, others: Tensor, pairs: PairMatrix, *, again: Tensor, owner: Tensor, size: Tensor
 ) -> Mean:
     """`beta_ce` of pooled images with texts, where some texts are candidates again for other images.
 
@@ -175,6 +155,7 @@ def repeated_ce(
     With all texts and no owners the loss is higher by the log of the number of images, with the same
     gradient.
     """
+    local, gathered = pairs.rows, pairs.cols
     group = gathered.group[again]
     often = (size[group.clamp(min=0)] - 1).to(scaled.dtype).log()
     nobody = torch.full_like(gathered.image, NOBODY)
@@ -184,7 +165,7 @@ def repeated_ce(
         torch.cat([often.new_zeros(len(others)), often]),
     )
     shares = shares_of(local, gathered), torch.ones(len(others) + len(group), device=others.device)
-    blocks = weights.blocks(local, and_negatives(gathered, group))
+    blocks = pairs._replace(cols=and_negatives(gathered, group))
     return pair_loss(Repeated(), SoftmaxLoss(False), (scaled, local.image), cols, blocks, shares=shares)[0]
 
 

@@ -103,15 +103,15 @@ class _PrincipalPart(torch.autograd.Function):
             total = reached[:, -1:]
             alike = (total < TINY) | (size < 2)  # [G, 1]
             keep = (F.pad(reached[:, :-1], (1, 0)) < threshold * total) & ~alike
-            most = _most(keep)
+            limit = _products(keep)
             e = vectors.to(x.dtype)
-            leading = e[..., :most] * keep[:, None, :most]
+            leading = e[..., :limit] * keep[:, None, :limit]
             inner = leading.mT @ y
             part = leading @ inner if y is centred else inner.mT @ leading.mT
             passing = (alike | ~there)[..., None]  # rows that come back as they are
             part = torch.where(passing, ordered, part.add_(mean))
-            gap = (values[:, :most, None] - values[:, None]).clamp_(min=gap_floor * values[:, :1, None])
-            across = keep[:, :most, None] & ~keep[:, None]
+            gap = (values[:, :limit, None] - values[:, None]).clamp_(min=gap_floor * values[:, :1, None])
+            across = keep[:, :limit, None] & ~keep[:, None]
             coupling = (across / gap).to(x.dtype)
         ctx.order, ctx.detach_basis = order, detach_basis
         ctx.save_for_backward(centred, e, leading, inner, coupling, number, passing)
@@ -170,7 +170,7 @@ class _Order:
         return x[0] if self.groups == 1 else x.flatten(0, 1).index_select(0, self.place)
 
 
-def _most(keep: Tensor) -> int:
+def _products(keep: Tensor) -> int:
     """The number of components in products: on a CPU no more than a group keeps.
 
     Elsewhere it is all of them, since reading it would wait for the device; the others count as zeros.

@@ -4,19 +4,18 @@ Each pair has its own summary of the image. `losses/tiled/conditioned_cosine.py`
 tiles; here is what is computed once for each image and once for each text.
 """
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward, PooledCosine
-from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
-from grainline.losses.tiled.sampled_pairs import SampledPairs, all_negatives, sample_negatives
+from grainline.losses.tiled.pair_loss import SigmoidLoss, exact, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs, all_negatives, sample_negatives
 from grainline.losses.tiled.scores import Parts
-from grainline.losses.tiled.walk import exact
-from grainline.types import Clock, Mean, full
+from grainline.nn.pooling import ConditionedPool, KeyValue
+from grainline.types import Clock, Mean, full, rows
 
 Negatives = Literal["sampled", "all"]
 """Of every other image: one random caption, or each of its captions with an equal share of the weight."""
@@ -24,21 +23,8 @@ Negatives = Literal["sampled", "all"]
 Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of images, with their mask [n, L] bool, True = real; None: all are."""
 
-KeyValues = tuple[Tensor, Tensor, Tensor | None]
-"""Keys and values [N, heads, L, d] and the mask [N, L] of images: a `nn.pooling.KeyValue`."""
-
 FEW = 10_000  # pairs of scores that are not worth a QR decomposition
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
-
-
-class Pool(Protocol):
-    """The parts of a `nn.pooling.ConditionedPool` that are used here."""
-
-    to_out: nn.Linear
-
-    def queries(self, texts: Tensor) -> Tensor: ...
-
-    def keys(self, segments: Tensor, mask: Tensor | None = None) -> KeyValues: ...
 
 
 def part_pairs(
@@ -55,7 +41,7 @@ def part_pairs(
 
 
 def part_loss(
-    pool: Pool,
+    pool: ConditionedPool,
     segments: Segments,
     texts: Tensor,
     pairs: PairMatrix | SampledPairs,
@@ -80,12 +66,14 @@ def part_loss(
     Computed at least in float32, whatever autocast says.
     """
     with exact(texts):
-        score, rows, shared = image_side(pool, *segments)
+        score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
-        return pair_loss(score, SigmoidLoss(), rows, cols, pairs, shared=shared)[0]
+        return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 
-def pooled_scores(pool: Pool, key_values: KeyValues, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+def pooled_scores(
+    pool: ConditionedPool, key_values: KeyValue, texts: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Every image against every text in parts: [N, M], at least in float32
 
     key_values  `pool.keys` of N images; in half precision their products are in half precision
@@ -100,20 +88,17 @@ def pooled_scores(pool: Pool, key_values: KeyValues, texts: Tensor, mask: Tensor
     """
     number, parts, _ = texts.shape
     mask = texts.new_ones(number, parts) if mask is None else mask
-    with exact(texts), grad_mode_for(key_values[0]):
+    with exact(texts), grad_mode_for(key_values.key):
         cols = text_side(pool, texts.flatten(0, 1))
         share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
-        out = cols[2].new_empty(len(key_values[0]), number)
-        most = len(out) or 1
+        out = cols[2].new_empty(len(key_values.key), number)
+        step = len(out) or 1
         if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
-            points = key_values[0].shape[1] * key_values[0].shape[2]
-            most = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
-        for start in range(0, len(out), most):
-            here = slice(start, start + most)
-            key, value, real = (None if x is None else x[here] for x in key_values)
-            assert key is not None
-            assert value is not None
-            _fill(out[here], _scoring_rows(pool, (key, value, real), number * parts), cols, share)
+            points = key_values.key.shape[1] * key_values.key.shape[2]
+            step = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
+        for start in range(0, len(out), step):
+            here = slice(start, start + step)
+            _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
     return out
 
 
@@ -124,28 +109,29 @@ def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
 
 def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, share: Tensor) -> None:
     """Scores of some images with all texts, in tiles, into out [n, M]."""
-    score, rows, shared = given
+    score, of_images, shared = given
     parts = share.shape[1]
-    height, width = score.sides(rows, cols, len(cols[2]))
+    height, width = score.sides(of_images, cols, len(cols[2]))
     width = max(parts, width // parts * parts)
     for top in range(0, len(out), height):
-        here = tuple(x[top : top + height] for x in rows)
+        here = tuple(x[top : top + height] for x in of_images)
         for left in range(0, len(cols[2]), width):
             cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
             some = slice(left // parts, left // parts + cosine.shape[1] // parts)
             out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
 
 
-def image_side(pool: Pool, segments: Tensor, mask: Tensor | None) -> tuple[PooledCosine, Parts, Parts]:
+def image_side(
+    pool: ConditionedPool, segments: Tensor, mask: Tensor | None
+) -> tuple[PooledCosine, Parts, Parts]:
     """The cheaper way to compute cosines, its tensors for images, and its parameters."""
-    key, value, mask = pool.keys(full(segments), mask)
-    if value.shape[1] * value.shape[2] < len(pool.to_out.bias):
-        return _gram(pool, (key, value, mask))
-    out, bias = pool.to_out.weight, pool.to_out.bias
-    return Dense(), (key, value, *_mask_bias(key, mask)), (out.T @ out, bias @ out, bias @ bias)
+    key_values, out, bias = pool.keys(full(segments), mask), pool.to_out.weight, pool.to_out.bias
+    if key_values.value.shape[1] * key_values.value.shape[2] < len(bias):
+        return _gram(pool, key_values)
+    return Dense(), _rows(key_values), (out.T @ out, bias @ out, bias @ bias)
 
 
-def text_side(pool: Pool, texts: Tensor) -> Parts:
+def text_side(pool: ConditionedPool, texts: Tensor) -> Parts:
     """The tensors of texts for cosines with all images: queries, u and c"""
     texts = full(texts)
     unit = F.normalize(texts, dim=-1)
@@ -153,38 +139,40 @@ def text_side(pool: Pool, texts: Tensor) -> Parts:
     return query, (unit @ pool.to_out.weight).view_as(query), unit @ pool.to_out.bias
 
 
-def _gram(pool: Pool, key_values: KeyValues) -> tuple[PooledCosine, Parts, Parts]:
-    key, value, mask = full(key_values[0]), full(key_values[1]), key_values[2]
+def _gram(pool: ConditionedPool, key_values: KeyValue) -> tuple[PooledCosine, Parts, Parts]:
+    key, value, mask = full(key_values.key), full(key_values.value), key_values.mask
     out, bias = pool.to_out.weight, pool.to_out.bias
     by_head = out.unflatten(1, (value.shape[1], -1))
     behind = torch.einsum("nhld,ohd->nhlo", value, by_head).flatten(1, 2)  # [n, heads * L, D]
-    rows = key, value, behind @ behind.transpose(1, 2), behind @ bias, *_mask_bias(key, mask)
-    return Gram(), rows, (bias @ bias,)
+    own = behind @ behind.transpose(1, 2), behind @ bias
+    return Gram(), _rows(KeyValue(key, value, mask), *own), (bias @ bias,)
 
 
-def _by_gram(pool: Pool, key_values: KeyValues, texts: int) -> bool:
+def _by_gram(pool: ConditionedPool, key_values: KeyValue, texts: int) -> bool:
     """Whether Gram, computed once for each image, pays for so many texts."""
-    _, heads, slots, _ = key_values[0].shape
+    _, heads, slots, _ = key_values.key.shape
     return heads * slots < len(pool.to_out.bias) and texts > 2 * slots
 
 
-def _scoring_rows(pool: Pool, key_values: KeyValues, texts: int) -> tuple[PooledCosine, Parts, Parts]:
+def _scoring_rows(
+    pool: ConditionedPool, key_values: KeyValue, texts: int
+) -> tuple[PooledCosine, Parts, Parts]:
     """As `image_side`, for scores; tensors of each image or call must pay for so many texts."""
-    key, value, mask = key_values
     out, bias = pool.to_out.weight, pool.to_out.bias
     alone = bias.new_ones(()), bias.new_zeros(())
     if _by_gram(pool, key_values, texts):
-        score, rows, shared = _gram(pool, key_values)
-        return score, rows, (*shared, *alone)
-    rows = key, value, *_mask_bias(key, mask)
-    if len(key) * texts > FEW:
+        score, of_images, shared = _gram(pool, key_values)
+        return score, of_images, (*shared, *alone)
+    dtype = key_values.key.dtype
+    if len(key_values.key) * texts > FEW:
         turn, triangle = torch.linalg.qr(out)
-        return Outward(BLOCKS), rows, (triangle.to(key.dtype), turn.T @ bias, *alone)
-    return Outward(1), rows, (out.to(key.dtype), bias, *alone)
+        return Outward(BLOCKS), _rows(key_values), (triangle.to(dtype), turn.T @ bias, *alone)
+    return Outward(1), _rows(key_values), (out.to(dtype), bias, *alone)
 
 
-def _mask_bias(key: Tensor, mask: Tensor | None) -> Parts:
-    """([n, L],) of 0, and -inf where masked; empty without a mask."""
+def _rows(key_values: KeyValue, *own: Tensor) -> Parts:
+    """Keys, values, the tensors of one way, and with a mask [n, L] of 0, and -inf where masked."""
+    key, value, mask = key_values
     if mask is None:
-        return ()
-    return (full(key.new_zeros(mask.shape)).masked_fill(~mask, -torch.inf),)
+        return key, value, *own
+    return key, value, *own, full(key.new_zeros(mask.shape)).masked_fill(~mask, -torch.inf)

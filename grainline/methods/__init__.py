@@ -12,8 +12,7 @@ seps              SEPS: the patches that a caption and a description select, aga
 siglip            SigLIP: binary classification of all pairs of images and captions.
 tgt               TGT (Text Group Transformer): the tokens of a caption fall into groups.
 vse               VSE++: triplets with the hardest negatives of the batch.
-shared            Losses that several methods share.
-pair_ids          Which texts belong to which images of a batch.
+shared            What several methods share: the scale of logits, losses, texts by image.
 text_parts        Sub-captions and text-conditioned pooling, for CAFT and FLAIR.
 patch_selection/  Methods in which a text selects patches of the image (SEPS, LAPS).
 """

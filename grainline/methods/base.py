@@ -12,8 +12,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
-from grainline.data.texts import Chunking
+from grainline.data.texts import Chunking, balanced_chunks
 from grainline.encoders.towers import Towers, TowersConfig
+from grainline.errors import UserError
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
@@ -155,6 +156,26 @@ class HasAttention(Protocol):
 
         The weights of a part sum to 1; those of padding are 0.
         """
+
+
+def require_attention(method: object, name: str, what: str) -> HasAttention:
+    """The method, if its texts attend to image tokens; else UserError with its name and what needs it."""
+    if not isinstance(method, HasAttention):
+        raise UserError(
+            f"texts of {name} look at no image tokens, with an empty slot beside them; {what} is for methods "
+            "whose texts do, caft and flair"
+        )
+    return method
+
+
+def parts_of(method: Method, text: str, number: int) -> list[str]:
+    """The words of the parts of a text, as `HasAttention.attention` has them.
+
+    number  of parts that have weights: 1 is the whole text, however it was read
+    """
+    if number == 1 or method.chunking is None:
+        return [text]
+    return balanced_chunks(text, number, method.chunking)
 
 
 class TokenGroups(NamedTuple):

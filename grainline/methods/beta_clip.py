@@ -26,13 +26,32 @@ from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses import beta_cal
-from grainline.losses.tiled.pair_mask import RowIds
-from grainline.methods import pair_ids
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways, logged
+from grainline.methods.shared import (
+    LogitScale,
+    both_ways,
+    logged,
+    owner_of,
+    row_by_position,
+    slots_in,
+    slots_of,
+    whole_captions,
+)
 from grainline.nn.pooling import CrossPool, unit
-from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, rows
+from grainline.types import (
+    CAPTION,
+    LEVELS,
+    PHRASE,
+    SENTENCE,
+    Clock,
+    Encoded,
+    Mean,
+    Pair,
+    Term,
+    Texts,
+    rows,
+)
 
 PAIRS = 4096  # that are pooled at a time when scores are conditioned: 100 MB at width 512 and 196 patches
 
@@ -82,6 +101,13 @@ class BetaCLIPConfig(TowersConfig):
         return self
 
 
+class PoolingTexts(NamedTuple):
+    """Texts of a batch that pool images other than their own."""
+
+    row: Tensor  # [C] among all texts
+    ids: RowIds  # [C] with the image that each belongs to, of empty slots too
+
+
 class BetaCLIPExtra(NamedTuple):
     """The fields of texts that only the loss reads."""
 
@@ -106,10 +132,6 @@ class BetaCLIP(Method):
         self.pool_scale = LogitScale(cfg.pool_scale, cfg.max_scale)
         self.keeps_padding = cfg.padding == "candidates" and (cfg.form == "ce" or cfg.others is not None)
 
-    def encode_images(self, images: Images) -> Encoded:
-        """tokens: patches in the shared space, not of unit length"""
-        return self.towers.encode_with_tokens(images)
-
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
             first = torch.zeros_like(texts.mask)
@@ -122,12 +144,12 @@ class BetaCLIP(Method):
     def before_gather(self, local: Pair) -> Pair:
         """Equation 1: each text of an image pools its patches. The host reads the most texts of an image."""
         images, texts = local
-        place = pair_ids.owner_of(texts.image, images.image)
+        place = owner_of(texts.image, images.image)
         if self.keeps_padding:
-            place = torch.where(texts.item < 0, pair_ids.row_by_position(texts.image, images.image), place)
+            place = torch.where(texts.item < 0, row_by_position(texts.image, images.image), place)
         with_image = (place >= 0).nonzero()[:, 0]
         of = place[with_image]
-        order = pair_ids.rank_of(of)
+        order = rank_of(of)
         table = of.new_zeros(len(images.image), int(order.max()) + 1 if len(of) else 0)
         table[of, order] = with_image
         by_slot = self.pool(texts.vector[table], unit(images.tokens))  # [n, K, D]
@@ -153,7 +175,7 @@ class BetaCLIP(Method):
         cfg = self.cfg
         # Of weight 0 too: processes that average gradients need one of every parameter.
         terms = self._summaries(local, gathered)
-        all_ids = pair_ids.text_ids(gathered, cfg.group, self.keeps_padding and cfg.form == "ce")
+        all_ids = text_ids(gathered, cfg.group, self.keeps_padding and cfg.form == "ce")
         ids = local_rows(all_ids, len(local.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(local, gathered, ids, all_ids)
@@ -169,52 +191,49 @@ class BetaCLIP(Method):
     def _summaries(self, local: Pair, gathered: Pair) -> dict[str, Term]:
         """L_global: InfoNCE both ways of summaries and captions."""
         scale, cfg = self.scale(), self.cfg
-        queries = local._replace(texts=pair_ids.whole_captions(local.texts))
+        queries = local._replace(texts=whole_captions(local.texts))
         keys = queries
         if gathered.texts is not local.texts:
-            keys = gathered._replace(texts=pair_ids.whole_captions(gathered.texts))
+            keys = gathered._replace(texts=whole_captions(gathered.texts))
         return both_ways(
             lambda a, b: scale * dot(a, b), queries, keys, cfg.whole, detach_keys=cfg.detach_keys
         )
 
     def _cross_entropy(self, local: Pair, gathered: Pair, ids: RowIds, all_ids: RowIds) -> dict[str, Term]:
         """Equations 2 and 3: cross-entropy of pooled images over texts, and the other way round."""
-        cfg, scale, weights = self.cfg, self.pool_scale(), beta_cal.Beta(self.cfg.beta, self.cfg.slot_decay)
+        cfg, scale = self.cfg, self.pool_scale()
+        pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
-            others = self._other_texts(gathered, cfg.others)
-            images = pair_ids.image_ids(gathered.images, cfg.group)
+            others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
+            images = image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, beta_cal.NOBODY) if cfg.others.own else owner
             further, group = self._further(gathered, others, images, ids)
-            negatives = beta_cal.and_negatives(all_ids, group)
+            more = pairs._replace(cols=beta_cal.and_negatives(all_ids, group))
             both = (
-                beta_cal.repeated_ce(
-                    pooled, all_texts, ids, all_ids, weights, again=others.row, owner=owner, size=size
-                ),
-                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), ids, negatives, weights),
+                beta_cal.repeated_ce(pooled, all_texts, pairs, again=others.row, owner=owner, size=size),
+                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), more),
             )
         elif gathered.texts is local.texts:  # one process: both directions out of one matrix
-            both = beta_cal.beta_ce_both(pooled, all_texts, all_ids, weights)
+            both = beta_cal.beta_ce_both(pooled, all_texts, pairs)
         else:
-            both = (
-                beta_cal.beta_ce(pooled, all_texts, ids, all_ids, weights),
-                beta_cal.beta_ce(texts, all_pooled, ids, all_ids, weights),
-            )
+            both = beta_cal.beta_ce(pooled, all_texts, pairs), beta_cal.beta_ce(texts, all_pooled, pairs)
         names = "pooled i2t", "pooled t2i"
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}
 
     def _binary(self, local: Pair, gathered: Pair, ids: RowIds, all_ids: RowIds) -> dict[str, Term]:
         """Equations 4 and 5: binary cross-entropy of each pair of a pooled image and a text."""
-        cfg, scale, weights = self.cfg, self.pool_scale(), beta_cal.Beta(self.cfg.beta, self.cfg.slot_decay)
+        cfg, scale = self.cfg, self.pool_scale()
+        pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
         pooled = scale * local.texts.extra.pooled
-        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, ids, all_ids, weights, cfg.divisor)
+        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, pairs, cfg.divisor)
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
-        others = self._other_texts(gathered, cfg.others)
-        images = local_rows(pair_ids.image_ids(gathered.images, cfg.group), len(local.images.item))
+        others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
+        images = local_rows(image_ids(gathered.images, cfg.group), len(local.images.item))
         parameters = dict(self.pool.named_parameters())
 
         def pool(texts: Tensor, patches: Tensor, shared: tuple[Tensor, ...]) -> Tensor:
@@ -228,12 +247,8 @@ class BetaCLIP(Method):
         mean = beta_cal.cross_image_bce(pool, shared, patches, images, texts, others.ids)
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
 
-    def _other_texts(self, gathered: Pair, cfg: CrossImageConfig) -> pair_ids.PoolingTexts:
-        """The texts that pool images other than their own: the first ones of each image and level."""
-        return pair_ids.first_texts(gathered, self.cfg.group, self.keeps_padding, cfg.sentences, cfg.phrases)
-
     def _further(
-        self, gathered: Pair, others: pair_ids.PoolingTexts, images: RowIds, ids: RowIds
+        self, gathered: Pair, others: PoolingTexts, images: RowIds, ids: RowIds
     ) -> tuple[Tensor, Tensor]:
         """Images of local groups as `others` of the group pool them: [F, D], groups [F]"""
         patches, vectors = unit(gathered.images.tokens), gathered.texts.vector
@@ -251,7 +266,7 @@ class BetaCLIP(Method):
 def _similarity(local: Pair) -> Mean:
     """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
     images, pooled = local.images.image, local.texts.extra.pooled.detach()
-    place = pair_ids.owner_of(local.texts.image, images)
+    place = owner_of(local.texts.image, images)
     of = place.clamp(min=0)
     real = (place >= 0).to(pooled.dtype)
     total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, of, real[:, None] * pooled)
@@ -259,3 +274,72 @@ def _similarity(local: Pair) -> Mean:
     pairs = number * (number - 1)
     cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
     return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())
+
+
+# Ids of the rows of a batch, by which rows are compared. They do not depend on the number of processes.
+
+
+def image_ids(images: Encoded, group: int | None) -> RowIds:
+    """Ids of all images [N]: each `group` images in turn are a group; None: all of them are one."""
+    place = torch.arange(len(images.image), device=images.image.device)
+    return RowIds(images.item, images.image, _group(place, group), torch.zeros_like(place))
+
+
+def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds:
+    """Ids of all texts [M]. Foils are in no pair, and neither is padding, unless `padding` says so.
+
+    Padding belongs to a group where any image of that group has a text in the same slot, as in a batch whose
+    images all have as many slots as the longest. With `padding` it is a candidate there and no query.
+    """
+    images, texts = gathered
+    place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
+    with_image, empty = place >= 0, texts.item < 0
+    item = texts.item.masked_fill(~with_image, -1)
+    if padding:
+        item = torch.where(empty, texts.item.max() + 1 + row, item)
+    of = _group(torch.where(with_image, place, row_by_position(texts.image, images.image)), group)
+    slot = slots_of(texts.image, images.image)
+    used = with_image.new_zeros(max(1, len(images.image)), slots_in(texts.image, images.image))
+    used[of[with_image], slot[with_image]] = True
+    return RowIds(
+        item,
+        texts.image.masked_fill(~with_image, -1),
+        of.masked_fill(~(with_image | (empty & used[of, slot])), -1),
+        row,
+    )
+
+
+def _group(place: Tensor, size: int | None) -> Tensor:
+    return torch.zeros_like(place) if size is None else place // size
+
+
+def rank_of(key: Tensor) -> Tensor:
+    """The number of rows with the same key before each row: [m]
+
+    >>> rank_of(torch.tensor([7, 3, 7, 7, 3])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    ordered, order = key.sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)
+
+
+def first_texts(gathered: Pair, group: int | None, padding: bool, cfg: CrossImageConfig) -> PoolingTexts:
+    """The caption of each image, and the first so many of its sentences and phrases: they pool others.
+
+    group, padding  as in `text_ids`
+    """
+    images, texts = gathered
+    ids = text_ids(gathered, group, padding)
+    limit = torch.zeros(LEVELS, dtype=torch.int64, device=texts.item.device)
+    limit[CAPTION], limit[SENTENCE], limit[PHRASE] = 1, cfg.sentences, cfg.phrases
+    place, level = owner_of(texts.image, images.image), texts.extra.level
+    if padding:  # an empty slot has the level of the texts in that slot of other images
+        slot, empty = slots_of(texts.image, images.image), texts.item < 0
+        of_slot = torch.zeros_like(level).scatter_reduce(0, slot, level.masked_fill(place < 0, 0), "amax")
+        level = torch.where(empty, of_slot[slot], level)
+        place = torch.where(empty, row_by_position(texts.image, images.image), place)
+    counts = ids.real() & (place >= 0)
+    order = rank_of(torch.where(counts, place * LEVELS + level, -1))
+    row = (counts & (order < limit[level])).nonzero()[:, 0]
+    return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))

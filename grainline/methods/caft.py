@@ -2,7 +2,8 @@
 
 Woo et al., arXiv 2602.02977. In five steps:
   1. the image becomes superpixels, and these 64, then 32, then 16 segments (`encoders/cast.py`);
-  2. a long caption becomes sub-captions, each read by itself; a second transformer makes a whole of them;
+  2. a long caption becomes sub-captions, each read by itself; a second transformer makes a whole of them
+     (equations 2 to 4);
   3. every sub-caption pools the segments of the second stage, or an empty slot beside them;
   4. sigmoid loss of what is pooled with the sub-caption (equation 8), where each other image is a negative
      with one of its sub-captions, sampled anew in every step, or with all of them;
@@ -14,21 +15,23 @@ where pooled parts are added, with the same weights.
 Differs from the paper, where it is silent or cannot be meant: equations 8 and 9 have the labels that they
 lack; "0.07" is a temperature, so that the scale begins at 1 / 0.07; sampled negatives are a function of seed,
 step and images; an empty place of a short text pools nothing, and the sum over parts is scaled up to all
-places. Foils join the loss of the wholes only: a part of one may be true.
+places. The whole-caption transformer has no causal mask, or the class token in front would read nothing, and
+nothing attends to empty places. Foils join the loss of the wholes only: a part of one may be true.
 """
 
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from grainline.config import Config
 from grainline.data.texts import Chunking
-from grainline.encoders.caft_text import Composer, ComposerConfig
+from grainline.encoders.base import Layered
 from grainline.encoders.towers import image_kind
 from grainline.errors import UserError
-from grainline.methods.pair_ids import whole_captions
-from grainline.methods.shared import logged, sigmoid_loss
+from grainline.methods.shared import LogitScale, logged, sigmoid_loss, whole_captions
 from grainline.methods.text_parts import (
     CHUNKING,
     ConditionedConfig,
@@ -37,12 +40,68 @@ from grainline.methods.text_parts import (
     Parts,
     read_parts,
 )
+from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.pooling import unit
-from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 FINE = 2
 """The stage that sub-captions pool, in the paper."""
+
+BLEND = 0.2  # share of the MLP, in CLIP-Adapter
+
+
+class ComposerConfig(Config):
+    """Size of the transformer; its width is that of the shared space."""
+
+    depth: int = Field(4, gt=0)
+    heads: int = Field(8, gt=0)
+    bottleneck: int | None = Field(None, gt=0)  # hidden width of the adapter; None: a quarter of the width
+    adapter: Literal["residual", "blend"] = "residual"  # t + MLP(t), or 0.8 t + 0.2 MLP(t) as in CLIP-Adapter
+    drop_path: float = Field(0.0, ge=0.0, lt=1.0)
+
+
+class Composer(Layered):
+    """Sub-captions to their caption: the Whole-caption Transformer, equations 2 to 4.
+
+    An adapter turns every sub-caption a little (CLIP-Adapter, arXiv 2110.04544); a class token stands in
+    front of them, and each place has a learnt vector; in a transformer all attend to all, and the class token
+    at its end is the caption.
+    """
+
+    before, behind, attention = ("adapter", "class_token", "position"), ("norm", "project"), PROJECTIONS
+
+    def __init__(self, cfg: ComposerConfig, width: int, parts: int) -> None:
+        super().__init__()
+        self.adapter = Adapter(width, cfg.bottleneck or max(1, width // 4), cfg.adapter == "blend")
+        self.class_token = nn.Parameter(torch.randn(width) * 0.01)
+        self.position = nn.Parameter(torch.randn(parts + 1, width) * 0.01)
+        self.stack = Stack(width, cfg.depth, cfg.heads, drop_path=cfg.drop_path)
+        self.norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, width, bias=False)
+        nn.init.normal_(self.project.weight, std=width**-0.5)
+
+    def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
+        """parts [M, S, W] not of unit length, mask [M, S] bool -> captions [M, W], 0 for one without parts"""
+        x = self.adapter(parts.masked_fill(~mask[..., None], 0.0))
+        x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], 1)
+        x = self.stack(x + self.position[: x.shape[1]], F.pad(mask, (1, 0), value=True))
+        return self.project(self.norm(x[:, 0])) * mask.any(1, keepdim=True)
+
+
+class Adapter(nn.Module):
+    """A bottleneck, added to the identity. The residual form is the identity at the start."""
+
+    def __init__(self, width: int, hidden: int, blend: bool) -> None:
+        super().__init__()
+        self.blend = blend
+        self.narrow, self.widen = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        if not blend:
+            nn.init.zeros_(self.widen.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., W] -> the same"""
+        change = self.widen(F.relu(self.narrow(x)))
+        return (1 - BLEND) * x + BLEND * F.relu(change) if self.blend else x + change
 
 
 class CAFTConfig(ConditionedConfig):
@@ -103,7 +162,7 @@ class CAFT(ConditionedMethod):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: segments in the shared space, not of unit length"""
-        return self.towers.encode_with_tokens(images, self.to_part)
+        return self.towers.encode_images(images, self.to_part)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: sub-captions, not of unit length. ValueError for more of them than are composed."""

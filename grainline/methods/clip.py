@@ -9,12 +9,13 @@ Differs from the paper's pseudo-code: several captions of one image are positive
 that comes twice in a batch is not its own negative, and foils (hard negative captions) join as candidates.
 """
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways
-from grainline.nn.scale import LogitScale
+from grainline.methods.shared import LogitScale, both_ways
 from grainline.types import Clock, Pair, Term
 
 
@@ -28,7 +29,7 @@ class CLIPConfig(TowersConfig):
 class CLIP(Method):
     """Dual encoder with InfoNCE."""
 
-    config_class = CLIPConfig
+    config_class: ClassVar[type[CLIPConfig]] = CLIPConfig
 
     def __init__(self, cfg: CLIPConfig) -> None:
         super().__init__(cfg)

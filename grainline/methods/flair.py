@@ -30,7 +30,7 @@ from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix
 from grainline.losses.tiled.scores import Dot
 from grainline.methods.base import dot
-from grainline.methods.shared import logged
+from grainline.methods.shared import LogitScale, logged
 from grainline.methods.text_parts import (
     CHUNKING,
     ConditionedConfig,
@@ -41,8 +41,7 @@ from grainline.methods.text_parts import (
     row_ids,
 )
 from grainline.nn.pooling import mean_pool, unit
-from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
 
 
 class FLAIRConfig(ConditionedConfig):
@@ -74,10 +73,6 @@ class FLAIR(ConditionedMethod):
         self.scale = LogitScale(cfg.scale, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), cfg.bias))
 
-    def encode_images(self, images: Images) -> Encoded:
-        """tokens: patches in the shared space, not of unit length"""
-        return self.towers.encode_with_tokens(images)
-
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: the text, not of unit length; of several chunks their mean"""
         if self.chunking is None:
@@ -102,7 +97,9 @@ class FLAIR(ConditionedMethod):
         pooled = self.pool.loss(images, parts, self.cfg.negatives, clock, scale, bias)
         pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
         summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
-        number, count = _counts(gathered.images, parts, pooled.total.dtype)
+        dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
+        number = (gathered.images.item >= 0).sum().clamp(min=1).to(dtype)
+        count = ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)
         terms = {  # B / (B + K - 1) and 1 / K of a mean over images
             "pooled": Mean(pooled.total * number / (number + count / number - 1).clamp(min=1), pooled.number),
             "summary": Mean(summary.total * number / count.clamp(min=1), summary.number),
@@ -126,9 +123,3 @@ def summary_loss(images: Tensor, texts: Tensor, pairs: PairMatrix, scale: Tensor
     texts = unit(texts)
     cols = torch.cat([texts, texts.new_ones(len(texts), 1)], 1)
     return pair_loss(Dot(), SigmoidLoss(), (rows,), (cols,), pairs)[0]
-
-
-def _counts(images: Encoded, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images of all processes, at least 1, and their captions: [] both"""
-    number = (images.item >= 0).sum().clamp(min=1)
-    return number.to(dtype), ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)

@@ -21,19 +21,16 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 
 from grainline.distributed import local_rows
-from grainline.encoders.towers import TowersConfig
 from grainline.losses.hide import Principal, principal_part
-from grainline.methods.base import Method, dot
+from grainline.methods.base import dot
+from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.shared import both_ways, logged
-from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Mean, Pair, Term
 
 
-class HiMoConfig(TowersConfig):
-    """Encoders, the two losses and how the principal part is taken."""
+class HiMoConfig(CLIPConfig):
+    """Encoders, scale, the two losses and how the principal part is taken."""
 
-    scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
-    max_scale: float | None = Field(100.0, gt=1)  # None: no bound
     whole: float = Field(1.0, ge=0)  # weight of the loss over whole captions
     component: float = Field(1.0, ge=0)  # weight of the loss over their principal parts: lambda
     threshold: float = Field(0.9, gt=0, le=1)  # share of the variance that components hold: tau
@@ -51,15 +48,11 @@ class HiMoConfig(TowersConfig):
         return self
 
 
-class HiMo(Method):
+class HiMo(CLIP):
     """Dual encoder with the monotonicity-aware contrastive loss."""
 
     config_class = HiMoConfig
     cfg: HiMoConfig
-
-    def __init__(self, cfg: HiMoConfig) -> None:
-        super().__init__(cfg)
-        self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         terms: dict[str, Term] = {}
@@ -69,7 +62,10 @@ class HiMo(Method):
             texts, principal = self._principal(gathered.texts)
             images = self._principal(gathered.images)[0] if self.cfg.sides == "both" else gathered.images
             parts = Pair(images, texts)
-            named = self._contrast(_local_rows(parts, local, gathered), parts, self.cfg.component)
+            own = parts
+            if local.images is not gathered.images or local.texts is not gathered.texts:  # several processes
+                own = Pair(*(local_rows(part, len(x.item)) for part, x in zip(parts, local, strict=True)))
+            named = self._contrast(own, parts, self.cfg.component)
             terms |= {f"component {name}": term for name, term in named.items()}
             terms |= _statistics(gathered.texts, texts, principal)
         return terms | logged(scale=self.scale())
@@ -89,13 +85,6 @@ class HiMo(Method):
         )
         rows = F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows
         return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
-
-
-def _local_rows(parts: Pair, local: Pair, gathered: Pair) -> Pair:
-    """The local rows of principal parts, which are computed from all gathered rows."""
-    if local.images is gathered.images and local.texts is gathered.texts:  # one process
-        return parts
-    return Pair(*(local_rows(part, len(side.item)) for part, side in zip(parts, local, strict=True)))
 
 
 def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[str, Term]:

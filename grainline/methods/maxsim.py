@@ -12,17 +12,24 @@ Differs from FILIP: sentences instead of words, a smooth maximum, and only texts
 than its caption says, so its patches need not be found in the text.
 """
 
+from typing import Any
+
+import torch
 from pydantic import Field
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways
-from grainline.nn.hashing import equal_texts
-from grainline.nn.late import distinct_rows, late_heat, late_score
+from grainline.methods.shared import LogitScale, both_ways
+from grainline.methods.text_parts import distinct_rows, read_parts
 from grainline.nn.pooling import mean_pool, unit
-from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+
+BLOCK = 2**23
+"""Cosines that are stored at a time; where there are more, blocks of texts are computed again in backward."""
+CACHED = 2**18
+"""The same on a CPU without gradients: blocks that stay in its cache take half the time."""
 
 
 class MaxSimConfig(TowersConfig):
@@ -55,29 +62,13 @@ class MaxSim(Method):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches, at length 1"""
-        image_tokens = self.towers.image_tokens(images)
-        tokens = unit(self.towers.to_image(image_tokens.patches))
-        vector = unit(self.towers.to_image(image_tokens.pooled))
-        return Encoded(
-            vector, tokens, image_tokens.real(), images.image, images.image, None, image_tokens.places
-        )
+        read = self.towers.encode_images(images)
+        return read._replace(tokens=unit(read.tokens))
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: one for each sentence, at length 1; sentences that several texts share are read once"""
-        mask = texts.mask.any(-1)
-        ids = texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1)  # [M * S, L]
-        first, back = distinct_rows(ids)
-        one, real = texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first]
-        with equal_texts(one, real):
-            read = self.towers.text(one, real)
-        tokens = full(self.towers.to_text(read.pooled))[back].unflatten(0, mask.shape)  # [M, S, D]
-        return Encoded(
-            unit(mean_pool(tokens, mask).vector),
-            unit(tokens).masked_fill(~mask[..., None], 0.0),
-            mask,
-            texts.item,
-            texts.image,
-        )
+        tokens, mask = read_parts(self.towers, texts)  # [M, S, D]
+        return Encoded(unit(mean_pool(tokens, mask).vector), unit(tokens), mask, texts.item, texts.image)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return late_score(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)
@@ -91,3 +82,56 @@ class MaxSim(Method):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row: rows sum to the score."""
         return late_heat(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)
+
+
+def late_score(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+) -> Tensor:
+    """Every image against every text: [N, M]
+
+    images [N, L, D], texts [M, S, D] unit tokens; image_mask [N, L], text_mask [M, S] bool, True = real
+
+    for n, m:
+        for s with text_mask[m, s]:
+            cosine = [images[n, l] @ texts[m, s] for l with image_mask[n, l]]
+            best[s] = (softmax(sharpness * cosine) * cosine).sum()
+        score[n, m] = mean(best)    (0 for a text without tokens)
+
+    Tokens that several texts share are compared once.
+    """
+    flat = texts.flatten(0, 1)
+    first, back = distinct_rows(flat)
+    tokens = flat[first]
+    limit = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
+    step = max(1, limit // max(1, image_mask.numel()))
+    best = torch.cat(
+        [_best(images, image_mask, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
+    )
+    each = best[:, back].unflatten(1, texts.shape[:2])  # [N, M, S]
+    return each.masked_fill(~text_mask, 0.0).sum(-1) / text_mask.sum(-1).clamp(min=1)
+
+
+def late_heat(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+) -> Tensor:
+    """What every image token adds to the score of its own text: [N, L], rows sum to that score; N = M."""
+    cosine = torch.einsum("nld,nsd->nsl", images, texts)
+    weight = _weight(cosine, image_mask[:, None], sharpness) * text_mask[..., None]
+    return (weight * cosine).sum(1) / text_mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _best(images: Tensor, image_mask: Tensor, tokens: Tensor, sharpness: float) -> Tensor:
+    """The smooth maximum of every token in every image: [N, U]"""
+
+    def compute(images: Tensor, tokens: Tensor) -> Tensor:
+        cosine = torch.einsum("nld,ud->nul", images, tokens)
+        return (_weight(cosine, image_mask[:, None], sharpness) * cosine).sum(-1)
+
+    if torch.is_grad_enabled() and len(tokens) * image_mask.numel() > BLOCK // 2:
+        best: Any = checkpoint(compute, images, tokens, use_reentrant=False)
+        return best
+    return compute(images, tokens)
+
+
+def _weight(cosine: Tensor, image_mask: Tensor, sharpness: float) -> Tensor:
+    return (sharpness * cosine).masked_fill(~image_mask, -torch.inf).softmax(-1)

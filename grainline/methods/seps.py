@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.losses.triplet import Shares, keep_ratio
+from grainline.losses.contrastive import Shares, keep_ratio
 from grainline.methods.patch_selection import scoring
 from grainline.methods.patch_selection.training import (
     PatchesConfig,

@@ -1,4 +1,4 @@
-"""Steps that several methods share, as functions."""
+"""What several methods share: the scale of logits, losses, and which texts belong to which images."""
 
 import math
 from collections.abc import Callable
@@ -6,14 +6,41 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from grainline.distributed import rank
 from grainline.encoders.towers import TowersConfig
-from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.triplet import touched, triplet
-from grainline.methods.pair_ids import owner_of
-from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
+from grainline.losses.contrastive import sigmoid, soft_info_nce, touched, triplet
+from grainline.types import CAPTION, FOIL, Clock, Encoded, Mean, Pair, Term, rows, same_image
+
+
+class LogitScale(nn.Module):
+    """exp(log_scale), kept in 1..maximum by `clamp_` after every optimiser step; a maximum of None: no bound.
+
+    Clamping in forward would leave a scale that reached the bound without a gradient. The parameter has shape
+    [1], not []: FSDP2 does not shard scalars.
+    """
+
+    def __init__(self, initial: float, maximum: float | None) -> None:
+        super().__init__()
+        self.maximum = maximum
+        self.log_scale = nn.Parameter(torch.full((1,), math.log(initial)))
+
+    def forward(self) -> Tensor:
+        """The scale: [1]."""
+        return self.log_scale.exp()
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Put the scale back between 1 and its maximum."""
+        self.log_scale.clamp_(0.0, None if self.maximum is None else math.log(self.maximum))
+
+
+def clamp_scales(model: nn.Module) -> None:
+    """Clamp every LogitScale inside a model; the training loop calls it after each step."""
+    for module in model.modules():
+        if isinstance(module, LogitScale):
+            module.clamp_()
 
 
 def both_ways(
@@ -164,3 +191,49 @@ def _all(ids: Tensor) -> Tensor:
 def _local_rows(side: Encoded) -> Tensor:
     """The places of local rows among the gathered ones, which are in the order of processes: [n]"""
     return _all(side.item) + rank() * len(side.item)
+
+
+# Which texts belong to which images of a batch, by ids: the number of processes changes nothing.
+
+
+def owner_of(image: Tensor, images: Tensor) -> Tensor:
+    """The row of the image of each text [M] among images [N], by their ids: [M], -1 where there is none.
+
+    A batch across two epochs may hold an image twice, cropped differently. A text belongs to the one whose
+    slots it has, on any number of processes.
+
+    >>> owner_of(torch.tensor([7, -1, 7, 7, 3, 5]), torch.tensor([7, 7, 3])).tolist()
+    [0, -1, 1, 1, 2, -1]
+    """
+    ordered, order = images.sort(stable=True)
+    place = torch.searchsorted(ordered, image).clamp(max=len(images) - 1)
+    by_id = torch.where(ordered[place] == image, order[place], -1)
+    by_position = row_by_position(image, images)
+    return torch.where(images[by_position] == image, by_position, by_id)
+
+
+def row_by_position(texts: Tensor, images: Tensor) -> Tensor:
+    """The row of the image in whose slots each text is. All images have equally many slots."""
+    row = torch.arange(len(texts), device=texts.device)
+    return (row // slots_in(texts, images)).clamp(max=len(images) - 1)
+
+
+def slots_of(texts: Tensor, images: Tensor) -> Tensor:
+    """The slot of each text among those of its image, padding included: [M]
+
+    >>> slots_of(torch.tensor([7, -1, 7, 3, 3, -1]), torch.tensor([7, 3])).tolist()
+    [0, 1, 2, 0, 1, 2]
+    """
+    return torch.arange(len(texts), device=texts.device) % slots_in(texts, images)
+
+
+def slots_in(texts: Tensor, images: Tensor) -> int:
+    """How many slots each image has."""
+    return max(1, len(texts) // max(1, len(images)))
+
+
+def whole_captions(texts: Encoded) -> Encoded:
+    """The rows that are captions or foils. texts: with `level` in their extra"""
+    level = texts.extra.level
+    whole = ((level == CAPTION) | (level == FOIL)) & (texts.item >= 0)
+    return rows(texts._replace(extra=None), whole.nonzero()[:, 0])

@@ -15,8 +15,7 @@ from torch import nn
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method
-from grainline.methods.shared import sigmoid_loss
-from grainline.nn.scale import LogitScale
+from grainline.methods.shared import LogitScale, sigmoid_loss
 from grainline.types import Clock, Pair, Term
 
 

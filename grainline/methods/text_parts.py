@@ -1,4 +1,7 @@
-"""Parts of texts, encoded one by one, and pooling of image tokens by them, for CAFT and FLAIR."""
+"""Parts of texts, encoded one by one, and pooling of image tokens by them, for CAFT and FLAIR.
+
+MaxSim reads the sentences of texts in the same way.
+"""
 
 from typing import NamedTuple
 
@@ -13,8 +16,8 @@ from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_los
 from grainline.losses.tiled.pair_mask import RowIds
 from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
-from grainline.nn.late import distinct_rows
 from grainline.nn.pooling import ConditionedPool, KeyValue
+from grainline.nn.runtime import is_static
 from grainline.types import Clock, Encoded, Mean, Texts, full, vectors_only
 
 CHUNKING = Chunking(splitter="period_space")
@@ -76,6 +79,41 @@ def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
         read = towers.text(ids, real)
     vector = full(towers.to_text(read.pooled))[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
+
+
+def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index of each distinct row of x [R, D]: [U]; and the distinct row that each row equals: [R].
+    In a static graph every row counts as distinct.
+
+    >>> first, back = distinct_rows(torch.tensor([[2.0], [1.0], [2.0]]))
+    >>> sorted(first.tolist()), first[back].tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    if is_static():
+        index = torch.arange(x.shape[0], device=x.device)
+        return index, index
+    back, count = _same_sums(x.detach())
+    number = torch.arange(len(x), device=x.device)
+    first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")
+    return first, back
+
+
+def _same_sums(x: Tensor) -> tuple[Tensor, int]:
+    """Rows of equal bits, by number, and how many numbers there are.
+
+    One sum for each row is far faster than `torch.unique` of rows, which is used if two different rows ever
+    have the same sum.
+    """
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
+    bits = x.contiguous().view(whole).long()
+    g = torch.Generator("cpu").manual_seed(0)
+    weight = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=g, dtype=torch.int64, device="cpu")
+    sums, back = torch.unique((bits * weight.to(x.device)).sum(1), return_inverse=True)
+    example = torch.empty_like(sums).scatter_(0, back, torch.arange(len(x), device=x.device))
+    if not torch.equal(bits[example][back], bits):
+        distinct, back = torch.unique(bits, dim=0, return_inverse=True)
+        return back, len(distinct)
+    return back, len(sums)
 
 
 class PartPool(ConditionedPool):

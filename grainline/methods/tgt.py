@@ -32,9 +32,8 @@ from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
-from grainline.methods.shared import both_ways
+from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import mean_pool, unit
-from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"
@@ -187,8 +186,8 @@ def _extra(read: Any, mask: Tensor) -> TGTExtra:
         )
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
-    most = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
-    return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
+    hard = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
+    return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), hard.sum(1).to(soft.dtype))
 
 
 def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:

@@ -3,12 +3,13 @@
 attention    The pre-norm transformer block and a stack of them.
 grouping     Many tokens to few: graph pooling of CAST with farthest point sampling, groups of GroupViT.
 hashing      Random numbers from hashes of ids: the same in any order, batch and number of processes.
+pooling of CAST with farthest point sampling, groups of GroupViT.
+hashing      Random numbers from hashes of ids: the same in any order, batch and number of processes.
 late         Late interaction: tokens of a text look for their places among the tokens of an image, pair
              by pair.
 pooling      Pooling: mean and attention, by a text, by a text that may look at nothing, over rectangles.
 positions    Tables of learnt positions, for longer texts and larger images than they were learnt on.
 runtime      What modules ask about how they run: while a graph is exported, and in which precision.
-scale        The temperature of a contrastive loss, as a learnt and bounded scale of its logits.
 selection    Which patches stay for a text and how they become fewer, and the score of what stays (SEPS).
 superpixels  Superpixels under one contract, and the mean of a feature map over them.
 upsample     From values of image tokens to maps over pixels, to contrast against other texts, and to words.

@@ -107,7 +107,10 @@ def some_rows(index: Tensor, of: int | None = None) -> Iterator[None]:
 def parts_of_rows(number: int) -> Iterator[None]:
     """Layers called inside work on so many parts of each row, all of the first row first."""
     now = _Now.rows
-    with using(now and Rows(now.start, _inside(now.key, number).flatten())):
+    if now is not None:
+        part = mixed(torch.arange(number, device=now.key.device) + GOLDEN)
+        now = Rows(now.start, mixed(now.key[:, None] ^ part).flatten())
+    with using(now):
         yield
 
 
@@ -210,11 +213,6 @@ class DropPath(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"
-
-
-def _inside(key: Tensor, number: int) -> Tensor:
-    """Keys of so many parts of each row: [N, number]"""
-    return mixed(key[:, None] ^ mixed(torch.arange(number, device=key.device) + GOLDEN))
 
 
 def logistic(clock: Clock, image: Tensor, item: Tensor, number: int) -> Tensor:

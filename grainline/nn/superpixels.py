@@ -229,31 +229,3 @@ def _mixed(table: tuple[tuple[float, float, float], ...], x: Tensor) -> Tensor:
     """x [N, 3, ...] with its channels mixed by a table of three rows"""
     first, second, third = x.unbind(1)
     return torch.stack([a * first + b * second + c * third for a, b, c in table], 1)
-
-
-def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float = 10.0) -> Tensor:
-    """The distance of pixels from what their superpixels rebuild, a loss without labels: [N], pixel means
-    association  [N, 9, S, S] as in `Cells`, soft; the gradient flows into it
-    colour       [N, 3, S, S] in Lab
-    compactness  what a distance of one cell weighs, in units of Lab
-
-    With x_p the place of pixel p in pixels, f_p its colour and A_ps its association with superpixel s:
-        u_s = sum_p A_ps f_p / sum_p A_ps,  c_s = sum_p A_ps x_p / sum_p A_ps
-        loss = mean_p |sum_s A_ps u_s - f_p| + compactness / cell * mean_p |sum_s A_ps c_s - x_p|
-
-    SFCN (arXiv 2003.12929) has labels of regions in place of the colour.
-    """
-    size = colour.shape[-1]
-    grid = size // cell
-    with torch.autocast(colour.device.type, enabled=False):
-        at = torch.arange(size, device=colour.device, dtype=colour.dtype)
-        place = torch.stack(torch.meshgrid(at, at, indexing="ij")).expand(len(colour), -1, -1, -1)
-        values = torch.cat([colour, place], 1)  # [N, 5, S, S]
-        centre = pool_cells(values, association, cell).tokens.unflatten(1, (grid, grid))
-        weight = association.to(values.dtype).unflatten(2, (grid, cell)).unflatten(4, (grid, cell))
-        rebuilt = torch.einsum("narbsc,nrsav->nvrbsc", weight, around(centre)).reshape(values.shape)
-        off = rebuilt - values
-        return (
-            torch.linalg.vector_norm(off[:, :3], dim=1)
-            + compactness / cell * torch.linalg.vector_norm(off[:, 3:], dim=1)
-        ).mean((1, 2))

@@ -53,8 +53,8 @@ def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
     usual = others.mean(0)
     spread = (others - usual) * (len(others) / (len(others) - 1))
     reach = spread.abs().amax(1).quantile(REACH)
-    least = ROUNDING * null.double().abs().amax().clamp(min=1e-30)
-    return ((own - usual) / torch.maximum(reach, least)).to(heat.dtype)
+    floor = ROUNDING * null.double().abs().amax().clamp(min=1e-30)
+    return ((own - usual) / torch.maximum(reach, floor)).to(heat.dtype)
 
 
 def _centred(heat: Tensor, real: Tensor) -> Tensor:

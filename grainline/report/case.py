@@ -26,9 +26,9 @@ from grainline.report.heatmap import (
     ruled,
     scale_bar,
 )
-from grainline.report.page import MissingImage, macro, render
+from grainline.report.page import MissingImage, card, macro, render
 
-LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
+MIN_SIDE = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
     "": ("", "", "", ""),
     "shows": ("shows it", "✓", "good", "yes"),
@@ -59,7 +59,7 @@ class SentenceScore(NamedTuple):
         return marked(self.text, self.other)[0] if self.other else self.text
 
 
-class Look(NamedTuple):
+class CaseImage(NamedTuple):
     """An image with the sentences of a text, each with its heat, and with boxes."""
 
     image: Image.Image | MissingImage  # the square that the model sees
@@ -118,7 +118,7 @@ class Look(NamedTuple):
     def _framed(self, image: Image.Image) -> Image.Image:
         if self.box is None and self.outline is None and not self.candidates:
             return image
-        times = -(-LEAST // max(image.size))
+        times = -(-MIN_SIDE // max(image.size))
 
         def scaled(box: Box) -> Box:
             return box[0] * times, box[1] * times, box[2] * times, box[3] * times
@@ -180,7 +180,7 @@ class Case(NamedTuple):
     table: Table | None = None
     rows: Sequence[Row] = ()
     look_title: str = ""  # above the image with heat
-    look: Look | None = None
+    look: CaseImage | None = None
 
 
 class CaseList(NamedTuple):
@@ -199,14 +199,14 @@ def cases_html(cases: Sequence[Case], name: str) -> Markup:
     return render("case.html", cases=cases, name=name)
 
 
-def look(one: Look, name: str) -> Markup:
+def look(one: CaseImage, name: str) -> Markup:
     """The image with its texts and their heat. name: of its radio buttons, as in `cases_html`"""
     return macro("look.html", "look", one, name)
 
 
 def table_html(table: Table) -> Markup:
     """A table in a frame."""
-    return macro("parts.html", "card", [macro("parts.html", "cells", table)])
+    return card([macro("parts.html", "cells", table)])
 
 
 def lead(by: float) -> str:

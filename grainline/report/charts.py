@@ -6,7 +6,7 @@ also differ in their dashes.
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,10 +193,6 @@ class Line(NamedTuple):
     cut: Sequence[bool]  # [K] the subtext is longer than the model reads
     rho: float
 
-    def tied(self, place: int) -> bool:
-        """Whether the score at a place is exactly that of the place before; places count from 0."""
-        return place > 0 and self.scores[place] == self.scores[place - 1]
-
 
 class SubtextScores(NamedTuple):
     """An image, its subtexts, and the scores of models."""
@@ -225,7 +221,8 @@ def subtext_case(one: SubtextScores) -> Case:
 
 
 def _score(line: Line, place: int) -> str:
-    notes = ["cut"] * line.cut[place] + ["tie"] * line.tied(place)
+    tied = place > 0 and line.scores[place] == line.scores[place - 1]
+    notes = ["cut"] * line.cut[place] + ["tie"] * tied
     score = f"{line.scores[place]:.4f}"
     return Markup("{} <small>{}</small>").format(score, ", ".join(notes)) if notes else score
 
@@ -246,9 +243,9 @@ def added(subtexts: Sequence[str]) -> list[str]:
         if after.startswith(before):
             out.append(after[len(before) :].strip())
             continue
-        old, words = before.split(), after.split()
-        pairs = enumerate(zip(old, words, strict=False))
-        same = next((i for i, (a, b) in pairs if a != b), min(len(old), len(words)))
+        words = after.split()
+        pairs = zip(before.split(), words, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         out.append(" ".join(["...", *words[same:]] if same else words))
     return out
 

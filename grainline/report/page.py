@@ -7,8 +7,8 @@ which other templates made. jinja2 is imported when the first template is render
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,20 @@ def macro(template: str, name: str, *values: Any) -> Markup:
     return Markup(getattr(_environment().get_template(template).module, name)(*values))
 
 
+summary = partial(macro, "parts.html", "summary")
+"""Names and values in large type, the most important first; further lines of a value are small."""
+facts = partial(macro, "parts.html", "facts")
+"""A mapping of names to values as a table of two columns, and its caption."""
+folded = partial(macro, "parts.html", "folded")
+"""A title, and HTML in a <details> element."""
+notes = partial(macro, "parts.html", "notes")
+"""A list of remarks; empty for no lines."""
+hint = partial(macro, "parts.html", "hint")
+"""A sentence of explanation."""
+card = partial(macro, "parts.html", "card")
+"""A list of parts in one frame."""
+
+
 def data_url(image: Image.Image, side: int = THUMBNAIL) -> str:
     """An image, shrunk to fit a square, as the text of a data URL (JPEG).
 
@@ -86,43 +100,13 @@ def data_url(image: Image.Image, side: int = THUMBNAIL) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def summary(values: Mapping[str, str]) -> Markup:
-    """Names and values in large type, the most important first; further lines of a value are small."""
-    return macro("parts.html", "summary", values)
-
-
-def facts(values: Mapping[str, object], caption: str) -> Markup:
-    """Names and values as a table of two columns."""
-    return macro("parts.html", "facts", values, caption)
-
-
-def folded(title: str, body: Markup) -> Markup:
-    """HTML in a <details> element."""
-    return macro("parts.html", "folded", title, body)
-
-
-def notes(lines: Iterable[str]) -> Markup:
-    """A list of remarks; empty for no lines."""
-    return macro("parts.html", "notes", list(lines))
-
-
-def hint(text: str) -> Markup:
-    """A sentence of explanation."""
-    return macro("parts.html", "hint", text)
-
-
-def card(*parts: Markup) -> Markup:
-    """Parts in one frame."""
-    return macro("parts.html", "card", parts)
-
-
-def short(text: str, most: int) -> str:
+def short(text: str, limit: int) -> str:
     """A text of at most so many characters.
 
     >>> short("A dog runs over wet sand.", 12)
     'A dog run...'
     """
-    return text if len(text) <= most else text[: most - 3].rstrip() + "..."
+    return text if len(text) <= limit else text[: limit - 3].rstrip() + "..."
 
 
 @cache

@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,7 +16,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.files import replacing
 from grainline.nn.upsample import NOTHING, place
-from grainline.report.case import Case, Look, Panel, SentenceScore
+from grainline.report.case import Case, CaseImage, Panel, SentenceScore
 from grainline.report.charts import (
     POSITION_RULES,
     SUBTEXT_RULES,
@@ -144,18 +144,19 @@ def _lines(texts: Sequence[str]) -> list[str]:
     """Numbered texts in at most LINES lines: long ones are shortened, and the last of too many left out."""
     first = texts if len(texts) <= LINES else texts[: LINES - 1]
 
-    def wrapped(most: int) -> list[str]:
+    def wrapped(limit: int) -> list[str]:
         return [
             line
             for i, text in enumerate(first, 1)
-            for line in textwrap.wrap(
-                text, COLUMNS, initial_indent=f"{i}  ", subsequent_indent="    ", max_lines=most,
-                placeholder=" ...",
-            )
-        ]  # fmt: skip
+            for line in _wrap(text, COLUMNS, limit, initial_indent=f"{i}  ", subsequent_indent="    ")
+        ]
 
-    most = max(n for n in range(1, LINES + 1) if n == 1 or len(wrapped(n)) <= LINES)
-    return wrapped(most) + [f"... and {len(texts) - len(first)} more"] * (len(first) < len(texts))
+    limit = max(n for n in range(1, LINES + 1) if n == 1 or len(wrapped(n)) <= LINES)
+    return wrapped(limit) + [f"... and {len(texts) - len(first)} more"] * (len(first) < len(texts))
+
+
+def _wrap(text: str, columns: int, lines: int, **indents: Any) -> list[str]:
+    return textwrap.wrap(text, columns, max_lines=lines, placeholder=" ...", **indents)
 
 
 # Heat maps: a block for each case, the image with its colour scale and a map for each text. A sentence with
@@ -178,14 +179,8 @@ RULE = (
     " image."
 )
 
-
-class Place(NamedTuple):
-    """Where a map stands, from the upper edge of its block and the left edge of its maps; and its words."""
-
-    left: float
-    top: float
-    side: float
-    words: str
+Place = tuple[float, float, float, str]
+"""Left, top and side of a map, from the left edge of the maps and the upper edge of its block; its words."""
 
 
 def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
@@ -193,21 +188,26 @@ def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
     looks = [(case, case.look) for case in cases if case.look is not None]
     blocks = [_places(one.sentences) for _, one in looks]
     heights = [max(height, WORDS + SIDE) for _, height in blocks]
-    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), MAPS_HEAD + sum(heights) + MAPS_FOOT)
-    sheet.write(SPACE, 0.28, title, 11)
+    sheet = _maps_sheet(sum(heights), title)
     sheet.write(SPACE, sheet.tall - 0.1, RULE, SMALL, color=SOFT)
     top = MAPS_HEAD
     for (case, one), (places, _), height in zip(looks, blocks, heights, strict=True):
         _maps_image(sheet, top, one, ", ".join(filter(None, (case.title, case.detail))))
         if one.heat is not None and not isinstance(one.image, MissingImage):
             limit = one.range()
-            for at, heat in zip(places, one.heat, strict=True):
-                left = 2 * SPACE + SIDE + at.left
-                sheet.draw(left, top + at.top, (at.side, at.side), one.map(heat, limit))
+            for (x, y, side, words), heat in zip(places, one.heat, strict=True):
+                left = 2 * SPACE + SIDE + x
+                sheet.draw(left, top + y, (side, side), one.map(heat, limit))
                 flat = f", {NOTHING}" * (place(heat, one.floor) == NOTHING)
-                sheet.write(left, top + at.top - MAPS_GAP, at.words + flat)
+                sheet.write(left, top + y - MAPS_GAP, words + flat)
         top += height
     sheet.save(path)
+
+
+def _maps_sheet(tall: float, title: str) -> Sheet:
+    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), MAPS_HEAD + tall + MAPS_FOOT)
+    sheet.write(SPACE, 0.28, title, 11)
+    return sheet
 
 
 def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
@@ -217,7 +217,7 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
         for i, sentence in enumerate(texts):
             line, column = divmod(i, MAPS)
             words = _words(sentence, MAPS_COLUMNS, MAPS_LINES)
-            places.append(Place(column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
+            places.append((column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
         return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
     top = 0.0
     for sentence in texts:
@@ -225,16 +225,16 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
         head = MAPS_GAP + LINE * (words.count("\n") + 1)
         if not places:
             head = max(head, WORDS)  # as high as the image
-        places.append(Place(0, top + head, LARGE, words))
+        places.append((0, top + head, LARGE, words))
         for i, phrase in enumerate(sentence.phrases):
             line, column = divmod(i, IN_LINE)
             left = LARGE + SPACE + column * (SMALLER + BESIDE)
-            places.append(Place(left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
+            places.append((left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
         top += head + max(1, -(-len(sentence.phrases) // IN_LINE)) * LARGE + BELOW
     return places, top
 
 
-def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
+def _maps_image(sheet: Sheet, top: float, one: CaseImage, title: str) -> None:
     """The image below its title, and below it the scale of its maps and what is left out."""
     title = textwrap.fill(short(title, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
     sheet.write(SPACE, top + WORDS - MAPS_GAP, title)
@@ -258,8 +258,7 @@ def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
 def _words(sentence: SentenceScore, columns: int, lines: int) -> str:
     """The text of a map, shortened to so many lines less one, and its score in a line."""
     role = f"{sentence.role}, " if sentence.role else ""
-    wrapped = textwrap.wrap(sentence.text, columns, max_lines=lines - 1, placeholder=" ...")
-    return "\n".join([*wrapped, f"{role}score {sentence.score:.3f}"])
+    return "\n".join([*_wrap(sentence.text, columns, lines - 1), f"{role}score {sentence.score:.3f}"])
 
 
 # Rows of panels, as `grainline show` has them.
@@ -282,19 +281,19 @@ def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str)
         for row in (case.rows[0]._replace(panels=panels), *case.rows[1:]):
             for i in range(0, max(1, len(row.panels)), MAPS):
                 first = image._replace(words=case.title) if row.panels is panels and not i else None
-                lines.append(([] if i else _paragraphs(row.head), [first, *row.panels[i : i + MAPS]]))
+                head = [] if i else row.head.splitlines()
+                paragraphs = [line for part in head for line in _wrap(part, LONG, HEAD_LINES)]
+                lines.append((paragraphs, [first, *row.panels[i : i + MAPS]]))
     filled = [[panel for panel in panels if panel is not None] for _, panels in lines]
     above = [
         2 * SPACE + LINE * (len(head) + max(len(_wrapped(panel.words)) for panel in real))
         for (head, _), real in zip(lines, filled, strict=True)
     ]
     below = [UNDER + LEGEND * max(len(panel.legend) for panel in real) for real in filled]
-    tall = MAPS_HEAD + sum(above) + len(lines) * SIDE + sum(below) + MAPS_FOOT
-    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), tall)
-    sheet.write(SPACE, 0.28, title, 11)
+    sheet = _maps_sheet(sum(above) + len(lines) * SIDE + sum(below), title)
     if rule:
-        sheet.draw(SPACE, tall - 0.24, (0.5, 0.1), ramp())
-        sheet.write(SPACE + 0.6, tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
+        sheet.draw(SPACE, sheet.tall - 0.24, (0.5, 0.1), ramp())
+        sheet.write(SPACE + 0.6, sheet.tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
     top = MAPS_HEAD
     for (head, line), over, under in zip(lines, above, below, strict=True):
         sheet.write(SIDE + 2 * SPACE, top + SPACE + LINE * len(head), "\n".join(head))
@@ -310,15 +309,8 @@ def ramp(width: int = 120, height: int = 24) -> Image.Image:
     return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
 
 
-def _paragraphs(head: str) -> list[str]:
-    parts = head.splitlines()
-    wrapped = [textwrap.wrap(part, LONG, max_lines=HEAD_LINES, placeholder=" ...") for part in parts]
-    return [line for part in wrapped for line in part]
-
-
 def _wrapped(words: str) -> list[str]:
-    words = short(words, MAPS_COLUMNS * PANEL_LINES)
-    return textwrap.wrap(words, MAPS_COLUMNS, max_lines=PANEL_LINES, placeholder=" ...")
+    return _wrap(short(words, MAPS_COLUMNS * PANEL_LINES), MAPS_COLUMNS, PANEL_LINES)
 
 
 def _panel(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
@@ -337,7 +329,7 @@ def _panel(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
 # Groups of tokens: the mean share of each group along a caption, then captions with the share of each group
 # in each token, the strongest group, and brackets for the annotated phrases.
 
-LEFT, TOKEN, LEAST = 0.8, 0.24, 7.0  # the names on the left, a token, the whole
+LEFT, TOKEN, MIN_WIDTH = 0.8, 0.24, 7.0  # the names on the left, a token, the whole
 TOKENS_HEAD, TOKENS_FOOT, TOKENS_ABOVE, TOKENS_ROW = 0.5, 0.6, 0.35, 0.2
 TOKENS_BELOW = 1.0  # the tokens, which are turned
 STRIP = 0.35  # half the height of the strip below the map, in rows of the map
@@ -349,7 +341,7 @@ def write_tokens(path: str | Path, captions: Sequence[TokenGroups], mean: np.nda
 
     mean  [K, B] the share of each group along a caption, mean over captions
     """
-    wide = max(LEAST, LEFT + TOKEN * max(mean.shape[1], *(len(one.words) for one in captions)) + 0.3)
+    wide = max(MIN_WIDTH, LEFT + TOKEN * max(mean.shape[1], *(len(one.words) for one in captions)) + 0.3)
     maps = [(mean, 0.1, None), *((one.soft, TOKENS_BELOW, one) for one in captions)]
     heights = [TOKENS_ABOVE + TOKENS_ROW * (len(share) + 2) + foot for share, foot, _ in maps]
     sheet = Sheet(wide, TOKENS_HEAD + sum(heights) + TOKENS_FOOT)

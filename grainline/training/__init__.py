@@ -2,18 +2,14 @@
 
 checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
-folder      The folder of a run: checks, lock, and the files at its start.
-inputs      What a run starts from: training set, tokenizer, and the weights of an earlier run.
+inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.
 log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases.
 loop        The training loop: steps, validation, checkpoints, log.
-lora        LoRA adapters (Hu et al., arXiv 2106.09685), by the library peft.
-optim       AdamW: which parameters learn, learning rates, weight decay, layer-wise decay.
+optim       AdamW: which parameters learn, schedules, weight decay, layer-wise decay.
 parallel    DistributedDataParallel or FSDP2, device and precision.
-precompute  Features of a frozen image encoder and superpixels, written once for later runs.
+precompute  Features of a frozen image encoder and superpixels, written once and read in training.
 recipe      The fields of a recipe, and reading one.
-report      OUT/report.html: curves, corrupt samples, settings and the last validation.
+report      Validation, and OUT/report.html: curves, corrupt samples, settings.
 run         `grainline.train`: from a recipe to a run in its folder.
-schedule    Learning rate schedules: a linear warm-up, then cosine, step decay or constant.
-step        One training step, GradCache, activation checkpointing, compilation.
-validation  Retrieval on the validation sources of a recipe.
+step        One training step, GradCache, LoRA, activation checkpointing, compilation.
 """

@@ -8,6 +8,7 @@ leaves whole checkpoints only. state.json holds the size and sha256 of all files
 are safetensors, the rest is JSON. Only the first process writes, and sharded tensors are written in full.
 """
 
+import contextlib
 import json
 import random
 import re
@@ -68,7 +69,10 @@ def save(
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
     saving = files.temporary_path(target)
-    weights, moments = _on_first(plain_state_dict(method)), _on_first(_moments(optimizer))
+    weights, moments = (
+        {name: full_tensor_on_first(x) for name, x in tensors.items()}
+        for tensors in (plain_state_dict(method), _moments(optimizer))
+    )
     if rank() != 0:
         return target
     try:
@@ -95,7 +99,7 @@ def save(
         for step in set(steps) - set(latest):
             files.remove(steps[step])
         for name in MARKS:
-            path = mark_path(out, name)
+            path = files.existing_folder(out / name)
             if path is not None and step_of(path) > state.step:
                 files.remove(path)
     except files.WRITE_ERRORS as error:
@@ -118,11 +122,6 @@ def mark(out: Path, checkpoint: Path, name: str) -> Path:
     return target
 
 
-def mark_path(out: Path, name: str) -> Path | None:
-    """The folder OUT/<name>, also after a kill while it was replaced; None if there is none."""
-    return files.existing_folder(out / name)
-
-
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
@@ -139,7 +138,7 @@ def latest(out: Path) -> Path | None:
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
     folders = {files.original_name(step): step for step in _steps(out).values()}
-    folders |= {mark: path for mark in MARKS if (path := mark_path(out, mark)) is not None}
+    folders |= {mark: path for mark in MARKS if (path := files.existing_folder(out / mark))}
     if name not in folders:  # paths too are refused
         raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(folders) or 'none'}")
     return folders[name]
@@ -153,7 +152,7 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         body = files.unseal(path)
     except files.Corrupt as error:
-        other = _good(_run_of(path))
+        other = _good_of_run(path)
         offer = "the run has no other good checkpoint: train again into a new folder"
         if other is not None:
             offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
@@ -187,7 +186,7 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
 
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
     files.discard(files.temporary_path(target))
-    good = _good(_run_of(target))
+    good = _good_of_run(target)
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
     raise UserError(
         f"cannot write {target}: {files.reason(error)}; {last}; mend it and continue with --resume"
@@ -205,18 +204,13 @@ def _steps(out: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def _run_of(path: Path) -> Path:
-    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
-
-
-def _good(out: Path) -> Path | None:
-    """The newest checkpoint that is intact."""
-    for path in reversed(_steps(out).values()):
-        try:
-            files.unseal(path)
-        except files.Corrupt:
-            continue
-        return path
+def _good_of_run(path: Path) -> Path | None:
+    """The newest checkpoint that is intact, of the run that a checkpoint belongs to."""
+    out = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    for step in reversed(_steps(out).values()):
+        with contextlib.suppress(files.Corrupt):
+            files.unseal(step)
+            return step
     return None
 
 
@@ -250,10 +244,6 @@ def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "exp_avg/name" -> tensor."""
     states = {name: optimizer.state.get(p, {}) for name, p in _parameters(optimizer).items()}
     return {f"{key}/{name}": x for name, state in states.items() for key, x in state.items()}
-
-
-def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: full_tensor_on_first(x) for name, x in tensors.items()}
 
 
 def _restore(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:

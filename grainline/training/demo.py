@@ -10,8 +10,8 @@ from rich.console import Console
 
 from grainline.data.open_source import open_source
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.evaluate_model import metrics_section, table
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import metrics_section, table
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
 from grainline.loading import load
@@ -62,10 +62,10 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
         console.print(table(result))
     page = out / REPORT_FILE
     summary = _summary(results, encodings)
-    on = Evaluation(model, unseen, encodings, results["retrieval"])
+    evaluation = Evaluation(model, unseen, encodings, results["retrieval"])
     sections = [metrics_section(tables), Section("Training", charts(curves(read_log(out))))]
-    sections += retrieval.sections(on)
-    sections += probes.sections(on._replace(data=compared, result=results["probes"]))
+    sections += retrieval.sections(evaluation)
+    sections += probes.sections(evaluation._replace(data=compared, result=results["probes"]))
     title = "grainline demo: sentences matched with patches of drawn scenes"
     write_page(page, render_page(title, page_summary(summary), sections))
     for name, value in summary.items():

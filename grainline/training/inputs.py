@@ -1,29 +1,129 @@
-"""What a run starts from: training data, tokenizer, and the weights of an earlier run (`init_from`)."""
+"""What a run starts from: its folder, training data, tokenizer, weights of an earlier run (`init_from`).
+
+recipe.yaml, model.json and tokenizer.json are written before the first step. During training checkpoints/ and
+log.jsonl grow; best/ and last/ hold the weights to use.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grainline.build import Start, image_settings, method_config, reads_pretrained_texts
-from grainline.data.cache import CachedFeatures, CachedSuperpixels
+from grainline.build import (
+    Description,
+    Start,
+    changed,
+    is_pretrained,
+    read_description,
+    reads_pretrained_texts,
+    start,
+    write_description,
+)
+from grainline.config import flatten
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
-from grainline.data.formats.texts_alone import without_images
+from grainline.data.formats.table import without_images
 from grainline.data.open_source import open_sources
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
-from grainline.distributed import rank
+from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint
-from grainline.loading import find_run, load
+from grainline.files import LOCK, NoLocks, one_writer, reason, temporary_path, writing
 from grainline.methods.base import Method
-from grainline.model import Model
-from grainline.training.recipe import DataConfig, Recipe
+from grainline.model import Model, find_run, load
+from grainline.training.log import LOG_FILE
+from grainline.training.recipe import Recipe, read_recipe, write_recipe
+
+MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
+"""Recipe fields that do not change what a run computes, so a resumed run may change them."""
+
+INITIAL_FILES = {LOCK, "tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
+INITIAL_FILES |= {temporary_path(Path(name)).name for name in ("model.json", "recipe.yaml")}
+"""Files that a folder may hold before its log exists. A run killed that early starts again from scratch."""
+
+
+@contextmanager
+def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
+    """Check the folder of a run and hold its lock for the length of the block.
+
+    The first process checks and locks; all processes call it, and an error of the first one is a UserError in
+    each of them. A folder that holds anything but a run is never written to.
+    """
+    with ExitStack() as stack:
+        message = ""
+        try:
+            if rank() == 0:
+                _require_run_or_empty(out, resume)
+                out.mkdir(parents=True, exist_ok=True)
+                hint = "wait until it ends, or choose another --out"
+                try:
+                    stack.enter_context(one_writer(out, f"run {out}", hint))
+                except NoLocks as error:  # as on some cluster file systems, where training has to work too
+                    print(f"{error}; another process could train into it too", file=sys.stderr)
+                _require_run_or_empty(out, resume)  # another process may have started a run before the lock
+                if is_run(out):
+                    _require_same(recipe, out, resume)
+        except UserError as error:
+            message = str(error)
+        except (OSError, ValueError) as error:  # ValueError: a path with a null character
+            message = f"cannot use the folder {out}: {reason(error)}; choose another --out"
+        message = all_gather_objects(message)[0]
+        if message:
+            raise UserError(message)
+        yield
+
+
+def write_settings(out: Path, description: Description, recipe: Recipe) -> None:
+    """Write model.json and recipe.yaml."""
+    with writing(out):
+        write_description(out, description)
+        write_recipe(out / "recipe.yaml", recipe)
+
+
+def is_run(out: Path) -> bool:
+    """Whether the folder holds a run. The log is written last, once all settings have been checked."""
+    return (out / "recipe.yaml").is_file() and (out / LOG_FILE).is_file()
+
+
+def log_stamp(out: Path) -> tuple[int, int] | None:
+    """Size and time of the log, which change when it is written; None without a log."""
+    path = out / LOG_FILE
+    return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+def _require_run_or_empty(out: Path, resume: bool) -> None:
+    """UserError unless the folder holds a run, the files at the start of one, or nothing."""
+    if is_run(out):
+        return
+    there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if resume and "checkpoints" in there:
+        missing = " and ".join(name for name in ("recipe.yaml", LOG_FILE) if name not in there)
+        raise UserError(f"{out} has checkpoints but no {missing}, so it cannot be resumed; put it back")
+    if resume and not out.exists():
+        raise UserError(f"{out} holds no run to resume; leave out --resume to start one")
+    if not there <= INITIAL_FILES or (out.exists() and not out.is_dir()):
+        raise UserError(f"{out} is not an empty folder; choose another --out")
+
+
+def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
+    """UserError unless --resume was given and the folder holds a run of this recipe."""
+    if not resume:
+        raise UserError(f"{out} holds a run already; continue with --resume, or choose another --out")
+    before, now = (
+        flatten(x.model_dump(mode="json")) for x in (read_recipe(str(out / "recipe.yaml"), []), recipe)
+    )
+    names = sorted(before.keys() | now.keys())
+    differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]
+    if differ:
+        raise UserError(
+            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
+            "resume with the same recipe and settings, or choose another --out"
+        )
+
 
 TOWERS = "towers."  # encoders and projections: the part that an earlier run must provide completely
 
@@ -41,7 +141,8 @@ def read_source_run(path: str) -> Model:
 def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> list[str]:
     """Copy the tensors of an earlier run; returns the names of those that stay as initialised.
 
-    Raises UserError where the run lacks a tensor of the encoders, or has a tensor of another shape.
+    One line on stderr is about these. Raises UserError where the run lacks a tensor of the encoders, or has a
+    tensor of another shape.
     """
     state, added = method.state_dict(), method.new_parameters
     missing = [x for x in state if x.startswith(TOWERS) and not x.startswith(added) and x not in weights]
@@ -59,16 +160,20 @@ def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> li
             )
     for name in common:
         state[name].copy_(weights[name])
-    return [name for name in state if name not in weights]
-
-
-def init_weights(method: Method, source_run: Model, path: str) -> None:
-    """`copy_weights`, and one line on stderr about the tensors that did not come from the run."""
-    new = copy_weights(method, source_run.method.state_dict(), path)
+    new = [name for name in state if name not in weights]
     if rank() == 0:
         parts = dict.fromkeys(name.partition(".")[0] for name in new)
         what = f"{len(new)} tensors of {', '.join(parts)} are new" if new else "no tensor is new"
         print(f"starts from {path}; {what}", file=sys.stderr)
+    return new
+
+
+def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
+    """The method with its first weights. A resumed run does not read the pretrained checkpoint again."""
+    description = recipe.description
+    if resume_from is not None and is_pretrained(description):
+        return Start(read_description(out, trust_code=True))
+    return start(description)
 
 
 def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | None) -> tuple[Source, Source]:
@@ -96,13 +201,10 @@ def new_tokenizer(
 
 def with_vocabulary(start_point: Start, vocab: int) -> Start:
     """The method with one word embedding per token of its tokenizer; pretrained text encoders stay as is."""
-    description = start_point.description
-    if reads_pretrained_texts(description):
+    if reads_pretrained_texts(start_point.description):
         return start_point
-    values = description.config.model_dump(mode="json")
-    values["text"]["vocab"] = vocab
-    config = method_config(description.method, values, "recipe field model")
-    return start_point._replace(description=description._replace(config=config))
+    resized = changed(start_point.description, [f"text.vocab={vocab}"], "recipe field model")
+    return start_point._replace(description=resized)
 
 
 def require_data_fits(source: Source, descriptions: Descriptions | None, method: Method, name: str) -> None:
@@ -117,33 +219,6 @@ def require_data_fits(source: Source, descriptions: Descriptions | None, method:
             "that has some, or train tgt with model.contrastive=0"
         )
     require_fit(name, method.reads_descriptions, descriptions, "data.descriptions")
-
-
-def make_crop(
-    cfg: DataConfig, source: Source, method: Method, start_point: Start, resume_from: Path | None
-) -> Crop:
-    """How training images are cropped, with cached superpixels or features where the recipe names them.
-
-    resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
-    """
-    if cfg.crop is not None:
-        return TrainTransform(method.size, **cfg.crop.model_dump())
-    description = start_point.description
-    transform, config = EvalTransform(method.size, **image_settings(description)), description.config
-    if cfg.features is not None:
-        # The loop reads the checkpoint's weights later, so read them here for the fingerprint.
-        trained = method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method
-        encoder = image_fingerprint(config.image, trained.towers.image)
-        return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
-    if cfg.superpixels is None:
-        return SameTransform(transform)
-    settings = config.image.model_dump(mode="json").get("superpixels")
-    if settings is None:
-        raise UserError(
-            f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
-        )
-    del settings["checkpoint"]  # the path of the weights does not change the superpixels
-    return SameTransform(transform, CachedSuperpixels(Path(cfg.superpixels), source, transform, settings))
 
 
 def _captions(source: Source, max_records: int) -> Iterator[str]:

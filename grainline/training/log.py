@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor
 
-from grainline.config import Config
+from grainline.config import Config, flatten
 from grainline.errors import UserError
+from grainline.files import writing
 
 LOG_FILE = "log.jsonl"
 TIMES = ("time", "images_per_s")
@@ -51,32 +52,29 @@ class Log:
         total: int,
         *,
         step: int = 0,
-        lines: int | None = None,
+        lines: int = 0,
         console: Console | None = None,
     ) -> None:
         """Open OUT/log.jsonl.
 
         total  steps of the whole run
         step   the step that the run starts from
-        lines  of a resumed run: lines to which its log is truncated (`TrainState.log_lines`);
-               None for a new run, where an existing log is a UserError
+        lines  lines to which the log is truncated: of a resumed run `TrainState.log_lines`
         """
         self.path = out / LOG_FILE
         boards = _boards(cfg)
-        try:
+        with writing(self.path):
             out.mkdir(parents=True, exist_ok=True)
             self.lines = _truncate(self.path, lines)
             # Unbuffered, so that a killed process leaves whole lines.
             self._file = self.path.open("ab", buffering=0)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
         try:
             self._boards = [board(out, step, cfg) for board in boards]
         except BaseException:
             self._file.close()
             raise
         self._display = _Display(console or Console(), total, step, cfg.plain_every)
-        if lines is not None and self.lines < lines:
+        if self.lines < lines:
             text = f"the log had {self.lines} lines where the checkpoint counts {lines}"
             self.write("note", step, 0.0, text=text)
 
@@ -98,7 +96,8 @@ class Log:
             while data:
                 data = data[os.write(self._file.fileno(), data) :]
         self.lines += 1
-        numbers = dict(_numbers(values, f"{kind}/")) if self._boards else {}
+        flat = flatten(values, f"{kind}/")
+        numbers = {k: x for k, x in flat.items() if isinstance(x, int | float) and not isinstance(x, bool)}
         for board in self._boards:
             board.add(numbers, step)
 
@@ -151,15 +150,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _truncate(path: Path, lines: int | None) -> int:
+def _truncate(path: Path, lines: int) -> int:
     """Truncate the file to its first `lines` lines; returns how many it has then."""
     existing = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if lines is None:
-        if existing:
-            raise UserError(
-                f"{path} is the log of an earlier run: continue with --resume, or choose another --out"
-            )
-        return 0
     whole = [line for line in existing[:lines] if line.endswith(b"\n")]
     if existing:
         os.truncate(path, sum(map(len, whole)))
@@ -178,15 +171,6 @@ def _plain(value: Any, where: str, non_finite: dict[str, str]) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(x, f"{where}.{i}", non_finite) for i, x in enumerate(value)]
     return value
-
-
-def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a line with its dotted name."""
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
 
 
 class _TensorBoard:
@@ -239,22 +223,21 @@ class _Wandb:
 
 def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
     """The loggers that the config selects. UserError if a package is missing, before the log is written."""
-    out: list[type[_TensorBoard] | type[_Wandb]] = []
-    setting, extra = "tensorboard=true", "tb"
-    try:
-        if cfg.tensorboard:
-            importlib.import_module("torch.utils.tensorboard")
-            out.append(_TensorBoard)
-        setting, extra = f"wandb={cfg.wandb}", "wandb"
-        if cfg.wandb:
-            importlib.import_module("wandb")
-            out.append(_Wandb)
-    except ImportError:
-        package = setting.partition("=")[0]
-        raise UserError(
-            f"{setting} needs the package {package}, which is not installed: pip install 'grainline[{extra}]'"
-        ) from None
-    return out
+    selected: list[tuple[str, str, str, type[_TensorBoard] | type[_Wandb]]] = []
+    if cfg.tensorboard:
+        selected.append(("tensorboard=true", "torch.utils.tensorboard", "tb", _TensorBoard))
+    if cfg.wandb:
+        selected.append((f"wandb={cfg.wandb}", "wandb", "wandb", _Wandb))
+    for setting, module, extra, _ in selected:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            package = setting.partition("=")[0]
+            raise UserError(
+                f"{setting} needs the package {package}, which is not installed: "
+                f"pip install 'grainline[{extra}]'"
+            ) from None
+    return [board for *_, board in selected]
 
 
 class _Display:

@@ -27,16 +27,16 @@ from grainline.distributed import (
     world_size,
 )
 from grainline.errors import UserError
+from grainline.files import existing_folder
 from grainline.methods.base import Method
-from grainline.nn.scale import clamp_scales
+from grainline.methods.shared import clamp_scales
 from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
-from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
-from grainline.training.step import Loss, Objective, compile_layers, recompute_layers
+from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
 from grainline.types import Clock, to
 
 IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
@@ -62,15 +62,6 @@ class Run(NamedTuple):
     validate: Callable[[Method], Validation] | None  # the first process calls it
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
-
-
-class StepNumbers(NamedTuple):
-    """Terms, facts and gradient norm of one step, still on the device."""
-
-    step: int
-    terms: dict[str, Tensor]
-    facts: dict[str, Tensor]
-    norm: Tensor
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -112,7 +103,8 @@ class _Training:
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
         self.step = 0  # updates made
-        self.pending: list[StepNumbers] = []
+        self.names: tuple[list[str], list[str]] = [], []  # of the terms and the norm; of the facts
+        self.pending: list[Tensor] = []  # these numbers of each step that is not logged, on the device
         self.best: float | None = None
         self.log: Log | None = None  # of the first process
         self.request = Request()
@@ -199,7 +191,8 @@ class _Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         clamp_scales(self.method)
-        self.pending.append(StepNumbers(self.step, terms, facts, norm))
+        self.names = [*terms, "gradient norm"], list(facts)
+        self.pending.append(torch.stack([*terms.values(), norm.reshape(()), *facts.values()]))
         self.step += 1
 
     def _after(self) -> None:
@@ -237,15 +230,12 @@ class _Training:
     def _flush_log(self) -> None:
         """Read the pending terms and log their means; UserError for a term that is not finite."""
         self.corrupt_stats.settle()
-        names, facts = [*self.pending[0].terms, "gradient norm"], list(self.pending[0].facts)
-        table = [
-            torch.stack([*p.terms.values(), p.norm.reshape(()), *p.facts.values()]) for p in self.pending
-        ]
-        numbers: list[list[float]] = all_reduce_mean(torch.stack(table).float()).tolist()
-        for pending, row in zip(self.pending, numbers, strict=True):
+        names, facts = self.names
+        numbers: list[list[float]] = all_reduce_mean(torch.stack(self.pending).float()).tolist()
+        for step, row in enumerate(numbers, self.step - len(numbers)):
             checked = row[: len(names)]
             if not all(map(math.isfinite, checked)):
-                self._stop_not_finite(pending.step, dict(zip(names, checked, strict=True)))
+                self._stop_not_finite(step, dict(zip(names, checked, strict=True)))
         self.pending = []
         columns = [sum(column) / len(column) for column in zip(*numbers, strict=True)]
         means = dict(zip(names, columns, strict=False))
@@ -327,7 +317,7 @@ class _Training:
 
     def _mend_best(self, path: Path, is_best: bool) -> None:
         """Mark the best weights if the process died before it did; drop `best` if a later step set it."""
-        best_path = checkpoint.mark_path(self.out, "best")
+        best_path = existing_folder(self.out / "best")
         if is_best and (best_path is None or checkpoint.step_of(best_path) != self.step):
             checkpoint.mark(self.out, path, "best")
         elif best_path is None or checkpoint.step_of(best_path) > self.step:

@@ -1,4 +1,4 @@
-"""The optimizer: which parameters learn, at which learning rate, with how much weight decay.
+"""AdamW: which parameters learn, at which learning rate and schedule, with how much weight decay.
 
 This is the only place that freezes parameters. The first rule whose pattern matches the full name of a
 parameter applies to it. A rule without parameters and a parameter without a rule are errors, because both are
@@ -8,20 +8,125 @@ rule sets a decay; all others, tables too, take the base decay where their rule 
 Layer-wise decay (BEiT, arXiv 2106.08254; timm) lowers the rate with depth: `depth_levels`.
 """
 
+import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from pydantic import AfterValidator, Field
+from torch import nn
 
 from grainline.config import Config
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.nn.attention import layer_lists
-from grainline.training.schedule import Cosine, Schedule, rate
 from grainline.weights import plain_name
+
+# Schedules are functions of the step alone, so a resumed run needs no further state. Steps count from 0.
+# Spans below 1 are a share of the run, from 1 on they are a number of steps.
+
+
+def _whole_from_one(span: float) -> float:
+    if span >= 1 and span != int(span):
+        raise ValueError("below 1 it is a share of the run, from 1 on a whole number of steps")
+    return span
+
+
+def _increasing(milestones: tuple[float, ...]) -> tuple[float, ...]:
+    shares = {span < 1 for span in milestones}
+    if len(shares) > 1:
+        raise ValueError("give all milestones as shares below 1, or all as numbers of steps")
+    if any(b <= a for a, b in itertools.pairwise(milestones)):
+        raise ValueError("milestones must grow from one to the next")
+    return milestones
+
+
+Span = Annotated[float, Field(ge=0), AfterValidator(_whole_from_one)]
+"""A share of the run (below 1) or a number of steps (1, 2, 3, ...)."""
+
+Factor = Annotated[float, Field(ge=0)]
+
+
+class Constant(Config):
+    """The base rate after the warm-up."""
+
+    kind: Literal["constant"] = "constant"
+    warmup: Span = 0.0
+
+
+class Cosine(Config):
+    """Half a cosine, from the base rate at the end of the warm-up to `final` times it after the last step.
+
+    With `over="run"` the cosine starts at step 0 and the warm-up replaces its first part: the rate then drops
+    a little at the end of the warm-up, as in the code of GroupViT.
+    """
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Span = 0.05
+    final: Factor = 0.0
+    first: Factor | None = None  # factor at step 0, from which the warm-up climbs; None: 1 / warmup
+    over: Literal["rest", "run"] = "rest"
+
+
+class StepDecay(Config):
+    """The base rate times `factor` once for every milestone that has been reached."""
+
+    kind: Literal["step"] = "step"
+    warmup: Span = 0.0
+    milestones: Annotated[tuple[Span, ...], AfterValidator(_increasing)] = (0.5, 0.75)
+    factor: Factor = 0.1
+
+
+Schedule = Annotated[Constant | Cosine | StepDecay, Field(discriminator="kind")]
+
+
+def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> float:
+    """The factor on the base rate for the update at `step` of a run of `total` steps.
+
+    The warm-up is a straight line from 1 / warmup at step 0 to 1 at its last step, or from `first` to 1 at
+    the step after it. The last step of a cosine is one step short of `final`, so that no update has rate 0.
+    Steps past the end have the factor of the end.
+
+    >>> [rate(Cosine(warmup=2), step, total=6) for step in (0, 1, 2)]
+    [0.5, 1.0, 1.0]
+    >>> round(rate(Cosine(warmup=2, final=0.1), 4, total=6), 4), rate(Cosine(warmup=2, final=0.1), 6, total=6)
+    (0.55, 0.1)
+    >>> [rate(StepDecay(milestones=(0.5, 0.75), factor=0.5), step, total=8) for step in (3, 4, 6)]
+    [1.0, 0.5, 0.25]
+
+    A warm-up that is longer than the run is a UserError.
+    """
+    warmup = steps_of(schedule.warmup, total)
+    if warmup > total:
+        raise UserError(
+            f"the schedule warms up for {warmup} steps, but the run has only {total}: "
+            "set warmup to fewer steps, or to a share of the run below 1"
+        )
+    if step < warmup:
+        first = schedule.first if isinstance(schedule, Cosine) else None
+        return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup
+    if isinstance(schedule, Constant):
+        return 1.0
+    if isinstance(schedule, StepDecay):
+        reached = sum(step >= steps_of(span, total) for span in schedule.milestones)
+        return schedule.factor**reached
+    start = warmup if schedule.over == "rest" else 0
+    done = min((step - start) / max(total - start, 1), 1.0)
+    return schedule.final + (1.0 - schedule.final) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def steps_of(span: float, total: int) -> int:
+    """A span in steps: a share of the run is rounded to the nearest step.
+
+    >>> steps_of(0.05, total=1000), steps_of(30, total=1000)
+    (50, 30)
+    """
+    return round(span * total) if span < 1 else int(span)
+
+
+# Which parameters learn, and how.
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -53,20 +158,13 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     The fused kernel on CPU and CUDA makes one pass over the state. It is elementwise and deterministic, but
     rounds differently from the unfused loop: a run is bit-identical only to runs on the same kind of device.
     """
-    groups = param_groups(model, cfg.rules, cfg.lr, cfg.weight_decay, cfg.schedule, cfg.layer_decay)
+    groups = param_groups(model, cfg)
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     fused = True if devices <= {"cpu", "cuda"} else None
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=0.0, fused=fused)
 
 
-def param_groups(
-    model: nn.Module,
-    rules: Sequence[ParamRule],
-    lr: float,
-    decay: float,
-    schedule: Schedule,
-    layer_decay: float | None = None,
-) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]:
     """Parameter groups for AdamW in the order of the rules; other parameters no longer require gradients.
 
     A rule makes at most two groups, first its matrices, then its parameters of fewer than two dimensions;
@@ -74,8 +172,8 @@ def param_groups(
     `params`), `rule` (the pattern), and `base_lr` and `schedule`, from which `set_rates` computes `lr`.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
-    >>> rules = [ParamRule(pattern=r"0\\..*", lr_factor=0.5), ParamRule(pattern=".*", weight_decay=0.3)]
-    >>> for group in param_groups(model, rules, lr=0.1, decay=0.2, schedule=Cosine()):
+    >>> rules = ParamRule(pattern=r"0\\..*", lr_factor=0.5), ParamRule(pattern=".*", weight_decay=0.3)
+    >>> for group in param_groups(model, OptimizerConfig(lr=0.1, rules=rules)):
     ...     print(group["names"], group["lr"], group["weight_decay"])
     ['0.weight'] 0.05 0.2
     ['0.bias'] 0.05 0.0
@@ -85,9 +183,9 @@ def param_groups(
     """
     parameters = {plain_name(name): p for name, p in model.named_parameters()}
     adapted = frozen_names(model)
-    depths = {} if layer_decay is None else depth_levels(model)
+    depths = {} if cfg.layer_decay is None else depth_levels(model)
     groups: list[dict[str, Any]] = []
-    for rule, matches in zip(rules, _by_rule(parameters, rules), strict=True):
+    for rule, matches in zip(cfg.rules, _by_rule(parameters, cfg.rules), strict=True):
         learning = {name: p for name, p in matches.items() if rule.lr_factor > 0 and name not in adapted}
         for name, parameter in matches.items():
             parameter.requires_grad_(name in learning)
@@ -98,9 +196,9 @@ def param_groups(
             )
         for level in sorted({depths.get(name, 0) for name in learning}, reverse=True):
             part = {name: p for name, p in learning.items() if depths.get(name, 0) == level}
-            base = lr * rule.lr_factor * (layer_decay or 1.0) ** level
-            rates = {"lr": base, "base_lr": base, "schedule": rule.schedule or schedule}
-            for flat, default in ((False, decay), (True, 0.0)):
+            base = cfg.lr * rule.lr_factor * (cfg.layer_decay or 1.0) ** level
+            rates = {"lr": base, "base_lr": base, "schedule": rule.schedule or cfg.schedule}
+            for flat, default in ((False, cfg.weight_decay), (True, 0.0)):
                 names = [name for name, p in part.items() if (p.dim() < 2) == flat]
                 wd = default if rule.weight_decay is None else rule.weight_decay
                 group = {"params": [part[name] for name in names], "names": names, "weight_decay": wd}
@@ -157,13 +255,7 @@ def _by_rule(
     parameters: Mapping[str, nn.Parameter], rules: Sequence[ParamRule]
 ) -> list[dict[str, nn.Parameter]]:
     """For each rule, the parameters for which it is the first match."""
-    patterns = []
-    for rule in rules:
-        try:
-            patterns.append(re.compile(rule.pattern))
-        except re.error as error:
-            hint = "write a dot in a name as \\."
-            raise UserError(f"rule '{rule.pattern}' is not a regular expression: {error}; {hint}") from None
+    patterns = [compile_pattern(rule.pattern, f"rule '{rule.pattern}'") for rule in rules]
     matches: list[dict[str, nn.Parameter]] = [{} for _ in rules]
     for name, parameter in parameters.items():
         first = next((i for i, pattern in enumerate(patterns) if pattern.fullmatch(name)), None)
@@ -174,25 +266,33 @@ def _by_rule(
                 "list with '.*'"
             )
         matches[first][name] = parameter
-    for pattern, names in zip(patterns, matches, strict=True):
-        if not names:
-            _no_match(pattern, parameters)
+    for pattern, matched in zip(patterns, matches, strict=True):
+        if matched:
+            continue
+        earlier = [name for name in parameters if pattern.fullmatch(name)]
+        if earlier:
+            raise UserError(
+                f"rule '{pattern.pattern}' applies to nothing: earlier rules match all of its {len(earlier)} "
+                f"parameters ({earlier[0]}, ...); put the narrower rule first, or drop this one"
+            )
+        raise UserError(f"rule '{pattern.pattern}' matches no parameter: {whole_names(list(parameters))}")
     return matches
 
 
-def _no_match(pattern: re.Pattern[str], parameters: Mapping[str, Tensor]) -> NoReturn:
-    earlier = [name for name in parameters if pattern.fullmatch(name)]
-    if earlier:
+def compile_pattern(pattern: str, what: str) -> re.Pattern[str]:
+    """A pattern for names of parameters or layers. UserError about `what` if it is no regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
         raise UserError(
-            f"rule '{pattern.pattern}' applies to nothing: earlier rules match all of its {len(earlier)} "
-            f"parameters ({earlier[0]}, ...); put the narrower rule first, or drop this one"
-        )
-    names = list(parameters)
-    some = names[:: max(1, len(names) // 4)][:4]
-    raise UserError(
-        f"rule '{pattern.pattern}' matches no parameter: it must match a whole name, "
-        f"and this model has {len(names)}, among them {', '.join(some)}"
-    )
+            f"{what} is not a regular expression: {error}; write a dot in a name as \\."
+        ) from None
+
+
+def whole_names(names: Sequence[str]) -> str:
+    """Advice for a pattern that matches none of these names."""
+    some = ", ".join(names[:: max(1, len(names) // 4)][:4]) or "none"
+    return f"it must match a whole name, and this model has {len(names)}, among them {some}"
 
 
 class EncoderLayers(NamedTuple):
@@ -225,7 +325,7 @@ def encoder_layers(model: nn.Module, option: str) -> list[EncoderLayers]:
     return result
 
 
-def depth_levels(model: nn.Module, option: str = "train.optimizer.layer_decay") -> dict[str, int]:
+def depth_levels(model: nn.Module) -> dict[str, int]:
     """The level of each parameter by its plain name (`weights.plain_name`). In an encoder of d layers:
 
     d + 1  before the first layer: patch embedding, tables, class token
@@ -243,17 +343,17 @@ def depth_levels(model: nn.Module, option: str = "train.optimizer.layer_decay") 
     >>> levels["norm.weight"]
     0
     """
-    encoders = encoder_layers(model, option)
+    encoders = encoder_layers(model, "train.optimizer.layer_decay")
     for path in layer_lists(model):
         if not any(is_under(path, encoder.name) for encoder in encoders):
             raise UserError(
-                f"{option} finds the layers {path} outside the encoders, so their depth is unknown; "
-                "leave it out and give rules"
+                f"train.optimizer.layer_decay finds the layers {path} outside the encoders, so their depth "
+                "is unknown; leave it out and give rules"
             )
     names = [name for name, _ in model.named_parameters()]
     levels = dict.fromkeys(map(plain_name, names), 0)
     for encoder in encoders:
-        levels |= {plain_name(x): _level(x, encoder, option) for x in names if is_under(x, encoder.name)}
+        levels |= {plain_name(x): _level(x, encoder) for x in names if is_under(x, encoder.name)}
     return levels
 
 
@@ -266,18 +366,17 @@ def is_under(name: str, module: str) -> bool:
     return not module or name == module or name.startswith(f"{module}.")
 
 
-def _level(name: str, place: EncoderLayers, option: str) -> int:
-    depth = len(place.layers)
+def _level(name: str, place: EncoderLayers) -> int:
     part_name = name.removeprefix(f"{place.name}.") if place.name else name
     if is_under(name, place.path):
-        return depth - int(name.removeprefix(f"{place.path}.").partition(".")[0])
+        return len(place.layers) - int(name.removeprefix(f"{place.path}.").partition(".")[0])
     if any(is_under(part_name, part) for part in place.encoder.before):
-        return depth + 1
+        return len(place.layers) + 1
     if any(is_under(part_name, part) for part in place.encoder.behind):
         return 0
     raise UserError(
-        f"{option} does not know whether {part_name!r} is before or after the layers of the encoder "
-        f"{place.name or 'of this model'}; leave it out and give rules"
+        f"train.optimizer.layer_decay does not know whether {part_name!r} is before or after the layers of "
+        f"the encoder {place.name or 'of this model'}; leave it out and give rules"
     )
 
 

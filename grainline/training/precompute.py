@@ -11,18 +11,25 @@ import torch
 from torch import Tensor
 
 from grainline import recipes
-from grainline.build import Description, image_settings, start
+from grainline.build import Description, Start, image_settings, start
 from grainline.config import parse
-from grainline.data.cache import CacheResult, make_features, make_superpixels
-from grainline.data.lines import Progress
+from grainline.data.cache import (
+    CachedFeatures,
+    CachedSuperpixels,
+    make_features,
+    make_superpixels,
+)
+from grainline.data.lines import Progress, Written
 from grainline.data.open_source import open_sources
-from grainline.data.transforms import EvalTransform
+from grainline.data.record import Source
+from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
 from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.training.recipe import read_recipe
+from grainline.model import find_run, load
+from grainline.training.recipe import DataConfig, read_recipe
 from grainline.types import Images
 
 
@@ -35,7 +42,7 @@ def write_features(
     images: str | None = None,
     changes: Sequence[str] = (),
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Run an image encoder over all images once, for `data.features` of a recipe that freezes it.
 
     model    a run, or the recipe that will be trained
@@ -66,7 +73,7 @@ def write_superpixels(
     size: int = 224,
     images: str | None = None,
     progress: Progress | None = None,
-) -> CacheResult:
+) -> Written:
     """Compute the superpixels of all images once, for `data.superpixels` of a recipe without random crops.
 
     settings  fields of `SuperpixelConfig`
@@ -105,6 +112,34 @@ def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tenso
         return torch.cat([encoded.pooled[:, None], patches], dim=1)
 
     return encode
+
+
+def make_crop(
+    cfg: DataConfig, source: Source, method: Method, start_point: Start, resume_from: Path | None
+) -> Crop:
+    """How training images are cropped, with cached superpixels or features where the recipe names them.
+
+    resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
+    """
+    if cfg.crop is not None:
+        return TrainTransform(method.size, cfg.crop)
+    description = start_point.description
+    transform, config = EvalTransform(method.size, **image_settings(description)), description.config
+    if cfg.features is not None:
+        # The loop reads the checkpoint's weights later, so read them here for the fingerprint.
+        trained = method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method
+        encoder = image_fingerprint(config.image, trained.towers.image)
+        return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
+    if cfg.superpixels is None:
+        return SameTransform(transform)
+    settings = config.image.model_dump(mode="json").get("superpixels")
+    if settings is None:
+        raise UserError(
+            f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
+        )
+    del settings["checkpoint"]  # the path of the weights does not change the superpixels
+    superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
+    return SameTransform(transform, superpixels.label)
 
 
 def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method]:

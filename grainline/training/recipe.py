@@ -22,10 +22,9 @@ from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.training.log import LogConfig
-from grainline.training.lora import LoraConfig
-from grainline.training.optim import OptimizerConfig
+from grainline.training.optim import OptimizerConfig, rate
 from grainline.training.parallel import Precision
-from grainline.training.schedule import rate
+from grainline.training.step import LoraConfig
 
 
 class DataConfig(Config):

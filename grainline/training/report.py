@@ -1,13 +1,20 @@
-"""OUT/report.html: curves, corrupt samples, settings and the last validation of a run."""
+"""Validation during training, and OUT/report.html: curves, corrupt samples, settings, the last validation."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from grainline.config import flatten
+from grainline.data.descriptions import Descriptions
+from grainline.data.open_source import open_sources, takes_images
+from grainline.errors import UserError
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.measure import metrics_section
-from grainline.evaluation.suite import load_suite
+from grainline.evaluation.suite import Settings, load_suite
+from grainline.methods.base import Method
+from grainline.model import Model, load
 from grainline.report.charts import DASHES, Chart, Series, charts
 from grainline.report.page import (
     Section,
@@ -22,40 +29,83 @@ from grainline.report.page import (
     write_page,
 )
 from grainline.training.log import read_log
+from grainline.training.loop import Validation
+from grainline.training.recipe import Recipe
 
 REPORT_FILE = "report.html"
 
 Line = dict[str, Any]
 
 
-class RunSummary(NamedTuple):
-    """Facts about a run that are not in its log."""
+class Validator:
+    """Measures retrieval on the validation sources of a recipe, and stores the last result."""
 
-    title: str
-    settings: Mapping[str, Any]  # the fields of the recipe by dotted name
-    images: int  # in the training data
-    ended: str  # the reason for an early end; "" after all steps
+    def __init__(self, recipe: Recipe, model: Model, descriptions: Descriptions | None) -> None:
+        """model  the method that will be trained"""
+        paths = recipe.data.validation
+        # The folder may be for training data only.
+        images = recipe.data.images if any(map(takes_images, paths)) else None
+        self.source = open_sources(paths, images=images, size=model.method.size)
+        self.model, self.descriptions, self.max_corrupt = model, descriptions, recipe.data.max_corrupt
+        self.last: Evaluation | None = None  # the result of the last call
+
+    def __call__(self, method: Method) -> Validation:
+        """The metrics of a method, rSum first, because it selects the best checkpoint."""
+        model = Model(self.model.description, method, self.model.tokenizer)
+        # A description of the record's own is a long caption: an input then, not a query.
+        own = self.descriptions is not None and self.descriptions.own
+        encodings = encode_source(
+            model,
+            self.source,
+            captions="each" if own else "whole",
+            descriptions=self.descriptions,
+            max_corrupt=self.max_corrupt,
+        )
+        result = load_suite("retrieval").measure(method, encodings, Settings(resamples=100))
+        self.last = Evaluation(model, self.source, encodings, result)
+        metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
+        return Validation(metrics, result.notes, result.data["images"])
+
+    def final(self, out: Path) -> Evaluation | None:
+        """The last result; of a run that was resumed after its end, that of the weights in its folder."""
+        if self.last is None:
+            self(load(out, trust_code=True).method)
+        return self.last
 
 
-def write_report(out: Path, run: RunSummary, validation: Evaluation | None) -> None:
+def make_validator(recipe: Recipe, model: Model, descriptions: Descriptions | None) -> Validator | None:
+    """The validator of a recipe; None without validation sources. UserError if its fields contradict."""
+    sources, every = recipe.data.validation, recipe.train.validate_every
+    if every and not sources:
+        raise UserError("train.validate_every is set, but data.validation names no source to measure on")
+    if sources and not every:
+        raise UserError(
+            "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
+        )
+    return Validator(recipe, model, descriptions) if sources else None
+
+
+def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: Validator | None) -> None:
     """Write the page of a run.
 
-    validation  the last one, with examples unless the run ended early
+    images  in the training data
+    ended   the reason for an early end; "" after all steps, and then examples of the validation are shown
 
     Raises UserError if the log cannot be read or the page cannot be written.
     """
     lines = read_log(out)
     loss_curves = curves(lines)
     sections = [Section("Training", charts(loss_curves) if loss_curves else hint("No step was logged."))]
+    validation = None if validator is None else validator.last if ended else validator.final(out)
     if validation is not None:
         sections += [metrics_section([validation.result])._replace(title="Last validation")]
-        sections += load_suite("retrieval").sections(validation) if not run.ended else []
-    settings = {name: value for name, value in run.settings.items() if value is not None}
-    recipe = folded("All fields of the recipe", facts(settings, "Recipe"))
-    sections += [_data(lines, run), Section("Settings", recipe)]
-    lead = summary(_headline(lines, run)) + notes([f"Stopped: {run.ended}"] if run.ended else [])
-    page = render_page(short(run.title, 120), lead, sections, [f"Run folder: {out}"])
-    write_page(out / REPORT_FILE, page)
+        sections += load_suite("retrieval").sections(validation) if not ended else []
+    settings = {k: x for k, x in flatten(recipe.model_dump(mode="json")).items() if x is not None}
+    fields = folded("All fields of the recipe", facts(settings, "Recipe"))
+    sections += [_data(lines, recipe, images), Section("Settings", fields)]
+    lead = summary(_headline(lines, recipe, images, ended)) + notes([f"Stopped: {ended}"] if ended else [])
+    title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
+    write_page(out / REPORT_FILE, render_page(short(title, 120), lead, sections, [f"Run folder: {out}"]))
 
 
 def curves(lines: Sequence[Line]) -> list[Chart]:
@@ -106,21 +156,21 @@ def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
 
 def _split(title: str, label: str, series: Sequence[Series]) -> list[Chart]:
     """Charts with at most as many series as there are dashes."""
-    most = len(DASHES)
-    parts = [series[i : i + most] for i in range(0, len(series), most)]
+    limit = len(DASHES)
+    parts = [series[i : i + limit] for i in range(0, len(series), limit)]
     names = [title] if len(parts) == 1 else [f"{title}, part {i}" for i in range(1, len(parts) + 1)]
     return [Chart(name, "step", label, part) for name, part in zip(names, parts, strict=True)]
 
 
-def _headline(lines: Sequence[Line], run: RunSummary) -> dict[str, str]:
+def _headline(lines: Sequence[Line], recipe: Recipe, images: int, ended: str) -> dict[str, str]:
     trained = [line for line in lines if line["kind"] == "train"]
     done = trained[-1]["step"] if trained else 0
-    steps, batch = run.settings["train.max_steps"], run.settings["train.global_batch_size"]
+    batch = recipe.train.global_batch_size
     out = {
-        "Ended": "early" if run.ended else "well",
-        "Steps": f"{done:,} of {steps:,}\nbatch {batch:,}",
-        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {run.images:,} images" if trained else "0",
-        "Method": str(run.settings["method"]),
+        "Ended": "early" if ended else "well",
+        "Steps": f"{done:,} of {recipe.train.max_steps:,}\nbatch {batch:,}",
+        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {images:,} images" if trained else "0",
+        "Method": recipe.method,
     }
     if trained:
         out["Last loss"] = f"{_number(trained[-1]['terms']['loss']):.4g}"
@@ -132,13 +182,13 @@ def _headline(lines: Sequence[Line], run: RunSummary) -> dict[str, str]:
     return out
 
 
-def _data(lines: Sequence[Line], run: RunSummary) -> Section:
+def _data(lines: Sequence[Line], recipe: Recipe, images: int) -> Section:
     """The data, the corrupt samples, and the notes of the run."""
     accounts = [line for line in lines if line["kind"] == "epoch"]
     values: dict[str, object] = {
-        "training data": ", ".join(run.settings["data.paths"]),
-        "images": f"{run.images:,}",
-        "validation data": ", ".join(run.settings["data.validation"]) or "none",
+        "training data": ", ".join(recipe.data.paths),
+        "images": f"{images:,}",
+        "validation data": ", ".join(recipe.data.validation) or "none",
     }
     if accounts:
         last = accounts[-1]
@@ -156,7 +206,7 @@ def _data(lines: Sequence[Line], run: RunSummary) -> Section:
         if line["kind"] == "not finite":
             terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
             texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
-    return Section("Data and notes", card(facts(values, "Data"), notes(texts)))
+    return Section("Data and notes", card([facts(values, "Data"), notes(texts)]))
 
 
 def _number(value: float | None) -> float:

@@ -10,29 +10,33 @@ from pathlib import Path
 
 import torch
 
-from grainline.build import Start, is_pretrained, read_description, start, write_description
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer import read_tokenizer
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError
+from grainline.files import writing
+from grainline.model import Model
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
-from grainline.training.folder import flatten, is_run, log_stamp, run_folder, writing
 from grainline.training.inputs import (
-    init_weights,
-    make_crop,
+    copy_weights,
+    is_run,
+    log_stamp,
     new_tokenizer,
     open_data,
     read_source_run,
+    read_start,
     require_data_fits,
+    run_folder,
     with_vocabulary,
+    write_settings,
 )
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group
-from grainline.training.recipe import Recipe, read_recipe, with_descriptions, write_recipe
-from grainline.training.report import REPORT_FILE, RunSummary, write_report
-from grainline.training.validation import Validator, make_validator
+from grainline.training.precompute import make_crop
+from grainline.training.recipe import Recipe, read_recipe, with_descriptions
+from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
 def train(
@@ -82,7 +86,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Pat
         resume_from = None
         if resume:
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
-        start_point = _start_point(recipe, out, resume_from)
+        start_point = read_start(recipe, out, resume_from)
         source_run = read_source_run(recipe.init_from) if recipe.init_from and resume_from is None else None
         source, described = open_data(recipe, start_point, descriptions)
         if rank() == 0 and not is_run(out):
@@ -96,12 +100,10 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Pat
         method, description = start_point.method(), start_point.description
         require_data_fits(source, descriptions, method, description.method)
         if source_run is not None:
-            init_weights(method, source_run, str(recipe.init_from))
-        validator = make_validator(recipe, description, tokenizer, method.size, descriptions)
-        with writing(out):
-            if rank() == 0:
-                write_description(out, description)
-                write_recipe(out / "recipe.yaml", recipe)
+            copy_weights(method, source_run.method.state_dict(), str(recipe.init_from))
+        validator = make_validator(recipe, Model(description, method, tokenizer), descriptions)
+        if rank() == 0:
+            write_settings(out, description, recipe)
         train_set = TrainSet(
             described,
             tokenizer,
@@ -129,33 +131,20 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Pat
             last = train_loop(job, device, resume_from)
         except (UserError, Stopped, KeyboardInterrupt) as error:
             if log_stamp(out) != before:  # else there was no step, and the report of earlier ones stays
-                _report(job, recipe, str(error) or "interrupted")
+                _report(job, recipe, validator, str(error) or "interrupted")
             if isinstance(error, Stopped):
                 barrier()  # torchrun ends the others when the first one ends
             raise
-        _report(job, recipe, "")
+        _report(job, recipe, validator, "")
         return last
 
 
-def _start_point(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
-    """The method with its first weights. A resumed run does not read the pretrained checkpoint again."""
-    description = recipe.description
-    if resume_from is not None and is_pretrained(description):
-        return Start(read_description(out, trust_code=True))
-    return start(description)
-
-
-def _report(job: Run, recipe: Recipe, ended: str) -> None:
+def _report(job: Run, recipe: Recipe, validator: Validator | None, ended: str) -> None:
     """Write report.html on the first process; where that fails, the run is complete without it."""
     if rank() > 0:
         return
-    title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
-    summary = RunSummary(title, flatten(recipe.model_dump(mode="json")), len(job.data), ended)
     job.method.eval()  # training mode has noise, and may drop the tokens that heat maps need
     try:
-        measured = None
-        if isinstance(job.validate, Validator):
-            measured = job.validate.last if ended else job.validate.final(job.out)
-        write_report(job.out, summary, measured)
+        write_report(job.out, recipe, len(job.data), ended, validator)
     except UserError as error:
         print(f"no {REPORT_FILE}: {error}", file=sys.stderr)

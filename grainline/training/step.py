@@ -1,27 +1,33 @@
-"""One training step, and the same step for batches whose activations do not fit in memory.
+"""One training step, and what a run changes in the layers for it: LoRA, recomputing, compiling.
 
-With `chunk` it is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
-loss of the whole batch, and encode again chunk by chunk in the backward pass. Each chunk is an activation
-checkpoint, so there is no second code path: autocast and row losses are repeated, the noise of layers depends
-on rows (`nn/hashing.py`), and DistributedDataParallel runs one forward and one backward pass.
+With `chunk` the step is GradCache (Gao et al., arXiv 2101.06983), for batches whose activations do not fit in
+memory: encode without storing activations, compute the loss of the whole batch, and encode again chunk by
+chunk in the backward pass. Each chunk is an activation checkpoint, so there is no second code path: autocast
+and row losses are repeated, the noise of layers depends on rows (`nn/hashing.py`), and
+DistributedDataParallel runs one forward and one backward pass.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from grainline.config import Config
 from grainline.distributed import ddp_mean, gather
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
-from grainline.nn.hashing import IMAGES, TEXTS, number_places, present, rows_of, using
+from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
+from grainline.training.optim import compile_pattern, encoder_layers, whole_names
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
+from grainline.weights import LORA_SCALE
 
 T = TypeVar("T", Images, Texts)
 
@@ -94,6 +100,69 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
         return [encode(batch)]
     parts = [rows(batch, slice(i, i + chunk)) for i in range(0, length, chunk)]
     return [checkpoint(encode, part, use_reentrant=False) for part in parts]
+
+
+# LoRA (Hu et al., arXiv 2106.09685), by the library peft: a linear layer y = W x + b becomes
+# y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A
+# and B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen,
+# also against the rules. In rules, files and the optimizer state an adapted layer has its old parameter
+# names, and the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W
+# when it reads such a file into a model without adapters.
+
+
+class LoraConfig(Config):
+    """Rank and scale of the matrices, and the layers that get them."""
+
+    rank: int = Field(8, gt=0)
+    alpha: float = Field(16.0, gt=0)  # B A is multiplied by alpha / rank
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the inputs of A, in training
+    # Regular expression for whole names of linear layers; None: the projections of attention.
+    targets: str | None = None
+
+
+def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
+    """Add the matrices to the linear layers that the config selects, in place.
+
+    UserError without peft, for a wrong pattern, and for one that matches no linear layer.
+    """
+    targets = _lora_targets(method, cfg.targets)
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise UserError(
+            f"train.lora needs peft ({error}); install it with `pip install 'grainline[lora]'`"
+        ) from None
+    settings: dict[str, Any] = {"r": cfg.rank, "lora_alpha": cfg.alpha, "lora_dropout": cfg.dropout}
+    pattern = "|".join(map(re.escape, targets))
+    inject_adapter_in_model(PeftConfig(target_modules=pattern, **settings), method)
+    for module in method.modules():
+        if isinstance(module, Layered):
+            drop_by_rows(module)
+    method.register_buffer(LORA_SCALE, torch.tensor(cfg.alpha / cfg.rank))
+
+
+def _lora_targets(method: nn.Module, targets: str | None) -> list[str]:
+    """Names of the linear layers that match, or of the projections of attention in every encoder."""
+    # Those of nn.MultiheadAttention are of another class and never called.
+    linear = [name for name, module in method.named_modules() if type(module) is nn.Linear]
+    if targets is not None:
+        pattern = compile_pattern(targets, f"train.lora.targets {targets!r}")
+        names = [name for name in linear if pattern.fullmatch(name)]
+        if not names:
+            raise UserError(f"train.lora.targets {targets!r} matches no linear layer: {whole_names(linear)}")
+        return names
+    names = []
+    for place in encoder_layers(method, "train.lora"):
+        pattern = re.compile(rf"{re.escape(place.path)}\.\d+\.(?:{place.encoder.attention})")
+        projections = [name for name in linear if pattern.fullmatch(name)]
+        if not projections:
+            raise UserError(
+                f"train.lora finds no projections of attention in {place.name}; name linear layers in "
+                "train.lora.targets"
+            )
+        names += projections
+    return names
 
 
 # Activation checkpointing and compilation replace the `forward` of the layers of `nn.attention`. Hooks

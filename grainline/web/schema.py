@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from grainline.data.decode import FORMATS, decode
 from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
-from grainline.index.results import QueryHits, Verdict
+from grainline.index.search import QueryHits, Verdict
 from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of

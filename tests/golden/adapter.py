@@ -18,9 +18,9 @@ from grainline.distributed import ddp_mean
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.suites.baselines import overlap
 from grainline.evaluation.suites.monotonicity import correlation
-from grainline.losses.beta_cal import Beta
 from grainline.losses.hide import principal_part
 from grainline.losses.text_conditioned import pooled_scores
+from grainline.losses.tiled.pair_mask import PairMatrix
 from grainline.methods.base import Method
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.methods.clip import CLIP, CLIPConfig
@@ -156,7 +156,7 @@ def flair_loss(c: Case) -> Outcome:
     pair = method.before_gather(
         Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner))
     )
-    with patch("grainline.losses.tiled.sampled_pairs.hash_pairs", lambda *_: batch.negatives):
+    with patch("grainline.losses.tiled.pair_mask.hash_pairs", lambda *_: batch.negatives):
         found = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]
     return outcome(found, [*by, scale, bias])
@@ -241,7 +241,7 @@ def value_block(c: Case) -> Outcome:
 def calibration(c: Case) -> Outcome:
     """Weights of the second to fourth text of an image beside the first, to two decimals as printed."""
     keys = row_ids(torch.arange(c["K"]), torch.zeros(c["K"], dtype=torch.int64))
-    weight = Beta(c["beta"], c["decay"]).blocks(keys, keys).where(dtype=FLOAT).weight
+    weight = PairMatrix(keys, keys, 1.0, c["beta"], c["decay"]).where(dtype=FLOAT).weight
     return Outcome((100 * weight[0, 1:4]).round() / 100)
 
 

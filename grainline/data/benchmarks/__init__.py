@@ -1,7 +1,7 @@
 """Files of published benchmarks and data sets as sources.
 
 cola           COLA, multi-object part: items of two images and two captions.
-contests       Benchmarks of right and wrong pairs: FOIL-COCO, SugarCrepe, VALSE, and their base classes.
+contests       Benchmarks of right and wrong pairs: FOIL-COCO, SugarCrepe, VALSE and SVO-Probes.
 entities       Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official
                files.
 fgovd          FG-OVD: regions with one right and several wrong descriptions.
@@ -9,8 +9,5 @@ hexagons       Boards of coloured tiles with the instructions that people wrote 
                Hexagons.
 long_captions  Benchmarks of retrieval with long captions, and HiMo-Docci.
 pickled        Pickles of plain data, read without running code.
-proposals      Box proposals of a detector, in the JSON of ReCLIP's release (arXiv 2204.05991).
-refcoco        RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks.
-svo            SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object
-               is another.
+refcoco        RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks; box proposals of a detector.
 """

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from grainline.data.formats.checked import brief_json, strings
 from grainline.data.formats.common import name_of
 from grainline.data.formats.listed import Entry, ListedImages
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.record import Record
-from grainline.errors import UserError
 
 ROW = "[url, caption, url, caption]"
 
@@ -34,7 +33,6 @@ class Cola(ListedImages):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of a file of items; its rows may still be wrong."""
         rows = content if isinstance(content, list) else []
         return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
 
@@ -55,13 +53,13 @@ class Cola(ListedImages):
 def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
     texts = strings(row)
     if not isinstance(row, list) or len(row) != 4 or len(texts) != 4:
-        raise UserError(f"{where} is {brief_json(row)}, not {ROW}, four texts; {HELP}")
+        raise data_error(f"{where} is {brief_json(row)}, not {ROW}, four texts")
     for url in texts[::2]:
         name = name_of(url)
         if not name:
-            raise UserError(f"{where}: {url} has no file name, by which its image would be found; {HELP}")
+            raise data_error(f"{where}: {url} has no file name, by which its image would be found")
         if urls.setdefault(name, url) != url:
-            raise UserError(
-                f"{where}: {url} and {urls[name]} have one file name, by which both would be found; {HELP}"
+            raise data_error(
+                f"{where}: {url} and {urls[name]} have one file name, by which both would be found"
             )
     return Item((name_of(texts[0]), name_of(texts[2])), (texts[1], texts[3]))

@@ -1,4 +1,4 @@
-"""Benchmarks of pairs, a right pair of image and text against a wrong one: FOIL-COCO, SugarCrepe, VALSE.
+"""Benchmarks of right and wrong pairs of image and text: FOIL-COCO, SugarCrepe, VALSE and SVO-Probes.
 
 Either the text differs, and the wrong one is a foil of its record; or the image does, and a `Contest` names
 both by their places in the source.
@@ -7,17 +7,20 @@ both by their places in the source.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, StrictBool
 
 from grainline.data.formats.checked import Fields, Id, brief_json, checked, has_rows, strings
+from grainline.data.formats.common import IMAGE_SUFFIXES, require_images
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import Entry, ListedImages
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
+from grainline.data.formats.table import Row, first_fields, read_rows
 from grainline.data.record import Foil, Record, Source
 from grainline.data.scenes.source import Scenes
-from grainline.errors import UserError, some
+from grainline.errors import some
 
 SCENES, OTHER_DATA = "scenes", "own data"  # names of sources that are no benchmark
 
@@ -80,18 +83,18 @@ class Foiled(Benchmark):
             yield from (part for foil in foils for part in foil)
 
 
-def require_fields(item: Any, fields: Sequence[str], where: str) -> None:
+def _require_fields(item: Any, fields: Sequence[str], where: str) -> None:
     """Raise UserError for an item that lacks a field."""
     missing = [name for name in fields if not isinstance(item, dict) or name not in item]
     if missing:
-        raise UserError(f"{where} is {brief_json(item)}, without {some(missing)}; {HELP}")
+        raise data_error(f"{where} is {brief_json(item)}, without {some(missing)}")
 
 
-def one_text(value: Any, field: str, where: str) -> str:
+def _one_text(value: Any, field: str, where: str) -> str:
     """The text of a field. Raises UserError where there is none, or several."""
     texts = strings(value) if isinstance(value, str) else []
     if not texts:
-        raise UserError(f"{where}: {field} is {brief_json(value)}, not a text; {HELP}")
+        raise data_error(f"{where}: {field} is {brief_json(value)}, not a text")
     return texts[0]
 
 
@@ -144,7 +147,6 @@ class FoilCoco(Foiled):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of the files of FOIL-COCO; its rows may still be wrong."""
         return has_rows(content, "annotations", tuple(_Annotation.model_fields))
 
     def subfolder(self, name: str) -> str:
@@ -155,13 +157,13 @@ class FoilCoco(Foiled):
         rows: dict[bool, list[_Annotation]] = {True: [], False: []}  # by whether they are foils
         for place, row, wrong in checked(_Annotation, content["annotations"], "annotations"):
             if row is None:
-                raise UserError(f"{place} of {self._file}: {wrong}; {HELP}")
+                raise data_error(f"{place} of {self._file}: {wrong}")
             rows[row.foil].append(row)
         true = {row.id: row for row in rows[False]}
         paired = [row for row in rows[True] if row.id in true]
         if not paired:
             number = len(rows[True])
-            raise UserError(f"{self._file}: none of {number} foils has the id of a true caption; {HELP}")
+            raise data_error(f"{self._file}: none of {number} foils has the id of a true caption")
         unpaired = len(rows[True]) - len(paired)
         if unpaired:
             self.remarks = (f"{unpaired} foils without a caption of their id are left out",)
@@ -174,12 +176,10 @@ class FoilCoco(Foiled):
         where, number = f"annotation {true.id} of {self._file}", true.image_id
         if false.image_id != number:
             both = f"image {brief_json(false.image_id)}, the caption of {brief_json(number)}"
-            raise UserError(f"{where}: its foil is of {both}; {HELP}")
+            raise data_error(f"{where}: its foil is of {both}")
         if not isinstance(number, int) and not (isinstance(number, str) and number in names):
-            raise UserError(
-                f"{where}: image_id is {brief_json(number)}, not the number of an image of COCO; {HELP}"
-            )
-        foil, caption = (one_text(row.caption, "caption", where) for row in (false, true))
+            raise data_error(f"{where}: image_id is {brief_json(number)}, not the number of an image of COCO")
+        foil, caption = (_one_text(row.caption, "caption", where) for row in (false, true))
         return names.get(number) or f"COCO_val2014_{number:012}.jpg", Foil(foil, caption, NOUN)
 
 
@@ -190,19 +190,17 @@ class _Items(Foiled):
 
     @classmethod
     def recognises(cls, content: Any) -> bool:
-        """Whether parsed JSON is an object of items, of which one has these fields."""
         rows = content.values() if isinstance(content, dict) else ()
         return any(isinstance(row, dict) and all(name in row for name in cls.fields) for row in rows)
 
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
-        kind = os.path.splitext(os.path.basename(self._file))[0]
         pairs = []
         for name, item in content.items():
             where = f"item {name} of {self._file}"
-            require_fields(item, self.fields, where)
+            _require_fields(item, self.fields, where)
             if self.usable(item, where):
-                image, true, foil = (one_text(item[field], field, where) for field in self.fields[:3])
-                pairs.append((image, Foil(foil, true, kind)))
+                image, true, foil = (_one_text(item[field], field, where) for field in self.fields[:3])
+                pairs.append((image, Foil(foil, true, Path(self._file).stem)))
         return pairs
 
     def usable(self, item: dict[str, Any], where: str) -> bool:  # noqa: ARG002
@@ -255,9 +253,7 @@ class Valse(_Items):
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
         pairs = super().pairs(content)
         if not pairs:
-            raise UserError(
-                f"{self._file}: no item of {len(content)} has {VOTES} votes for its caption; {HELP}"
-            )
+            raise data_error(f"{self._file}: no item of {len(content)} has {VOTES} votes for its caption")
         number = len(content) - len(pairs)
         if number:
             reason = f"fewer than {VOTES} people chose their caption"
@@ -269,5 +265,121 @@ class Valse(_Items):
         mturk = item["mturk"]
         votes = mturk.get("caption") if isinstance(mturk, dict) else None
         if not isinstance(votes, int):
-            raise UserError(f"{where}: mturk is {brief_json(mturk)}, without votes for the caption; {HELP}")
+            raise data_error(f"{where}: mturk is {brief_json(mturk)}, without votes for the caption")
         return votes >= VOTES
+
+
+# SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object is another.
+#
+#     svo-probes:svo_probes.csv?images=DIR
+#
+# Hendricks and Nematzadeh, arXiv 2106.09141. Columns: sentence, pos_image_id, neg_image_id, and the flags
+# subj_neg, verb_neg and obj_neg, of which exactly one is true in the rows that are used. An image lies in DIR
+# as ID.jpg, or with another suffix of images. Many URLs of the set are dead, so rows that lack an image are
+# left out and counted. The captions of an image are the sentences that it shows; an image that is only a
+# wrong one has none.
+
+SVO_PROBES = "svo-probes"
+SUBJECT, VERB, OBJECT = "subject", "verb", "object"
+FLAGS = {"subj_neg": SUBJECT, "verb_neg": VERB, "obj_neg": OBJECT}
+SVO_COLUMNS = ("sentence", "pos_image_id", "neg_image_id", *FLAGS)
+UNREADABLE, MIXED = "cannot be read", "do not have exactly one true flag"  # why a row is left out
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class _Probe(NamedTuple):
+    text: str
+    right: str  # id of an image
+    wrong: str
+    kind: str
+
+
+class SvoProbes(Benchmark):
+    """The images of the rows whose images are both there, in their order. Raises UserError."""
+
+    benchmark = SVO_PROBES
+    form = f"SVO-Probes: columns {', '.join(SVO_COLUMNS)}"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        first = first_fields(content)
+        return all(name in first for name in SVO_COLUMNS)
+
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def parse(self, content: Any) -> list[Entry]:
+        read = [_read_probe(row, f"row {row.number} of {self._file}") for row in content]
+        probes = [probe for probe in read if isinstance(probe, _Probe)]
+        names = _images_of(probes)
+        files = self._files(names)
+        used = [probe for probe in probes if probe.right in files and probe.wrong in files]
+        if not used:
+            raise data_error(f"no row of {self._file} has both of its images under {self._root}")
+        ids = _images_of(used)
+        at = {name: place for place, name in enumerate(ids)}
+        self.contests = tuple(Contest(p.text, at[p.right], at[p.wrong], p.kind) for p in used)
+        captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each sentence once
+        for probe in used:
+            captions.setdefault(probe.right, {})[probe.text] = None
+        absent = len(names) - len(files)
+        reasons = {
+            UNREADABLE: read.count(UNREADABLE),
+            MIXED: read.count(MIXED),
+            f"lack an image ({absent} of {len(names)} are not under {self._root})": len(probes) - len(used),
+        }
+        self.remarks = tuple(
+            f"{number} of {len(content)} rows are left out: they {what}"
+            for what, number in reasons.items()
+            if number
+        )
+        return [Entry(Record(name, b"", tuple(captions.get(name, ()))), (files[name],)) for name in ids]
+
+    def parts(self) -> Iterator[str | int]:
+        yield self.benchmark
+        for text, right, wrong, kind in self.contests:
+            yield from (text, self.entries[right].record.key, self.entries[wrong].record.key, kind)
+
+    def _files(self, names: Sequence[str]) -> dict[str, str]:
+        """The file names of the images that are there. Raises UserError where none is."""
+        wanted = set(names)
+        files: dict[str, str] = {}
+        for entry in sorted(os.listdir(self._root)) if os.path.isdir(self._root) else ():
+            stem, suffix = os.path.splitext(entry)
+            if stem in wanted and suffix[1:].lower() in IMAGE_SUFFIXES:
+                files.setdefault(stem, entry)
+        if not files:
+            paths = [[os.path.join(self._root, f"{name}.jpg")] for name in names]
+            require_images(paths, self._file, self._root)
+        return files
+
+
+def _images_of(probes: Sequence[_Probe]) -> list[str]:
+    return list(dict.fromkeys(name for probe in probes for name in (probe.right, probe.wrong)))
+
+
+def _read_probe(row: Row, where: str) -> _Probe | str:
+    """A row with exactly one true flag, or why it is left out. Raises UserError."""
+    if row.error:
+        return UNREADABLE
+    _require_fields(row.fields, SVO_COLUMNS, where)
+    wrong = [kind for flag, kind in FLAGS.items() if _flag(row.fields[flag], flag, where)]
+    if len(wrong) != 1:
+        return MIXED
+    sentence = _one_text(row.fields["sentence"], "sentence", where)
+    right, other = (_id(row.fields[name], name, where) for name in SVO_COLUMNS[1:3])
+    return _Probe(sentence, right, other, wrong[0])
+
+
+def _flag(value: Any, flag: str, where: str) -> bool:
+    truth = _TRUTH.get(str(value).strip().lower())
+    if truth is None:
+        raise data_error(f"{where}: {flag} is {brief_json(value)}; allowed are True and False")
+    return truth
+
+
+def _id(value: Any, name: str, where: str) -> str:
+    image_id = str(value).strip() if isinstance(value, str | int) else ""
+    if not image_id or os.path.basename(image_id) != image_id or "\0" in image_id:
+        raise data_error(f"{where}: {name} is {brief_json(value)}, not the id of an image")
+    return image_id

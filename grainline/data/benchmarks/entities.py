@@ -22,7 +22,7 @@ from pathlib import Path
 
 from grainline.data.formats.checked import Fields, Pixels
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.plain import HELP, read_lines, read_plain, read_text
+from grainline.data.formats.plain import HELP, data_error, read_lines, read_plain, read_text
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -61,15 +61,13 @@ class Entities(FileSource):
         self._home, options = split_query(path, ("split", "images"))
         self.path = path
         if not (Path(self._home) / SENTENCES).is_dir():
-            raise UserError(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has; {HELP}")
+            raise data_error(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has")
         self._names = _listed(self._home, options.get("split", "val").split(","))
         self._sentences = [
             _captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names
         ]
         if all(isinstance(captions, CorruptSample) for captions in self._sentences):
-            raise UserError(
-                f"no caption of {self._home} can be used, the first for {self._sentences[0]}; {HELP}"
-            )
+            raise data_error(f"no caption of {self._home} can be used, the first for {self._sentences[0]}")
         self._root = images or options.get("images")
         self._with_images = True
         if self._root is not None:
@@ -167,7 +165,7 @@ def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
         closed = number is not None and word.endswith("]")
         bare = word[:-1] if closed else word
         if "[/EN#" in word or (closed and at == start and not bare):
-            raise UserError(f"{where} has a bracket that is not {_USE} at {word[:40]!r}; {HELP}")
+            raise data_error(f"{where} has a bracket that is not {_USE} at {word[:40]!r}")
         if bare:
             words.append(bare)
             at += len(bare) + 1
@@ -175,7 +173,7 @@ def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
             marked.append((number, start, at - 1))
             number = None
     if number is not None:
-        raise UserError(f"{where} has a bracket that does not close, of {number}; {HELP}")
+        raise data_error(f"{where} has a bracket that does not close, of {number}")
     return " ".join(words), marked
 
 
@@ -186,16 +184,14 @@ def _listed(home: str, splits: list[str]) -> list[str]:
         file = Path(home, f"{split}.txt")
         if not file.is_file():
             there = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
-            raise UserError(f"{home} has no list {split}.txt for split {split}: it has {there}; {HELP}")
+            raise data_error(f"{home} has no list {split}.txt for split {split}: it has {there}")
         names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
     missing = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
     if missing:
-        raise UserError(
-            f"{home}/{SENTENCES} has no captions of {some(missing)} of split {','.join(splits)}; {HELP}"
-        )
+        raise data_error(f"{home}/{SENTENCES} has no captions of {some(missing)} of split {','.join(splits)}")
     if len(set(names)) < len(names):
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-        raise UserError(f"split {','.join(splits)} of {home} names {some(twice)} more than once; {HELP}")
+        raise data_error(f"split {','.join(splits)} of {home} names {some(twice)} more than once")
     return names
 
 

@@ -12,17 +12,17 @@ they are all in.
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from grainline.data.formats.checked import Extent, Fields, Id, Side, Text, around, checked, has_rows
-from grainline.data.formats.common import FileSource, divide, split_query
-from grainline.data.formats.listed import Entry, ListedImages, wrong_row
-from grainline.data.formats.plain import HELP
-from grainline.data.formats.table import Row, Table, first_fields, read_rows
+from grainline.data.formats.checked import Extent, Fields, Id, Text, around, checked, has_rows
+from grainline.data.formats.common import FileSource, divide
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
+from grainline.data.formats.plain import data_error
+from grainline.data.formats.table import Row, Table, first_fields
 from grainline.data.record import Foil, Record, Region
-from grainline.errors import UserError
 
 DIFFICULTY = {
     "1_attributes": "hard",
@@ -31,19 +31,6 @@ DIFFICULTY = {
     "shuffled_negatives": "trivial",
 }
 """What the benchmark calls its files; the others are known by what is wrong, such as `transparency`."""
-
-FIELDS = {
-    "images": ("id", "file_name", "width", "height"),
-    "annotations": ("id", "image_id", "bbox", "category_id", "neg_category_ids"),
-    "categories": ("id", "name"),
-}
-
-
-class _Image(Fields):
-    id: Id
-    file_name: Text
-    width: Side
-    height: Side
 
 
 class _Category(Fields):
@@ -59,6 +46,9 @@ class _Annotation(Fields):
     neg_category_ids: Annotated[tuple[Id, ...], Field(min_length=1)]
 
 
+MODELS: dict[str, type[Fields]] = {"images": SizedImage, "annotations": _Annotation, "categories": _Category}
+
+
 class _Line(Fields):
     img_path: Text
     bbox: Extent
@@ -69,11 +59,12 @@ class _Line(Fields):
 class FgOvd(ListedImages):
     """The images of a file that have regions, in its order. Raises UserError."""
 
-    form = "a file of FG-OVD: " + "; ".join(f"{name}[] with {', '.join(of)}" for name, of in FIELDS.items())
+    form = "a file of FG-OVD: " + "; ".join(
+        f"{name}[] with {', '.join(model.model_fields)}" for name, model in MODELS.items()
+    )
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of FG-OVD's files; its rows may still be wrong."""
         return _is_annotations(content) or FgOvdLines.recognises(content)
 
     def accepts(self, content: Any) -> bool:
@@ -92,20 +83,19 @@ class FgOvd(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         """The images with their regions, in the order of the file, then each row that is wrong."""
-        self.difficulty = DIFFICULTY.get(_stem(self._file), _stem(self._file))
-        wrong: list[Entry] = []
-        rows: dict[str, list[tuple[str, Any]]] = {}
-        for name, kind in (("categories", _Category), ("images", _Image), ("annotations", _Annotation)):
-            rows[name] = []
-            for place, row, error in checked(kind, content[name], name):
-                if row is None:
-                    wrong.append(wrong_row(place, error))
-                else:
-                    rows[name].append((place, row))
-        phrases = {row.id: row.name for _, row in rows["categories"]}
-        images = {row.id: row for _, row in rows["images"]}
+        stem = Path(self._file).stem
+        self.difficulty = DIFFICULTY.get(stem, stem)
+        rows: dict[str, list[tuple[str, Any, str]]] = {
+            name: list(checked(MODELS[name], content[name], name))
+            for name in ("categories", "images", "annotations")
+        }
+        wrong = [wrong_row(place, error) for part in rows.values() for place, row, error in part if not row]
+        phrases = {row.id: row.name for _, row, _ in rows["categories"] if row}
+        images = {row.id: row for _, row, _ in rows["images"] if row}
         regions: dict[int | str, list[Region]] = {number: [] for number in images}
-        for place, row in rows["annotations"]:
+        for place, row, _ in rows["annotations"]:
+            if not row:
+                continue
             unknown = [number for number in (row.category_id, *row.neg_category_ids) if number not in phrases]
             if row.image_id not in images or unknown:
                 which = f"category {unknown[0]}" if unknown else f"image {row.image_id}"
@@ -121,8 +111,8 @@ class FgOvd(ListedImages):
                 record = Record(name, b"", (), regions=used)
                 entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
         if not entries:
-            first = f"{wrong[0].record.key} ({wrong[0].error})"
-            raise UserError(f"{self._file}: {first}, and no region is right; {HELP}")
+            first = wrong[0].fault[1] if wrong[0].fault else ""
+            raise data_error(f"{self._file}: {first}, and no region is right")
         return entries + wrong
 
     def parts(self) -> Iterator[str | int]:
@@ -139,22 +129,17 @@ class FgOvdLines(Table):
     The lines of one image become one record. Their kind is the name of the file: easy, medium, hard, trivial.
     """
 
+    form = f"FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}"
+    options = ("root",)
     which = ", the folder that the paths of the file begin in"
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of FG-OVD as JSON Lines."""
         first = first_fields(content)
         return all(name in first for name in _Line.model_fields)
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, _ = split_query(path, ("root",))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(
-                f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}; {HELP}"
-            )
-        super().__init__(path, images, [_line(row, _stem(file)) for row in rows])
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        return super().parse([_line(row, Path(self._file).stem) for row in content])
 
 
 def _line(row: Row, kind: str) -> Row:
@@ -171,8 +156,4 @@ def _line(row: Row, kind: str) -> Row:
 
 
 def _is_annotations(content: Any) -> bool:
-    return all(has_rows(content, name, fields) for name, fields in FIELDS.items())
-
-
-def _stem(file: str) -> str:
-    return os.path.splitext(os.path.basename(file))[0]
+    return all(has_rows(content, name, tuple(model.model_fields)) for name, model in MODELS.items())

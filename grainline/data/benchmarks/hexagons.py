@@ -18,10 +18,9 @@ from pydantic import Field
 
 from grainline.data.formats.checked import Fields, brief_json, strings
 from grainline.data.formats.common import FileSource, digest, split_query
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.formats.table import Row, first_fields, read_rows
 from grainline.data.record import CORRUPT_ROW, CorruptSample, Record, Region
-from grainline.errors import UserError
 
 ROWS, COLUMNS = 10, 18
 RADIUS = 12.0  # pixels from the middle of a tile to a corner of it
@@ -58,7 +57,6 @@ class Hexagons(FileSource):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of Hexagons."""
         first = first_fields(content)
         steps = first.get(PROCEDURE)
         return isinstance(steps, list) and bool(steps) and isinstance(steps[0], list)
@@ -66,14 +64,12 @@ class Hexagons(FileSource):
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         file, _ = split_query(path, ())
         if images is not None:
-            raise UserError(
-                f"--images {images} does not go with {path}: boards are drawn; leave it out; {HELP}"
-            )
+            raise data_error(f"--images {images} does not go with {path}: boards are drawn; leave it out")
         self.path = path
         self._file = file
         self._rows = list(read_rows(file) if rows is None else rows)
         if not self.recognises(self._rows):
-            raise UserError(f"{file} is not Hexagons: rows with {PROCEDURE}, a list of steps {STEP}; {HELP}")
+            raise data_error(f"{file} is not Hexagons: rows with {PROCEDURE}, a list of steps {STEP}")
 
     def __len__(self) -> int:
         return len(self._rows)

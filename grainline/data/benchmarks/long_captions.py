@@ -11,15 +11,15 @@ data.jsonl                     ImageInWords: IIW-400, DOCCI_Test, DCI_Test; rows
 import os
 import re
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from grainline.data.formats.checked import printable
-from grainline.data.formats.common import IMAGE_SUFFIXES, split_query
-from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
-from grainline.data.formats.plain import HELP, elements, load_json, read_text
+from grainline.data.formats.common import IMAGE_SUFFIXES
+from grainline.data.formats.folder import suffix
+from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.plain import data_error, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError
@@ -45,7 +45,7 @@ class LongCaptions(ListedImages):
         if again:
             self.remarks = (f"{again} texts beyond the first of their image are left out",)
         if not any((row.record.long or "").strip() for row in entries):
-            raise UserError(f"{self._file} has no text in any of its {len(entries)} rows; {HELP}")
+            raise data_error(f"{self._file} has no text in any of its {len(entries)} rows")
         self.which = f", the folder of the images of {type(self).__name__}"
         return entries
 
@@ -60,7 +60,7 @@ class LongCaptions(ListedImages):
     def record(self, index: int, text: str) -> Record:
         """The record at a position with this text instead of its own. Raises CorruptSample."""
         entry = self.entries[index]
-        if not text.strip() and not entry.error:
+        if not text.strip() and not entry.fault:
             raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
         return super().__getitem__(index)._replace(captions=(text.strip(),), long=None)
 
@@ -86,7 +86,6 @@ class DCI(LongCaptions):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        """Whether a folder holds the JSON files of DCI."""
         return dci_folder(path) is not None
 
     def load(self) -> str | None:
@@ -121,15 +120,14 @@ class DOCCI(LongCaptions):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of DOCCI."""
         return _has_texts(first_fields(content), DOCCI_FIELDS)
 
     def load(self) -> list[Row]:
         return read_rows(self._file)
 
     def rows(self, content: Any) -> list[Entry]:
-        splits = Counter(str(row.fields.get("split")) for row in content if not row.error)
-        wanted = choose_splits(splits, self._given.get("split", "test"), self._file)
+        splits = (str(row.fields.get("split")) for row in content if not row.error)
+        wanted = self.choose_splits(splits, "test")
         self.benchmark = "docci" if wanted == ["test"] else ""
         selected = [row for row in content if row.error or row.fields.get("split") in wanted]
         return [_of_row(row, "image_file", "description") for row in selected]
@@ -145,7 +143,6 @@ class Urban1k(LongCaptions):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of the file of Urban-1k."""
         rows = content.get("annotations") if isinstance(content, dict) and len(content) == 1 else None
         return isinstance(rows, list) and any(
             isinstance(row, dict) and row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"]))
@@ -154,7 +151,6 @@ class Urban1k(LongCaptions):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        """Whether a folder has numbered texts in caption/ and numbered images in image/."""
         folders = [os.path.join(path, name) for name in ("caption", "image")]
         if not all(map(os.path.isdir, folders)):
             return False
@@ -195,12 +191,11 @@ class ShareGPT4V(LongCaptions):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        """Whether the first row of a path has the form of ShareGPT4V; no more of it is read."""
         try:
             first = next(elements(path), None)
         except UserError:
             return False
-        return isinstance(first, dict) and not _of_turns(first, 1).error
+        return isinstance(first, dict) and not _of_turns(first, 1).fault
 
     def load(self) -> Iterator[Any]:
         return elements(self._file)
@@ -209,9 +204,9 @@ class ShareGPT4V(LongCaptions):
         return self.recognises_path(self._file)
 
     def rows(self, content: Any) -> Iterator[Entry]:
-        limit = self._given.get("rows", "")
+        limit = self._query.get("rows", "")
         if limit and not (limit.isdecimal() and int(limit)):
-            raise UserError(f"rows={limit} in {self.path}: a number of rows from 1 on; {HELP}")
+            raise data_error(f"rows={limit} in {self.path}: a number of rows from 1 on")
         rows = islice(content, int(limit) if limit else None)
         return (_of_turns(row, number) for number, row in enumerate(rows, 1))
 
@@ -224,7 +219,6 @@ class IIW(LongCaptions):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of ImageInWords."""
         first = first_fields(content)
         return _has_texts(first, ("IIW",)) and (
             _has_texts(first, ("image/key",)) or _has_texts(first, ("image",))
@@ -238,10 +232,9 @@ class IIW(LongCaptions):
         field = "image/key" if "image/key" in first_fields(content) else "image"
         for row in content:
             entry = _of_row(row, field, "IIW")
-            if not entry.error:
+            if not entry.fault:
                 name = entry.record.key
-                suffixes = tuple(f".{kind}" for kind in IMAGE_SUFFIXES)
-                name += "" if name.lower().endswith(suffixes) else ".jpg"
+                name += "" if suffix(name) in IMAGE_SUFFIXES else ".jpg"
                 folders = [folder for start, folder in PARTS.items() if name.startswith(start)]
                 places = (name, *(os.path.join(folder, name) for folder in folders))
                 entry = entry._replace(places=places)
@@ -307,19 +300,16 @@ HIMO_FIELDS = {"img_path": str, "caption": list, "raw_caption": str}
 class HimoDocci(Table):
     """A table whose rows say their subtexts."""
 
+    form = f"HiMo-Docci: rows with {', '.join(HIMO_FIELDS)}"
+    options = ("root",)
     which = ", the folder of the images of DOCCI"
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether the first sound row of a file has the form of HiMo-Docci."""
         return _is_himo_row(first_fields(content))
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        file, _ = split_query(path, ("root",))
-        rows = read_rows(file) if rows is None else rows
-        if not self.recognises(rows):
-            raise UserError(f"{file} is not HiMo-Docci: rows with {', '.join(HIMO_FIELDS)}; {HELP}")
-        super().__init__(path, images, [_himo_row(row) for row in rows])
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        return super().parse([_himo_row(row) for row in content])
 
 
 def _is_himo_row(fields: Mapping[str, Any]) -> bool:

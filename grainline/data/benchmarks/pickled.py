@@ -9,8 +9,7 @@ import pickletools
 from io import BytesIO
 from typing import Any
 
-from grainline.data.formats.plain import HELP, read_plain
-from grainline.errors import UserError
+from grainline.data.formats.plain import data_error, read_plain
 from grainline.files import Unpickler
 
 PLAIN = frozenset(
@@ -43,7 +42,7 @@ def read_pickle(path: str) -> Any:
     try:
         data = read_plain(path, 2**62)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
     try:
         has_bytes = _refuse_code(data, path)
         try:  # strings of Python 2 are bytes: UTF-8, else Latin-1
@@ -53,7 +52,7 @@ def read_pickle(path: str) -> Any:
         return _with_texts(content, {}) if has_bytes else content
     except _UNPICKLING_ERRORS as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} is no pickle of plain data: {first}; {HELP}") from None
+        raise data_error(f"{path} is no pickle of plain data: {first}") from None
 
 
 def _refuse_code(data: bytes, path: str) -> bool:
@@ -68,9 +67,9 @@ def _refuse_code(data: bytes, path: str) -> bool:
         else:
             argument = opcode.arg and opcode.arg.reader(file)
         if opcode.name not in PLAIN:
-            raise UserError(
+            raise data_error(
                 f"{path} asks for more than plain data ({opcode.name} {argument or ''}), and was not run; "
-                f"write its content as JSON; {HELP}"
+                f"write its content as JSON"
             )
         if "PUT" in opcode.name and argument > len(data):
             raise ValueError("it asks for more memory than its content can need")

@@ -1,4 +1,4 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks.
+"""RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks; box proposals for their images.
 
     refcoco:DIR?split=testA&images=train2014/    a folder of the release: refs(unc).p and instances.json
     refcoco:refcocog/refs(umd).p?split=val       one of several files of expressions
@@ -11,11 +11,13 @@ name several, by commas, and is `val` by default. `masks=coco` draws polygons wi
 code does (extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
 """
 
+import hashlib
+import math
 import os
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,22 +27,19 @@ from grainline.data.formats.checked import (
     Fields,
     Id,
     Pixels,
-    Side,
     Text,
     around,
     checked,
     has_rows,
     strings,
 )
-from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
 from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
-from grainline.data.formats.plain import HELP, load_json
+from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
 
-REF_FIELDS = ("ann_id", "image_id", "split", "sentences")
 INSTANCES = "instances.json"
-INSTANCE_FIELDS = {"images": ("id", "file_name", "width", "height"), "annotations": ("id", "segmentation")}
 
 
 class _Ref(Fields):
@@ -58,13 +57,6 @@ class _Ref(Fields):
         return [text for sent, raw in both for text in (sent or raw)[:1]]
 
 
-class _Image(Fields):
-    id: Id
-    file_name: Text
-    width: Side
-    height: Side
-
-
 class _Annotation(Fields):
     id: Id
     segmentation: Any  # checked when its mask is drawn
@@ -79,97 +71,94 @@ class _Polygons(Fields):
     segmentation: tuple[tuple[Pixels, ...], ...]
 
 
-_Boxes = list[Box | None]  # None for an annotation without a right box
+INSTANCE_FIELDS = {
+    "images": tuple(SizedImage.model_fields),
+    "annotations": tuple(_Annotation.model_fields),
+}
+
+
+class _Outline(NamedTuple):
+    """What the annotation of one object says."""
+
+    segmentation: Any
+    box: Box | None  # None without a right box
 
 
 class RefCoco(ListedImages):
     """The images of some splits that have expressions, in the order of the file. Raises UserError."""
 
-    form = f"a file of expressions: a list of rows with {', '.join(REF_FIELDS)}"
+    form = f"a file of expressions: a list of rows with {', '.join(_Ref.model_fields)}"
     options = ("split", "images", "instances", "masks")
     sized = "masks"
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether content has the form of a file of expressions; its rows may still be wrong."""
-        return isinstance(content, list) and any(
-            isinstance(row, dict) and all(name in row for name in REF_FIELDS) for row in content
-        )
+        return has_rows({"refs": content}, "refs", tuple(_Ref.model_fields))
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        """Whether a folder holds a file of expressions and the annotations."""
         return Path(path, INSTANCES).is_file() and bool(_files_in(path))
 
-    def find(self, place: str) -> str:
-        """The file of expressions that a path means. Raises UserError for a folder with none or several."""
-        if not os.path.isdir(place):
-            return place
-        files = _files_in(place)
-        if len(files) != 1:
-            has = (
-                f"holds {', '.join(files)}: name one of them"
-                if files
-                else "holds no file refs(...).p or .json"
-            )
-            raise UserError(f"{place} {has}, such as refcoco:{os.path.join(place, 'refs(unc).p')}; {HELP}")
-        return os.path.join(place, files[0])
-
     def load(self) -> Any:
+        """The file of expressions. Raises UserError for a folder with none or several."""
+        if os.path.isdir(self._file):
+            files = _files_in(self._file)
+            if len(files) != 1:
+                has = f"{', '.join(files)}: name one of them" if files else "no file refs(...).p or .json"
+                such = f"refcoco:{os.path.join(self._file, 'refs(unc).p')}"
+                raise data_error(f"{self._file} holds {has}, such as {such}")
+            self._file = os.path.join(self._file, files[0])
         return load_json(self._file) if self._file.endswith(".json") else read_pickle(self._file)
 
     def parse(self, content: Any) -> list[Entry]:
         """Images with their expressions, then each row that is wrong."""
-        self._masks = self._given.get("masks", "")
+        self._masks = self._query.get("masks", "")
         if self._masks not in ("", "coco"):
-            raise UserError(f"masks={self._masks} is unknown; leave it out, or give masks=coco; {HELP}")
+            raise data_error(f"masks={self._masks} is unknown; leave it out, or give masks=coco")
         if self._masks:
             require_pycocotools()
-        self._instances = self._given.get("instances") or os.path.join(self.folder(), INSTANCES)
+        self._instances = self._query.get("instances") or os.path.join(self.folder(), INSTANCES)
         refs = list(checked(_Ref, content, "refs"))
-        splits = Counter(ref.split for _, ref, _ in refs if ref)
-        wanted = choose_splits(splits, self._given.get("split", "val"), self._file)
-        refs = [row for row in refs if row[1] is None or row[1].split in wanted]
-        images, outlines, box, boxes_in = self._read_instances()
+        wanted = self.choose_splits((ref.split for _, ref, _ in refs if ref), "val")
+        images, outlines, boxes_in = self._read_instances()
         expressions: dict[int | str, list[tuple[str, int | str]]] = {}  # by image: text, id of the annotation
         wrong = []
         for place, ref, error in refs:
             if ref is None:
                 wrong.append(wrong_row(place, error))
+            elif ref.split not in wanted:
+                continue
             elif ref.image_id not in images or ref.ann_id not in outlines:
                 both = f"image {ref.image_id} or annotation {ref.ann_id}"
                 wrong.append(wrong_row(place, f"{both} is not in {self._instances}, or wrong there"))
             else:
                 texts = expressions.setdefault(ref.image_id, [])
                 texts.extend((text, ref.ann_id) for text in ref.texts)
-        self._expressions = [(number, texts) for number, texts in expressions.items() if texts]
-        if not self._expressions:
-            first = "".join(f": {row.record.key} ({row.error})" for row in wrong[:1])
-            raise UserError(f"{self._file} has no expressions in these splits{first}; {HELP}")
-        used = {number for _, texts in self._expressions for _, number in texts}
-        self._outlines = {number: outlines[number] for number in used}
-        self._boxes_in = {number: boxes_in.get(number, []) for number, _ in self._expressions}
+        expressions = {number: texts for number, texts in expressions.items() if texts}
+        if not expressions:
+            first = "".join(f": {row.fault[1]}" for row in wrong[:1] if row.fault)
+            raise data_error(f"{self._file} has no expressions in these splits{first}")
+        # of each image, in the order of the entries
+        self._expressions = list(expressions.values())
+        self._boxes_in = [boxes_in.get(number, []) for number in expressions]
+        self._outlines = {number: outlines[number] for texts in self._expressions for _, number in texts}
         entries = []
-        for number, texts in self._expressions:
-            image = images[number]
-            name, regions = image.file_name, tuple(Region(text, box[of]) for text, of in texts)
+        for image, texts in zip(map(images.__getitem__, expressions), self._expressions, strict=True):
+            name, regions = image.file_name, tuple(Region(text, outlines[of].box) for text, of in texts)
             places = (name, os.path.join("train2014", name))
             entries.append(Entry(Record(name, b"", (), regions=regions), places, (image.width, image.height)))
         return entries + wrong
 
     def _read_instances(
         self,
-    ) -> tuple[
-        dict[int | str, _Image], dict[int | str, Any], dict[int | str, Box | None], dict[int | str, _Boxes]
-    ]:
-        """Images by id; outlines and boxes of annotations by id; the boxes in each image."""
+    ) -> tuple[dict[int | str, SizedImage], dict[int | str, _Outline], dict[int | str, list[Box | None]]]:
+        """Images and annotations by id; the boxes of all annotations of an image."""
         data = load_json(self._instances)
         if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
             form = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())
-            raise UserError(f"{self._instances} is no file of annotations: {form}; {HELP}")
-        outlines: dict[int | str, Any] = {}
-        boxes: dict[int | str, Box | None] = {}
-        boxes_in: dict[int | str, _Boxes] = {}
+            raise data_error(f"{self._instances} is no file of annotations: {form}")
+        outlines: dict[int | str, _Outline] = {}
+        boxes_in: dict[int | str, list[Box | None]] = {}
         rows = checked(_Annotation, data["annotations"], "annotations")
         for fields, (_, row, _) in zip(data["annotations"], rows, strict=True):
             if row is None:
@@ -179,15 +168,15 @@ class RefCoco(ListedImages):
                 box, image = around(boxed.bbox), boxed.image_id
             except ValueError:
                 box, image = None, fields.get("image_id")
-            outlines[row.id], boxes[row.id] = row.segmentation, box
+            outlines[row.id] = _Outline(row.segmentation, box)
             if isinstance(image, int | str):
                 boxes_in.setdefault(image, []).append(box)
-        images = {row.id: row for _, row, _ in checked(_Image, data["images"], "images") if row}
-        return images, outlines, boxes, boxes_in
+        images = {row.id: row for _, row, _ in checked(SizedImage, data["images"], "images") if row}
+        return images, outlines, boxes_in
 
     def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
-        size, numbers = self.entries[index].size, [number for _, number in self._expressions[index][1]]
+        size, numbers = self.entries[index].size, [number for _, number in self._expressions[index]]
         assert size is not None
         masks = {
             number: self._mask(number, size, f"{self._file}: {record.key} (annotation {number}")
@@ -198,17 +187,16 @@ class RefCoco(ListedImages):
 
     def boxes(self, index: int) -> tuple[Box, ...]:
         """The boxes of all annotations of an image, in the order of the file. Raises UserError without."""
-        here = self._boxes_in[self._expressions[index][0]]
-        boxes = tuple(box for box in here if box is not None)
-        if len(boxes) < len(here) or not boxes:
-            raise UserError(
+        boxes = tuple(box for box in self._boxes_in[index] if box is not None)
+        if len(boxes) < len(self._boxes_in[index]) or not boxes:
+            raise data_error(
                 f"{self._instances}: an annotation of {self.entries[index].record.key} has no image_id or no"
-                f" bbox [left, top, width, height]; {HELP}"
+                f" bbox [left, top, width, height]"
             )
         return boxes
 
     def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:
-        outline = self._outlines[number]
+        outline = self._outlines[number].segmentation
         try:
             if isinstance(outline, list):
                 draw = coco_polygons_mask if self._masks else polygons_mask
@@ -226,12 +214,100 @@ class RefCoco(ListedImages):
         if self._masks:
             yield self._masks
         for i, entry in enumerate(self.entries):
-            texts = self._expressions[i][1] if i < len(self._expressions) else []
+            texts = self._expressions[i] if i < len(self._expressions) else []
             yield from (entry.record.key, len(texts))
             for text, number in texts:
-                yield from (text, str(self._outlines[number]))
+                yield from (text, str(self._outlines[number].segmentation))
 
 
 def _files_in(folder: str) -> list[str]:
     names = os.listdir(folder)
     return sorted(name for name in names if name.startswith("refs(") and name.endswith((").p", ").json")))
+
+
+# Box proposals of a detector, in the JSON of ReCLIP's release (arXiv 2204.05991).
+#
+#     {"581857": [[x, y, width, height], ...], "other.jpg": [{"box": [...], "score": 0.9}, ...]}
+#     [{"image_id": 581857, "box": [x, y, width, height], "score": 0.9}, ...]
+#
+# A box is left, top, width and height in pixels of the image, under `box` or `bbox`. A list may say
+# `file_name` instead of `image_id`. Scores are not used.
+
+PROPOSALS = (
+    "{image_id or file_name: [boxes]} or [{image_id or file_name, box or bbox}, ...], a box being [left, top,"
+    " width, height] in pixels"
+)
+
+
+class Proposals:
+    """The boxes of each image, in the order of the file. Raises UserError for anything else.
+
+    >>> import json, tempfile
+    >>> path = Path(tempfile.mkdtemp(), "boxes.json")
+    >>> _ = path.write_text(json.dumps([{"image_id": 7, "bbox": [1, 2, 3, 4]}]))
+    >>> Proposals(str(path)).of("COCO_train2014_000000000007.jpg")
+    ((1.0, 2.0, 4.0, 6.0),)
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        data = load_json(path)
+        boxes: dict[str, list[Box]] = {}
+        for name, value in _rows(data, path):
+            boxes.setdefault(name, []).append(_box(value, name, path))
+        if not any(boxes.values()):
+            raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
+        self._boxes = boxes
+        self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    def of(self, key: str) -> tuple[Box, ...]:
+        """The boxes of an image, each once; () where the file does not name it."""
+        for name in image_names(key):
+            if name in self._boxes:
+                return tuple(dict.fromkeys(self._boxes[name]))
+        return ()
+
+
+def image_names(key: str) -> Iterator[str]:
+    """What a file of proposals may call an image: its key, file name, stem, and the number at the end of it.
+
+    >>> list(image_names("train2014/COCO_train2014_000000000007.jpg"))[1:]
+    ['COCO_train2014_000000000007.jpg', 'COCO_train2014_000000000007', '7']
+    """
+    path = PurePosixPath(key)
+    yield from (key, path.name, path.stem)
+    number = re.search(r"\d+$", path.stem)
+    if number is not None:
+        yield str(int(number[0]))
+
+
+def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Name of an image and one of its boxes."""
+    if isinstance(data, dict):
+        for name, boxes in data.items():
+            if not isinstance(boxes, list):
+                raise UserError(f"{path}: the boxes of {name} are no list; expected {PROPOSALS}")
+            yield from ((name, value) for value in boxes)
+        return
+    if not isinstance(data, list):
+        raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
+    for i, row in enumerate(data, 1):
+        name = _first(row, ("image_id", "file_name")) if isinstance(row, dict) else None
+        if name is None:
+            raise UserError(f"{path}, row {i}: no image_id and no file_name; expected {PROPOSALS}")
+        yield str(name), row
+
+
+def _box(value: Any, name: str, path: str) -> Box:
+    sides = _first(value, ("box", "bbox")) if isinstance(value, dict) else value
+    try:
+        extent = tuple(float(x) for x in sides)
+    except (TypeError, ValueError):
+        extent = ()
+    if len(extent) != 4 or not math.isfinite(sum(extent)) or min(extent[2:]) <= 0:
+        raise UserError(f"{path}: a box of {name} is {str(sides)[:80]}; expected {PROPOSALS}")
+    return around(extent)
+
+
+def _first(row: dict[str, Any], fields: Iterable[str]) -> Any:
+    return next((row[name] for name in fields if row.get(name) is not None), None)

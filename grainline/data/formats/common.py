@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
@@ -48,17 +49,14 @@ LONG = tuple(f"long{model}_captions" for model in MODELS)
 FIELDS = (RAW, *SHORT, *LONG)
 
 
-def is_recaptioned(fields: Mapping[str, Any]) -> bool:
-    """Whether a description has captions by one of the models."""
-    return any(fields.get(name) for name in (*SHORT, *LONG))
-
-
-def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The description in the names of `common`.
+def renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The description in the names of `common`; as it is without captions by one of the models.
 
     >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A dog."})
     {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
     """
+    if not any(fields.get(name) for name in (*SHORT, *LONG)):
+        return fields
     others = {name: value for name, value in fields.items() if name not in FIELDS}
     captions, longs = ([_whole(fields.get(name)) for name in names] for names in ((RAW, *SHORT), LONG))
     return {**others, "captions": list(filter(None, captions)), "longs": list(filter(None, longs))}
@@ -74,7 +72,7 @@ def _whole(value: Any) -> str:
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-_PROBES = 10_000  # image paths that are tried at most before a source counts as one without images
+_PROBES = 10_000  # image paths that are tried before a source counts as one without images
 
 
 class FileSource(ABC):
@@ -124,6 +122,21 @@ class FileSource(ABC):
         """Hex digest of the content: equal data have equal digests, wherever they lie."""
 
 
+class Parts(FileSource):
+    """Abstract: a source whose records lie in parts, one part after the other."""
+
+    _starts: list[int]  # position of the first record of each part, and the number of all records
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _part(self, index: int) -> tuple[int, int]:
+        """The number of the part that a record is in, and its position there. Raises IndexError."""
+        index = range(len(self))[index]
+        number = bisect_right(self._starts, index) - 1
+        return number, index - self._starts[number]
+
+
 class Captions(NamedTuple):
     """The texts and regions of one image."""
 
@@ -141,6 +154,17 @@ class Captions(NamedTuple):
         if long and not captions:
             captions, long = (long,), long if self.others else None
         return Record(key, image, captions, long, self.regions, self.foils, self.subtexts, self.others)
+
+    def joined(self, other: "Captions") -> "Captions":
+        """Those of two rows of one image: of what an image has once, the first row's."""
+        return Captions(
+            self.captions + other.captions,
+            self.long or other.long,
+            self.regions + other.regions,
+            self.foils + other.foils,
+            self.subtexts or other.subtexts,
+            self.others or other.others,
+        )
 
     @property
     def texts(self) -> list[str | int]:
@@ -166,10 +190,8 @@ class _RegionFoil(Fields):
     kind: Words
 
 
-class _Foil(Fields):
-    text: Text
+class _Foil(_RegionFoil):
     true: Words
-    kind: Words
 
 
 class _Region(Fields):
@@ -210,8 +232,7 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
     """
-    if is_recaptioned(fields):
-        fields = renamed(fields)
+    fields = renamed(fields)
     several = strings(fields.get("captions"))
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
@@ -328,7 +349,7 @@ def digest(parts: Iterable[str | int]) -> str:
 
 # Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and wildcards of the shell.
 
-_MOST = 1_000_000  # a typing mistake in a range shall not fill the memory
+_MAX_RANGE = 1_000_000  # a typing mistake in a range shall not fill the memory
 
 
 def is_pattern(path: str) -> bool:
@@ -371,8 +392,8 @@ def _choices(brace: str, path: str) -> list[str]:
     span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
     if span:
         first, last = int(span[1]), int(span[2])
-        if not first <= last < first + _MOST:
-            raise data_error(f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first")
+        if not first <= last < first + _MAX_RANGE:
+            raise data_error(f"{brace} in {path} is no range of at most {_MAX_RANGE} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return inside.split(",") if "," in inside else [brace]
 

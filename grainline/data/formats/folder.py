@@ -8,7 +8,7 @@ A bare folder holds images without any text beside them: there is nothing to tra
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
@@ -24,34 +24,31 @@ from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
 from grainline.errors import some
 
-_TEXT_SUFFIXES = ("json", "txt")
-
 
 class Folder(FileSource):
-    """The images below a folder, or only the given files. `remarks` names texts that have no image."""
+    """The images below a folder. `remarks` names texts that have no image."""
 
-    def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
+    def __init__(self, path: str, *, allow_bare: bool = False) -> None:
         """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
         self.path, self.allow_bare = path, allow_bare
-        listed = list(files) if files is not None else files_below(path)
-        self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
+        files = files_below(path)
+        self._names = [name for name in files if suffix(name) in IMAGE_SUFFIXES]
         if not self._names:
-            kinds = sorted({suffix(name) for name in listed})
-            contents = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
+            kinds = sorted({suffix(name) for name in files})
+            contents = f"{len(files)} files of the kinds {some(kinds, 8)}" if files else "nothing"
             raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
                 f" but {contents}"
             )
-        beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
-        if files is None:
-            if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
-                raise data_error(
-                    f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
-                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
-                )
-            alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
-            self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
+        texts = [name for name in files if suffix(name) in ("json", "txt")]
+        alone = [name for name in texts if os.path.splitext(name)[0] not in stems]
+        if len(alone) == len(texts) and not allow_bare:
+            raise data_error(
+                f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
+                f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
+            )
+        self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -152,7 +149,7 @@ class Classes(Folder):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        images = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
+        images = [name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES]
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
             raise data_error(

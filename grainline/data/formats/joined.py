@@ -1,11 +1,10 @@
 """Sources over other sources: several joined into one, and one without some of its captions."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.formats.common import FileSource, digest, divide
+from grainline.data.formats.common import FileSource, Parts, digest, divide
 from grainline.data.formats.plain import data_error
 from grainline.data.record import (
     MISSING_CAPTION,
@@ -19,7 +18,7 @@ from grainline.data.record import (
 )
 
 
-class Joined(FileSource):
+class Joined(Parts):
     """Several sources as one, in their order. If two of them share a key, or might, all keys are prefixed.
 
     A source that cannot list its keys (scenes) might share any, so then all are prefixed.
@@ -28,27 +27,18 @@ class Joined(FileSource):
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
         self.path = " ".join(source.path for source in sources)
-        self._ends = list(accumulate(len(source) for source in sources))
+        self._starts = list(accumulate(map(len, sources), initial=0))
         self._prefixes = _prefixes(self.sources)
         self.remarks = tuple(f"{source.path}: {remark}" for source in sources for remark in remarks(source))
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
     def __getitem__(self, index: int) -> Record:
-        number, place = self._place(index)
+        number, place = self._part(index)
         record = self.sources[number][place]
         return record._replace(key=self._prefixes[number] + record.key)
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """The number of the source that a record is from, and its position there."""
-        index = range(len(self))[index]
-        number = bisect_right(self._ends, index)
-        return number, index - self._ends[number] + len(self.sources[number])
-
     def boxes(self, index: int) -> tuple[Box, ...]:
         """The boxes of the things in an image, as `boxes_of` finds them in its own source."""
-        number, place = self._place(index)
+        number, place = self._part(index)
         source = self.sources[number]
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
@@ -150,14 +140,14 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     """
     base, query = divide(path)
     options = query.split("&") if query else []
-    given = [option for option in options if option.startswith(f"{OPTION}=")]
-    if not given:
+    skips = [option for option in options if option.startswith(f"{OPTION}=")]
+    if not skips:
         return path, ()
-    numbers = ",".join(option.partition("=")[2] for option in given).split(",")
+    numbers = ",".join(option.partition("=")[2] for option in skips).split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
         raise data_error(
-            f"{', '.join(given)} in {path} must be numbers of captions, which count from 0, such as "
+            f"{', '.join(skips)} in {path} must be numbers of captions, which count from 0, such as "
             f"{OPTION}=0,1"
         )
-    rest = "&".join(option for option in options if option not in given)
+    rest = "&".join(option for option in options if option not in skips)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))

@@ -1,29 +1,32 @@
-"""The base of sources whose images are files that one file of annotations lists: COCO and the benchmarks."""
+"""Sources whose images are files that one file of annotations lists: their base class, and COCO captions."""
 
 import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.decode import image_size
+from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checked, has_rows, strings
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.plain import data_error, load_json
-from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, CorruptSample, Record
+from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
 
 
 class Entry(NamedTuple):
     """An image that the file lists, or a row of the file that is wrong."""
 
     record: Record  # without the image; the key of a wrong row is its place in the file
-    places: tuple[str, ...]  # below the folder of the images, where the image may lie
+    places: tuple[str, ...] = ()  # below the folder of the images, where the image may lie
     size: tuple[int, int] | None = None  # width and height that boxes or masks are for
-    error: str = ""  # what is wrong with the row
+    where: str = ""  # its place in the file, for an error; otherwise the key says it
+    fault: tuple[str, str] | None = None  # why it cannot be used: cause, and place in the file
 
 
 def wrong_row(place: str, error: str) -> Entry:
     """An entry for a row that cannot be used."""
-    return Entry(Record(place, b"", ()), (), error=error)
+    return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
 
 
 class ListedImages(FileSource):
@@ -33,7 +36,7 @@ class ListedImages(FileSource):
     """
 
     images_by_path = True
-    form: ClassVar[str]  # for an error, such as "a file of FOIL-COCO: annotations[] with ..."
+    form: ClassVar[str]  # for an error: "a file of FOIL-COCO: annotations[] with ..."; "" accepts all
     options: ClassVar[tuple[str, ...]] = ("images",)
     which: str = ""  # added to an error about the folder of the images
     sized: ClassVar[str] = "boxes"  # what `Entry.size` is for
@@ -41,19 +44,14 @@ class ListedImages(FileSource):
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
         """content: the parsed file, where it has been read already"""
         self.path = path
-        place, self._given = split_query(path, self.options)
-        self._file = self.find(place)
+        self._file, self._query = split_query(path, self.options)
         content = self.load() if content is None else content
-        if not self.accepts(content):
+        if self.form and not self.accepts(content):
             raise data_error(f"{self._file} is not {self.form}")
-        self._root = images or self._given.get("images") or self.folder()
+        self._root = images or self._query.get("images") or self.folder()
         self.entries = self.parse(content)
-        places = [self._paths(entry) for entry in self.entries if not entry.error]
+        places = [self._paths(entry) for entry in self.entries if entry.places]
         require_images(places, self._file, self._root, self.which)
-
-    def find(self, place: str) -> str:
-        """The file that a path means."""
-        return place
 
     def load(self) -> Any:
         """The content of the file."""
@@ -75,6 +73,18 @@ class ListedImages(FileSource):
     def parts(self) -> Iterator[str | int]:
         """What the fingerprint is made of."""
 
+    def choose_splits(self, present: Iterable[str], default: str) -> list[str]:
+        """The splits that a path names, by commas. Raises UserError for one that the file does not have.
+
+        present  the split of each row
+        """
+        splits, counts = self._query.get("split", default).split(","), Counter(present)
+        unknown = [name for name in splits if name not in counts]
+        if unknown:
+            has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
+            raise data_error(f"{self._file} has no split {unknown[0]}: it has {has}")
+        return splits
+
     def _paths(self, entry: Entry) -> list[str]:
         return [os.path.join(self._root, place) for place in dict.fromkeys(entry.places)]
 
@@ -82,10 +92,10 @@ class ListedImages(FileSource):
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Record:
-        record, _, size, error = entry = self.entries[index]
-        where = f"{self._file}: {record.key}"
-        if error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+        record, _, size, place, fault = entry = self.entries[index]
+        if fault:
+            raise CorruptSample(fault[0], f"{self._file}: {fault[1]}")
+        where = f"{self._file}: {place or record.key}"
         record = record._replace(image=read_image(self._paths(entry), where))
         if size is not None and (actual := image_size(record)) != size:
             sizes = f"{actual[0]} x {actual[1]} pixels, its {self.sized} are for {size[0]} x {size[1]}"
@@ -100,11 +110,132 @@ class ListedImages(FileSource):
         return digest(self.parts())
 
 
-def choose_splits(counts: Counter[str], names: str, file: str) -> list[str]:
-    """The splits that a path names, by commas. Raises UserError for one that the file does not have."""
-    splits = names.split(",")
-    unknown = [name for name in splits if name not in counts]
-    if unknown:
-        has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
-        raise data_error(f"{file} has no split {unknown[0]}: it has {has}")
-    return splits
+# COCO captions, in the two files that the field evaluates on: two protocols, so two sources.
+#
+#     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
+#     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
+#
+# Both take the first five captions of an image, as the field does: in the order of the file for Karpathy, by
+# annotation id for the official one. `left_out` counts the others.
+
+CAPTIONS = 5
+
+
+class _KarpathyImage(Fields):
+    filename: Text
+    filepath: Words | None = None
+    split: Text
+    sentences: tuple[dict[str, Any], ...]
+
+
+class _Image(Fields):
+    id: Id
+    file_name: Text
+
+
+class SizedImage(_Image):
+    """An image as COCO's files list it, with its size in pixels."""
+
+    width: Side
+    height: Side
+
+
+class _Note(Fields):
+    id: Id
+    image_id: Id
+    caption: Words
+
+
+class _Coco(ListedImages):
+    """Abstract: images with their first captions."""
+
+    @abstractmethod
+    def images(self, content: Any) -> list[Entry]:
+        """The images with all their captions, and the rows that are wrong."""
+
+    def parse(self, content: Any) -> list[Entry]:
+        entries = self.images(content)
+        self.left_out = sum(len(entry.record.captions[CAPTIONS:]) for entry in entries)
+        if self.left_out:
+            remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
+            self.remarks = (remark,)
+        if not any(entry.record.captions for entry in entries):
+            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
+        return [
+            one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
+            for one in entries
+        ]
+
+    def parts(self) -> Iterator[str | int]:
+        for entry in self.entries:
+            yield from (entry.record.key, len(entry.record.captions))
+            yield from entry.record.captions
+
+
+class CocoKarpathy(_Coco):
+    """One split of Karpathy's file: images[] with filename, filepath?, split, sentences[].raw."""
+
+    form = "Karpathy's file: images[] with filename, split and sentences"
+    options = ("images", "split")
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        return has_rows(content, "images", ("filename", "split", "sentences"))
+
+    def images(self, content: Any) -> list[Entry]:
+        rows = list(checked(_KarpathyImage, content["images"], "images"))
+        wanted = self.choose_splits((image.split for _, image, _ in rows if image), "test")
+        entries = []
+        for place, image, wrong in rows:
+            if image is None:
+                entries.append(wrong_row(place, wrong))
+            elif image.split in wanted:
+                # DIR may be the folder above val2014 and train2014, or the one that the image is in
+                name, folder = image.filename, image.filepath
+                places = (os.path.join(folder, name), name) if folder else (name,)
+                entries.append(_entry(places, strings([one.get("raw") for one in image.sentences])))
+        return entries
+
+
+class CocoVal2017(_Coco):
+    """An official file: images[] with id and file_name, annotations[] with id, image_id and caption."""
+
+    form = "a caption file of COCO: images[] and annotations[] with captions"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        notes = ("id", "image_id", "caption")
+        return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
+
+    def images(self, content: Any) -> list[Entry]:
+        captions: dict[int | str, list[str]] = {}  # of each image
+        rows: list[_Image | Entry] = []
+        for place, image, wrong in checked(_Image, content["images"], "images"):
+            if image is None or image.id in captions:
+                wrong = f"another image has its id {image.id}" if image else wrong
+                rows.append(wrong_row(place, wrong))
+            else:
+                captions[image.id] = []
+                rows.append(image)
+        notes: list[_Note] = []
+        for place, note, wrong in checked(_Note, content["annotations"], "annotations"):
+            if note and note.image_id in captions:
+                notes.append(note)
+            else:
+                wrong = f"image {note.image_id} is not listed, or wrong there" if note else wrong
+                rows.append(wrong_row(place, wrong))
+        for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
+            captions[note.image_id].extend(strings(note.caption))
+        # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
+        year = Path(self._file).stem.removeprefix("captions_")
+        return [
+            row
+            if isinstance(row, Entry)
+            else _entry((row.file_name, os.path.join(year, row.file_name)), captions[row.id])
+            for row in rows
+        ]
+
+
+def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:
+    fault = None if captions else (MISSING_CAPTION, places[0])
+    return Entry(Record(places[0], b"", tuple(captions)), places, fault=fault)

@@ -10,14 +10,13 @@ reading write small groups (100 to 1000 rows) or use tars.
 
 import contextlib
 import os
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from grainline.data.formats.common import (
-    FileSource,
+    Parts,
     digest,
     divide,
     read_captions,
@@ -27,7 +26,7 @@ from grainline.data.formats.common import (
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
-from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
+from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 
 CACHED_GROUPS = 2
@@ -40,15 +39,15 @@ class _Group(NamedTuple):
     rows: int
 
 
-class Parquet(FileSource):
+class Parquet(Parts):
     """The rows of one or more parquet files, file after file. Keys are "NAME:ROW"."""
 
     images_by_path = True
 
     def __init__(self, paths: Sequence[str], path: str | None = None, images: str | None = None) -> None:
         self.path = paths[0] if path is None else path
-        parts = [split_query(name, OPTIONS) for name in paths]
-        options = split_query(self.path, OPTIONS)[1] or parts[0][1]
+        parts = [split_query(name, Table.options) for name in paths]
+        options = split_query(self.path, Table.options)[1] or parts[0][1]
         self._files = [file for file, _ in parts]
         self._groups: list[_Group] = []
         schema: Any = None
@@ -64,7 +63,7 @@ class Parquet(FileSource):
                         _Group(file, number, first, opened.metadata.row_group(number).num_rows)
                     )
                     first += self._groups[-1].rows
-        self._ends = list(accumulate(group.rows for group in self._groups))
+        self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
@@ -98,13 +97,8 @@ class Parquet(FileSource):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
     def __getitem__(self, index: int) -> Record:
-        index = range(len(self))[index]
-        group = bisect_right(self._ends, index)
-        row = index - self._ends[group] + self._groups[group].rows
+        group, row = self._part(index)
         key = self._key(group, row)
         where = f"{self._groups[group].file}: {key}"
         try:

@@ -24,7 +24,7 @@ def data_error(message: str) -> UserError:
     return UserError(f"{message}; {HELP}")
 
 
-MOST_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
+MAX_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
 _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
 
 
@@ -36,10 +36,10 @@ def regular(path: str | Path) -> int:
     return state.st_size
 
 
-def read_plain(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file. Raises OSError, also for one of more than `most` bytes."""
-    if regular(path) > most:
-        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+def read_plain(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one of more than `max_bytes`."""
+    if regular(path) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
     return Path(path).read_bytes()
 
 
@@ -116,7 +116,7 @@ def whole(digits: str) -> float:
 # The elements of a JSON list one by one: the first rows of a file of gigabytes are cheap.
 
 PIECE = 2**20  # characters read at a time
-MOST = 16 * PIECE  # characters of one element: a longer one is an error, a bound on memory
+MAX_ELEMENT = 16 * PIECE  # characters of one element: a longer one is an error, a bound on memory
 
 _SIGN = re.compile(r"\s*(\S)\s*")
 _decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
@@ -137,7 +137,7 @@ def elements(path: str) -> Iterator[Any]:
                     element = _element(text, at, "," if number else "[")
                 except EOFError as error:
                     more = file.read(PIECE)
-                    if not more or len(text) - at > MOST:
+                    if not more or len(text) - at > MAX_ELEMENT:
                         raise ValueError(str(error)) from error
                     text, at = text[at:] + more, 0
                     continue

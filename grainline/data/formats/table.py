@@ -8,27 +8,23 @@ grainline.data.formats.common. The whole table is held in memory.
 """
 
 import csv
+import gzip
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from PIL import Image
 
 from grainline.data.formats.checked import brief_json
 from grainline.data.formats.common import FIELDS as RECAPTIONED
-from grainline.data.formats.common import (
-    LONG_FIELDS,
-    Captions,
-    FileSource,
-    digest,
-    name_of,
-    read_captions,
-    read_image,
-    require_images,
-    split_query,
-)
-from grainline.data.formats.plain import data_error, parse_json, read_text
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
+from grainline.data.formats.common import LONG_FIELDS, Captions, FileSource, digest, name_of, read_captions
+from grainline.data.formats.joined import parts_of
+from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record, Source
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -41,7 +37,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """The names that a column goes by, best first; capitals do not matter."""
 
-OPTIONS = ("image", "caption", "long", "root")
 SPOTS = ("regions", "boxes", "foils")
 FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called so or are not there
 
@@ -54,67 +49,47 @@ class Row(NamedTuple):
     error: str = ""
 
 
-class _Image(NamedTuple):
-    row: int  # the first that names it
-    key: str
-    path: str  # as the table writes it; empty where no row names one
-    captions: Captions
-    error: tuple[str, str] | None = None  # cause and where
-
-
-class Table(FileSource):
+class Table(ListedImages):
     """The images of a table in the order of their first rows."""
 
-    images_by_path = True
-    which = ""  # images are meant, for an error
+    form = ""
+    options: ClassVar[tuple[str, ...]] = ("image", "caption", "long", "root")
 
-    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
-        self.path = path
-        self._file, options = split_query(path, OPTIONS)
-        table_rows = read_rows(self._file) if rows is None else rows
-        columns = choose_columns({name for row in table_rows for name in row.fields}, options, self._file)
-        folder = os.path.dirname(os.path.abspath(self._file))
-        self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        self._images = list(_merge(table_rows, columns, self._file))
-        if all(image.captions.empty for image in self._images if not image.error):
+    def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
+        super().__init__(path, images and os.path.abspath(images), content)
+
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def folder(self) -> str:
+        return os.path.join(super().folder(), self._query.get("root", ""))
+
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        columns = choose_columns({name for row in content for name in row.fields}, self._query, self._file)
+        images = _merge(content, columns)
+        if all(texts.empty for entry, texts in images if not entry.fault):
             raise data_error(f"{self._file} has no text in any row (column {columns.get('caption', '')})")
         urls: dict[str, str] = {}  # by their file names
-        for url in (image.path for image in self._images if "://" in image.path):
+        for url in (entry.record.key for entry, _ in images if entry.places and "://" in entry.record.key):
             first = urls.setdefault(name_of(url), url)
             if first != url:
                 raise data_error(
                     f"{self._file}: {url} and {first} have one file name, by which both would be found: "
                     "download such sets as WebDataset tars that take the columns of the table along"
                 )
-        places = [self._places(image) for image in self._images if image.path]
-        require_images(places, self._file, self._root, self.which)
+        entries = [_with_texts(entry, texts) for entry, texts in images]
+        # by place, where the record has others: a long text alone is its caption, and a wrong row has none
+        self._texts = {
+            place: texts
+            for place, (entry, (_, texts)) in enumerate(zip(entries, images, strict=True))
+            if entry.fault or entry.record.captions != texts.captions
+        }
+        return entries
 
-    def _places(self, image: _Image) -> list[str]:
-        return [os.path.join(self._root, name_of(image.path) if "://" in image.path else image.path)]
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Record:
-        image = self._images[index]
-        where = f"{self._file}: row {image.row}"
-        if image.error:
-            raise CorruptSample(*image.error)
-        if not image.path:
-            raise CorruptSample(MISSING_IMAGE, where)
-        if image.captions.empty:
-            raise CorruptSample(MISSING_CAPTION, where)
-        return image.captions.record(image.key, read_image(self._places(image), where))
-
-    def keys(self) -> Iterable[str]:
-        return (image.key for image in self._images)
-
-    def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not read, so their sizes do not count."""
-        parts: list[str | int] = []
-        for image in self._images:
-            parts += [image.key, *image.captions.texts]
-        return digest(parts)
+    def parts(self) -> Iterator[str | int]:
+        for place, entry in enumerate(self.entries):
+            texts = self._texts.get(place) or Captions(*entry.record[2:8])
+            yield from (entry.record.key, *texts.texts)
 
 
 def first_fields(rows: Any) -> Mapping[str, Any]:
@@ -172,40 +147,34 @@ def _unpacked(value: Any) -> Any:
     return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
 
 
-def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterator[_Image]:
+def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[tuple[Entry, Captions]]:
     """One image for all rows that name it, in their order; each corrupt row stands alone."""
-    images: dict[str, _Image] = {}
+    images: dict[str, tuple[Entry, Captions]] = {}
     for row in rows:
-        line = f"row {row.number}"
+        where = f"row {row.number}"
         path = row.fields.get(columns["image"])
+        path = path.strip() if isinstance(path, str) else ""
         if row.error:
-            error = CORRUPT_ROW, f"{file}: {line} ({row.error})"
-            images[line] = _Image(row.number, line, "", Captions(), error)
-        elif not isinstance(path, str) or not path.strip():
-            images[line] = _Image(row.number, line, "", Captions())
+            images[where] = wrong_row(where, row.error), Captions()
+        elif not path:
+            images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where)), Captions()
         else:
-            path = path.strip()
+            places = (name_of(path) if "://" in path else path,)
             place = os.path.normpath(path)
-            image = images.get(place) or _Image(row.number, path, path, Captions())
-            images[place] = _joined(image, row, columns, file)
-    yield from images.values()
+            entry, old = images.get(place) or (Entry(Record(path, b"", ()), places, where=where), Captions())
+            try:
+                images[place] = entry, old.joined(read_captions(fields_of(row.fields, columns), where))
+            except CorruptSample as error:
+                images[place] = entry._replace(fault=(error.cause, error.where)), old
+    return list(images.values())
 
 
-def _joined(image: _Image, row: Row, columns: Mapping[str, str], file: str) -> _Image:
-    try:
-        new = read_captions(fields_of(row.fields, columns), f"{file}: row {row.number}")
-    except CorruptSample as error:
-        return image._replace(error=(error.cause, error.where))
-    old = image.captions
-    captions = Captions(
-        old.captions + new.captions,
-        old.long or new.long,
-        old.regions + new.regions,
-        old.foils + new.foils,
-        old.subtexts or new.subtexts,
-        old.others or new.others,
-    )
-    return image._replace(captions=captions)
+def _with_texts(entry: Entry, texts: Captions) -> Entry:
+    if entry.fault:
+        return entry
+    if texts.empty:
+        return entry._replace(fault=(MISSING_CAPTION, entry.where))
+    return entry._replace(record=texts.record(entry.record.key, b""))
 
 
 def read_rows(file: str) -> list[Row]:
@@ -297,3 +266,91 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
             f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
             f" holds one: {error}; write a quote inside a text twice"
         ) from error
+
+
+# Captions without images: `texts:FILE`, for methods that learn from texts alone.
+#
+# FILE is JSON Lines or a JSON list whose rows have captions and perhaps a long text, or, with any other
+# suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is
+# a grey square: training refuses such data for a method that reads images.
+
+SQUARE = 8  # of the grey square, in pixels
+TEXT_COLUMNS = {
+    "caption": ("captions", "caption", "text", "sentence", "sentences"),
+    "long": ("long", "description"),
+}
+
+
+class TextsAlone(FileSource):
+    """The rows of a file of texts. Key: the number of the row, from 1."""
+
+    remarks = ("captions without images: a grey square stands for each",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        rows = _text_rows(path)
+        # the number of each row, its texts, and what is wrong with it
+        self._rows = [(row.number, Captions() if row.error else _texts_of(row), row.error) for row in rows]
+        if all(texts.silent for _, texts, _ in self._rows):
+            raise data_error(
+                f"{path} has no text in any row; a row has one of {', '.join(TEXT_COLUMNS['caption'])}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Record:
+        number, texts, error = self._rows[index]
+        where = f"{self.path}: row {number}"
+        if error:
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+        if texts.silent:
+            raise CorruptSample(MISSING_CAPTION, where)
+        square = Image.new("RGB", (SQUARE, SQUARE), (128,) * 3)
+        return texts.record(str(number), b"")._replace(image=square)
+
+    def keys(self) -> Iterable[str]:
+        return (str(number) for number, _, _ in self._rows)
+
+    def fingerprint(self) -> str:
+        """sha256 over the texts."""
+        parts: list[str | int] = []
+        for number, texts, error in self._rows:
+            parts += [number, *(() if error else texts.texts)]
+        return digest(parts)
+
+
+def without_images(source: Source) -> str:
+    """The path of the first part of a source without images; "" if all have images."""
+    return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
+
+
+def _text_rows(path: str) -> list[Row]:
+    plain = path.removesuffix(".gz")
+    text = _unzipped(path) if plain != path else read_text(path)
+    if not text.strip():
+        raise data_error(f"{path} is empty")
+    kind = os.path.splitext(plain)[1].lower()
+    if kind in (".jsonl", ".ndjson", ".jsonlines"):
+        return json_lines(path, text)
+    if kind == ".json":
+        return json_rows(path, json_or_rows(path, text))
+    lines = enumerate(text.split("\n"), 1)
+    return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
+
+
+def _texts_of(row: Row) -> Captions:
+    fields = {
+        role: next((row.fields[name] for name in names if name in row.fields), None)
+        for role, names in TEXT_COLUMNS.items()
+    }
+    return read_captions(fields, f"row {row.number}")
+
+
+def _unzipped(path: str) -> str:
+    try:
+        return text_of(gzip.decompress(read_plain(path, 2**62)))
+    except OSError as error:
+        raise data_error(f"{path} cannot be read ({error.strerror or error})") from error
+    except (EOFError, zlib.error, ValueError) as error:
+        raise data_error(f"{path} is no whole gzip file of UTF-8 text ({error})") from error

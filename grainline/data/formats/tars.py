@@ -8,13 +8,12 @@ neighbours. No open file is pickled, so loader workers may be forked or spawned.
 """
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.formats.common import FileSource, digest, texts_beside
+from grainline.data.formats.common import Parts, digest, texts_beside
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error
 from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
@@ -29,7 +28,7 @@ from grainline.data.record import (
 from grainline.errors import amount
 
 
-class Tars(FileSource):
+class Tars(Parts):
     """The samples of one or more tars as one sequence, shard after shard.
 
     Keys are the names in the tar; if two tars share one, all keys are prefixed with the path of their tar.
@@ -39,7 +38,7 @@ class Tars(FileSource):
     def __init__(self, paths: Sequence[str], path: str | None = None) -> None:
         self.path = paths[0] if path is None else path
         self._shards = [load_shard(name) for name in paths]
-        self._ends = list(accumulate(len(shard.keys) for shard in self._shards))
+        self._starts = list(accumulate((len(shard.keys) for shard in self._shards), initial=0))
         stems = [Path(path).stem for path in paths]
         names = stems if len(set(stems)) == len(stems) else paths
         keys = set(chain.from_iterable(shard.keys for shard in self._shards))
@@ -66,14 +65,9 @@ class Tars(FileSource):
         if not json and not txt:
             raise data_error(f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}")
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
     def __getitem__(self, index: int) -> Record:
-        index = range(len(self))[index]
-        number = bisect_right(self._ends, index)
+        number, row = self._part(index)
         shard = self._shards[number]
-        row = index - self._ends[number] + len(shard.keys)
         where = f"{shard.path}: {shard.keys[row]}"
         spans = shard.spans[row * SPANS : (row + 1) * SPANS]
         image, image_size, json, json_size, txt, txt_size = spans

@@ -101,8 +101,8 @@ class Sentence:
 
     def back(self, i: int, over: str) -> int:
         """The place before a run of these letters that ends at i, or REACH words back."""
-        least = i - REACH
-        while i > least and self.at(i) in over:
+        first = i - REACH
+        while i > first and self.at(i) in over:
             i -= 1
         return i
 
@@ -237,22 +237,16 @@ class Sentence:
 
     def wanted(self, i: int, j: int) -> bool:
         """A verb that the clause waits for: behind a plural, or joined to another verb."""
-        low, after = self.low(i), self.at(i + 1)
+        low, after, subject = self.low(i), self.at(i + 1), self.low(j)
         verb_like = after in "DPOIBM." or low in lexicon.PLAIN_VERBS
-        if self.plural_subject(j) and not self.finite and verb_like and not self.later(i):
+        plural = (subject.endswith("s") and not subject.endswith("ss")) or subject in lexicon.PLURALS
+        if self.at(j) in "NR" and plural and not self.finite and verb_like and not self.later(i):
             return True
         both = low in lexicon.PLAIN_VERBS and self.at(self.opening(i) - 1) == "C" and not self.finite
         if both and self.at(i - 1) in "NR" and after in "DPIOB":
             return True  # "a man and a woman sit on"
         joined = self.at(i - 1) == "C" and (low in lexicon.PLAIN_VERBS or self.at(i - 2) == "V")
         return joined and after in "DPIOB"
-
-    def plural_subject(self, i: int) -> bool:
-        """Whether a plural noun stands there."""
-        low = self.low(i)
-        return self.at(i) in "NR" and (
-            (low.endswith("s") and not low.endswith("ss")) or low in lexicon.PLURALS
-        )
 
     def predicate(self, i: int) -> bool:
         """Whether an adjective stands alone behind a form of "to be"."""

@@ -14,12 +14,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from grainline.data.formats.plain import regular
-from grainline.data.phrases.patterns import Phrase
+from grainline.data.phrases.patterns import Kind, Phrase
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -68,20 +68,15 @@ class StoredPhrases:
                     continue
                 what = f"the phrases of {excerpt}"
                 phrases = [Phrase(kind, start, end) for kind, start, end in texts[name]]
-                for phrase in phrases:
-                    what = f"the phrase {list(phrase)} of {excerpt}"
-                    if not _fits(phrase, text):
+                for kind, start, end in phrases:
+                    what = f"the phrase {[kind, start, end]} of {excerpt}"
+                    numbers = isinstance(start, int) and isinstance(end, int)
+                    if kind not in get_args(Kind) or not numbers or not 0 <= start < end <= len(text):
                         raise ValueError
                 return phrases
             except (ValueError, KeyError, TypeError):
                 raise UserError(f"{self.path}: {what} cannot be read; {AGAIN}") from None
         raise UserError(f"{self.path} has no phrases of the text {excerpt}: the data has changed; {AGAIN}")
-
-
-def _fits(phrase: Phrase, text: str) -> bool:
-    kind, start, end = phrase
-    numbers = isinstance(start, int) and isinstance(end, int)
-    return kind in ("noun", "action", "relation") and numbers and 0 <= start < end <= len(text)
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The procedural world of grainline.data.scenes as a source of records.
+"""The procedural world of grainline.data.scenes as a source of records, and as tars.
 
     scenes                                   50,000 training scenes at 224 pixels
     scenes:dev                               1,000 held-out scenes
@@ -11,17 +11,22 @@ it is read.
 
 import copy
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from grainline.data.decode import as_png
+from grainline.data.formats.masks import run_lengths
+from grainline.data.pack import write_shard
 from grainline.data.record import Box, Foil, Record, Region, box_of
-from grainline.data.scenes.draw import label_map, render
-from grainline.data.scenes.foils import of_phrase
+from grainline.data.scenes.draw import COLOUR, label_map, render
 from grainline.data.scenes.phrases import matches, stated
-from grainline.data.scenes.speech import SceneDescription, tell
+from grainline.data.scenes.speech import SceneDescription, of_phrase, tell
 from grainline.data.scenes.world import SPLITS, VERSION, Scene, sample
 from grainline.errors import UserError
 
@@ -75,13 +80,10 @@ class Scenes:
             bare = tuple(Region(long[start:end], span=("long", start, end)) for start, end in spans)
             return Record(key, b"", captions, long, bare)
         phrases: tuple[Region, ...] = ()
-        if self.regions:
-            labels = label_map(scene, self.size)
-            phrases = (
-                expressions(scene, description, labels)
-                if self.regions == "expressions"
-                else regions(description, labels)
-            )
+        if self.regions == "expressions":
+            phrases = expressions(scene, description, label_map(scene, self.size))
+        elif self.regions:
+            phrases = regions(description, label_map(scene, self.size))
         if self.regions == "foils":
             phrases = _with_foils(scene, description, phrases)
         return Record(key, render(scene, self.size), captions, long, phrases, description.foils)
@@ -168,12 +170,10 @@ def _regions(
     description: SceneDescription, labels: np.ndarray, places: list[tuple[int, int, int]]
 ) -> tuple[Region, ...]:
     """places: for each region its object, and where its words begin and end in the long caption"""
-    masks = {}
-    for thing in {thing for thing, _, _ in places}:
-        mask = labels == thing + 1
-        masks[thing] = (mask, box_of(mask))
+    masks = {thing: labels == thing + 1 for thing, _, _ in places}
+    boxes = {thing: box_of(mask) for thing, mask in masks.items()}
     return tuple(
-        Region(description.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
+        Region(description.long[start:end], boxes[thing], masks[thing], ("long", start, end))
         for thing, start, end in places
     )
 
@@ -222,3 +222,66 @@ def _checked(key: str, value: int, path: str) -> int:
     if not low <= value <= high:
         raise UserError(f"data path {path!r}: {key} is {value}; it must be from {low} to {high}")
     return value
+
+
+# Scenes as files: WebDataset tars that any reader of KEY.png and KEY.json understands.
+#
+#     KEY.png        the image
+#     KEY.json       captions, long, foils {text, true, kind}, regions {phrase, span, box, mask, thing},
+#                    things (the attributes of every object), background
+#     KEY.masks.png  palette image, pixel = thing + 1, 0 for the background
+#
+# A mask is a run-length code down the columns, {size: [height, width], counts: [zeros, ones, zeros, ...]}.
+
+
+def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Path]:
+    """Write all scenes of a source as `SPLIT-000000.tar`, `SPLIT-000001.tar`, ... into a folder.
+
+    Equal sources give equal bytes. A tar gets its name when it is complete. Raises UserError when the folder
+    already holds tars of this split, or cannot be written.
+    """
+    if samples_per_shard < 1:
+        raise UserError(f"{samples_per_shard} samples per shard: it must be at least 1")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        existing = sorted(out.glob(f"{source.split}-*.tar"))
+        if existing:
+            raise UserError(
+                f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
+            )
+        paths = []
+        for number, start in enumerate(range(0, len(source), samples_per_shard)):
+            rows = range(start, min(start + samples_per_shard, len(source)))
+            paths.append(out / f"{source.split}-{number:06d}.tar")
+            write_shard(paths[-1], (file for index in rows for file in _members(source, index)))
+        return paths
+    except OSError as error:
+        raise UserError(
+            f"cannot write scenes to {out} ({error.strerror or error}): name a writable folder"
+        ) from error
+
+
+def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
+    record, labels = source[index], source.labels(index)
+    assert isinstance(record.image, Image.Image)
+    palette = Image.fromarray(labels)
+    palette.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
+    scene, description = source.scene(index), source.description(index)
+    codes = [run_lengths(labels == k + 1) for k in range(len(scene.things))]
+    phrases = zip(regions(description, labels), (m.thing for m in description.mentions), strict=True)
+    facts = {
+        "captions": [description.short],
+        "long": description.long,
+        "foils": [foil._asdict() for foil in description.foils],
+        "regions": [
+            {"phrase": r.phrase, "span": r.span, "box": r.box, "mask": codes[thing], "thing": thing}
+            for r, thing in phrases
+        ],
+        "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
+        "background": scene.background._asdict(),
+    }
+    return [
+        (f"{record.key}.png", as_png(record.image)),
+        (f"{record.key}.json", json.dumps(facts, ensure_ascii=False).encode()),
+        (f"{record.key}.masks.png", as_png(palette)),
+    ]

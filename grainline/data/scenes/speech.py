@@ -10,17 +10,18 @@ Objects of which a relation is stated have no stated position, so neither can be
 import random
 from collections.abc import Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grainline.data.record import Foil
 from grainline.data.scenes import words
-from grainline.data.scenes.foils import KINDS, altered
 from grainline.data.scenes.phrases import (
+    FIELD,
     Line,
     Piece,
     Template,
     an,
     fill,
+    matches,
     noun_phrase,
     reference,
     sentence_of,
@@ -28,8 +29,23 @@ from grainline.data.scenes.phrases import (
     stated,
     text_of,
 )
-from grainline.data.scenes.world import OPPOSITE, Scene, Thing, pick, relations
+from grainline.data.scenes.world import (
+    COLOURS,
+    OPPOSITE,
+    PATTERNS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    draw_value,
+    holds,
+    is_compose_pair,
+    pick,
+    relations,
+)
 
+KINDS = ("colour", "size", "pattern", "position", "relation", "noun")  # of foils; a caption has one of each
 _PLACED, _UNPLACED, _UNPLACED_LATER = split(words.PLACED), split(words.UNPLACED), split(words.UNPLACED_LATER)
 _RELATED, _RELATED_IT = split(words.RELATED), split(words.RELATED_IT)
 
@@ -202,7 +218,8 @@ def _gist(rng: random.Random, scene: Scene, ground: str) -> str:
         attributes = ["size", "colour"] if rng.random() < 0.5 else ["colour"]
         phrases.append(text_of(noun_phrase(rng, scene.things[k], attributes, ""))[0])
     a, b = phrases
-    text = _fill_in(rng, pick(rng, words.GIST), number, ground, a=a, b=b, others=words.OTHERS[number - 2])
+    others = f"{words.NUMBERS[number - 2]} other shape{'s' if number > 3 else ''}"
+    text = _fill_in(rng, pick(rng, words.GIST), number, ground, a=a, b=b, others=others)
     return text[0].upper() + text[1:]
 
 
@@ -229,3 +246,102 @@ def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -
 
     foils = tuple(foil(kind, *altered(rng, scene, lines, kind)) for kind in KINDS)
     return SceneDescription(long, short, tuple(mentions), tuple(sentences), foils)
+
+
+# Captions and phrases that are wrong in exactly one thing. The text of a foil must not betray it. So a foil
+# alters a fact that is stated only once (attributes of objects that no relation sentence names, relations of
+# objects without a stated position), the new value is drawn such that "true a, foil b" is as likely as
+# "true b, foil a", and its name is drawn as the names in captions are.
+
+_SLOTS = {  # which pieces a foil of this kind may replace
+    "colour": ("colour",),
+    "size": ("size",),
+    "pattern": ("pattern", "after"),
+    "position": ("position", "area"),
+    "noun": ("shape",),
+}
+
+
+def altered(rng: random.Random, scene: Scene, lines: list[Line], kind: str) -> tuple[int, int, str]:
+    """(line, piece, new words) such that the caption becomes false of the scene. `kind` is one of KINDS."""
+    if kind == "relation":
+        where, piece = pick(rng, _pieces(lines, ("relation",)))
+        relation = lines[where].relation
+        opposite = OPPOSITE[relation]
+        a, b = (scene.things[k] for k in lines[where].things)
+        assert not holds(opposite, a, b)
+        same = words.RELATIONS[relation].index(lines[where].pieces[piece].text)
+        return where, piece, words.RELATIONS[opposite][same]
+    twice = {k for line in lines if line.kind == "relation" for k in line.things}
+    pieces = _pieces(lines, _SLOTS[kind])
+    candidates = [(i, j) for i, j in pieces if lines[i].kind == "object" and lines[i].things[0] not in twice]
+    for attempt in range(1000):
+        where, piece = pick(rng, candidates)
+        k = lines[where].things[0]
+        slot = lines[where].pieces[piece].kind
+        name = FIELD.get(slot, slot)
+        value = _other(rng, scene, lines, k, name)
+        stated_here = {s: getattr(scene.things[k], s) for s in stated(lines[where].pieces)} | {name: value}
+        if name != "position" and attempt < 30:
+            stated_here.pop("position", None)  # best when the altered object is to be found nowhere at all
+        if not any(matches(thing, stated_here) for thing in scene.things):
+            return where, piece, pick(rng, words.OF_SLOT[slot][value])
+    raise AssertionError(f"no foil of {kind} for {scene}")
+
+
+_EVERY = {"colour": COLOURS, "pattern": PATTERNS, "size": SIZES, "shape": SHAPES}
+
+
+def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece]) -> tuple[Foil, ...]:
+    """The noun phrase `pieces` of object k with one attribute changed, once for each other value of it.
+
+    Kinds are "colour", "pattern", "size" and "noun". The phrases are wrong of this object; another one of the
+    scene may fit them. Pairs of shape and colour of the split `compose` occur in that split only: a text that
+    training never had would be known to be wrong.
+    """
+    thing, true = scene.things[k], text_of(pieces)[0]
+    out = []
+    for j, piece in enumerate(pieces):
+        name = FIELD.get(piece.kind, piece.kind)
+        for value in _EVERY.get(name, ()):
+            changed: dict[str, Any] = {name: value}
+            other = thing._replace(**changed)
+            if other == thing or (scene.split != "compose" and is_compose_pair(other.shape, other.colour)):
+                continue
+            text = pick(rng, words.OF_SLOT[piece.kind][value])
+            new = [*pieces[:j], piece._replace(text=text), *pieces[j + 1 :]]
+            out.append(Foil(text_of(new)[0], true, "noun" if name == "shape" else name))
+    return tuple(out)
+
+
+def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:
+    return [
+        (i, j) for i, line in enumerate(lines) for j, piece in enumerate(line.pieces) if piece.kind in kinds
+    ]
+
+
+_OTHER_SIZES = {
+    "small": ("large", "large", "large", "medium"),
+    "medium": ("small", "large"),
+    "large": ("small", "small", "small", "medium"),
+}
+
+
+def _other(rng: random.Random, scene: Scene, lines: list[Line], k: int, name: str) -> str:
+    """Another value for an attribute of an object."""
+    thing = scene.things[k]
+    value = getattr(thing, name)
+    if name == "size":
+        # as often small for large as the other way round, and so on, given world.SIZE_CHOICES
+        return pick(rng, _OTHER_SIZES[value])
+    if name == "pattern":
+        return pick(rng, [pattern for pattern in PATTERNS if pattern != value])
+    if name == "position":
+        occupied = {scene.things[lines[i].things[0]].position for i, _ in _pieces(lines, _SLOTS[name])}
+        return pick(rng, [position for position in POSITIONS if position not in occupied])
+    others = [getattr(other, name) for i, other in enumerate(scene.things) if i != k]
+    while True:
+        new = draw_value(rng, COLOURS if name == "colour" else SHAPES, others)
+        pair = (thing.shape, new) if name == "colour" else (new, thing.colour)
+        if new != value and (scene.split == "compose" or not is_compose_pair(*pair)):
+            return new

@@ -82,6 +82,8 @@ AREAS: Names = {
     "bottom": ("the bottom centre", "the middle of the bottom row"),
     "lower right": ("the lower right corner", "the bottom right area"),
 }
+OF_SLOT = ADJECTIVES | {"shape": NOUNS, "after": PATTERN_AFTER, "position": PLACES, "area": AREAS}
+"""The names of each value, by the kind of a piece that states it."""
 
 # The i-th phrase of a relation and of its opposite differ in as little as English allows.
 RELATIONS: Names = {
@@ -174,7 +176,7 @@ BACKDROPS: Names = {  # {c} is a pale colour, {d} a second one
         {ground} with {sky} overhead | a landscape of {ground} and {sky}"""
     ),
 }
-NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+NUMBERS = dict(enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight"), 1))
 ALL = ("shapes", "figures", "objects", "items", "things")
 SETTING = _split(
     """the background is {ground} | the backdrop is {ground} | behind everything is {ground} |
@@ -190,11 +192,3 @@ GIST = _split(  # the short caption
     {a} and {b} among {n} {all} on {ground}. | a picture of {n} {all} with {a} and {b} on {ground}. |
     {a} with {b} and {others} on {ground}."""
 )
-OTHERS = {  # those that the short caption does not describe
-    1: "one other shape",
-    2: "two other shapes",
-    3: "three other shapes",
-    4: "four other shapes",
-    5: "five other shapes",
-    6: "six other shapes",
-}

@@ -2,9 +2,7 @@
 
 bpe                The byte alphabet of CLIP, its split into words, and how merges of pairs are learnt
                    from captions.
-library_files      Tokenizer files of SigLIP, SigLIP 2 and BERT, read into one pipeline of the tokenizers
-                   library.
-library_tokenizer  Tokenizers of SigLIP, SigLIP 2 and BERT on the tokenizers library.
+library_tokenizer  Tokenizers of SigLIP, SigLIP 2 and BERT on the tokenizers library, and their files.
 tokenized          What the rest of the package asks of a tokenizer, and what all tokenizers share: files
                    and checks.
 tokenizer          CLIP-shaped byte-pair encoding: a checkpoint's own vocabulary, or one trained on the

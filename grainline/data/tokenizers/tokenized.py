@@ -5,7 +5,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from random import Random
@@ -30,11 +30,6 @@ class Tokenized(NamedTuple):
     ids: list[list[int]]
     truncated_tokens: list[int]  # tokens of each text that did not fit
 
-    @property
-    def truncated(self) -> list[bool]:
-        """Which texts were longer than the context."""
-        return [number > 0 for number in self.truncated_tokens]
-
 
 class MaskTokens(NamedTuple):
     """The tokens that may replace a word in word dropout."""
@@ -50,27 +45,63 @@ class TextTokenizer(ABC):
     begin: int | None  # the token before every text
     end: int | None  # the token behind every text, which stays when a text is truncated
     around: int  # the number of begin and end tokens
+    kind: str  # clip, bert, siglip or siglip2
     mask_tokens: MaskTokens | None = None  # None: the vocabulary has no mask token
     _backend: tokenizers.Tokenizer
 
     @abstractmethod
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts of any length, cleaned, without begin and end tokens."""
+
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
         """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
+        assert not isinstance(texts, str)
+        return self.build_inputs(self.token_ids(texts), context)
+
+    def build_inputs(self, rows: Sequence[list[int]], context: int) -> Tokenized:
+        """Ids between begin and end token, truncated to `context` tokens. UserError if none fits."""
+        if context <= self.around:
+            frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[self.around]
+            raise UserError(
+                f"the context is {context} tokens; it must be at least {self.around + 1} ({frame})"
+            )
+        room = context - self.around
+        begin, end = ([] if token is None else [token] for token in (self.begin, self.end))
+        ids = [[*begin, *row[:room], *end] for row in rows]
+        return Tokenized(ids, [max(len(row) - room, 0) for row in rows])
 
     @abstractmethod
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
 
     @abstractmethod
+    def _token_spans(self, text: str) -> list[tuple[int, int]]:
+        """The place of each id of `token_ids([text])` in cleaned(text)."""
+
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
         """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
 
-        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span. Blanks may
+        belong to no token; a token of nothing else is an empty span.
         """
+        spans = self._token_spans(text)
+        included = spans[: context - self.around]
+        last = included[-1][1] if len(included) < len(spans) else len(self.cleaned(text))
+        return [(0, 0)] * (self.begin is not None) + included + [(last, last)] * (self.end is not None)
 
-    @abstractmethod
+    def _input(self, text: str) -> str:
+        """What the tokenizers library reads of a text."""
+        return self.cleaned(text)
+
     def words(self, text: str) -> list[list[int]]:
-        """The ids of a text of any length, word by word, without begin and end tokens."""
+        """The ids of a text of any length, word by word, without begin and end tokens.
+
+        A word is one of the library: a run of letters; of CLIP also a single digit or a run of other marks,
+        of BERT also a mark.
+        """
+        encoding = self._backend.encode(self._input(text), add_special_tokens=False)
+        pairs = zip(encoding.word_ids, encoding.ids, strict=True)
+        return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary: `</w>` ends a word (CLIP), `##` continues one (BERT), `▁` is a blank."""
@@ -84,9 +115,9 @@ class TextTokenizer(ABC):
     def to_json(self) -> str:
         """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
 
-    @abstractmethod
     def meta(self) -> dict[str, Any]:
-        """The content of `tokenizer_meta.json` except its checksum: kind, vocab, begin, end."""
+        """The content of `tokenizer_meta.json` except its checksum."""
+        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
@@ -95,12 +126,6 @@ class TextTokenizer(ABC):
         content = (self.to_json() + "\n").encode()
         (home / CONTENT).write_bytes(content)
         (home / META).write_text(meta_text(self, content), encoding="utf-8")
-
-
-def by_word(encoding: tokenizers.Encoding) -> list[list[int]]:
-    """Ids of an encoding without begin and end tokens, word by word, as the library found words."""
-    pairs = zip(encoding.word_ids, encoding.ids, strict=True)
-    return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
@@ -116,12 +141,6 @@ def check_full(vocabulary: Mapping[str, int], where: str) -> None:
             f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
             "a failed download leaves such a shell: fetch the tokenizer's files again"
         )
-
-
-def context_error(context: int, around: int) -> UserError:
-    """For a context that leaves no room for a token of the text."""
-    frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
-    return UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")
 
 
 # Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
@@ -161,13 +180,5 @@ def encode_word_dropout(
     tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
 ) -> Tokenized:
     """Tokenize texts into one part each, with word dropout."""
-    if context <= tokenizer.around:
-        raise context_error(context, tokenizer.around)
-    room = context - tokenizer.around
-    head = [] if tokenizer.begin is None else [tokenizer.begin]
-    tail = [] if tokenizer.end is None else [tokenizer.end]
-    ids = []
-    for text in texts:
-        words = drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng)
-        ids.append([piece for word in words for piece in word])
-    return Tokenized([[*head, *one[:room], *tail] for one in ids], [max(len(one) - room, 0) for one in ids])
+    words = (drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng) for text in texts)
+    return tokenizer.build_inputs([list(chain.from_iterable(text)) for text in words], context)

@@ -21,16 +21,12 @@ from grainline.data.captions import clean
 from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
 from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
-from grainline.data.tokenizers.library_files import read_pipeline
-from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_pipeline
 from grainline.data.tokenizers.tokenized import (
     CONTENT,
     META,
     TextTokenizer,
-    Tokenized,
-    by_word,
     check_full,
-    context_error,
     meta_text,
 )
 from grainline.errors import UserError
@@ -88,10 +84,19 @@ _ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the
 
 
 class Tokenizer(TextTokenizer):
-    """CLIP's tokenizer."""
+    """CLIP's tokenizer.
+
+    >>> toy = Tokenizer.train(["a cat's mat"] * 2, vocab=530)
+    >>> ids, truncated = toy.encode(["A CAT'S mat", "a"], context=4)
+    >>> [toy.pieces(row)[1:] for row in ids], truncated
+    ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [2, 0])
+    >>> [toy.decode(word) for word in toy.words("A cat's hat, 24")]
+    ['a', 'cat', "'s", 'hat', ',', '2', '4']
+    """
 
     begin: int
     end: int
+    kind = "clip"
 
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
@@ -118,49 +123,21 @@ class Tokenizer(TextTokenizer):
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer.from_json, (self.to_json(),)
 
-    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """
-        >>> toy = Tokenizer.train(["a cat sat on a mat"] * 2, vocab=530)
-        >>> ids, truncated = toy.encode(["A CAT sat", "a"], context=4)
-        >>> [toy.pieces(row)[1:] for row in ids], truncated
-        ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
-        """
-        assert not isinstance(texts, str)
-        if context <= self.around:
-            raise context_error(context, self.around)
-        lines = [clean(text).lower().split(" ") for text in texts]
-        cached = self._encode_words({word for line in lines for word in line})
-        ids, truncated = [], []
-        for line in lines:
-            row = [self.begin]
-            for word in line:
-                row += cached[word]
-            overflow = len(row) + 1 - context
-            if overflow > 0:
-                del row[context - 1 :]
-            row.append(self.end)
-            ids.append(row)
-            truncated.append(max(overflow, 0))
-        return Tokenized(ids, truncated)
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        lines = [self.cleaned(text).split(" ") for text in texts]
+        # no merge crosses a blank, so each word is encoded only once
+        if len(self._words) > _CACHED_WORDS:
+            self._words.clear()
+        new = list({word for line in lines for word in line} - self._words.keys())
+        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+        self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return [[number for word in line for number in self._words[word]] for line in lines]
 
     def cleaned(self, text: str) -> str:
         return clean(text).lower()
 
-    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        cleaned = self.cleaned(text)
-        offsets = self._backend.encode(cleaned, add_special_tokens=False).offsets
-        included = offsets[: context - 2]
-        last = included[-1][1] if len(included) < len(offsets) else len(cleaned)
-        return [(0, 0), *included, (last, last)]
-
-    def words(self, text: str) -> list[list[int]]:
-        """A word is a run of letters, a single digit, or a run of other marks.
-
-        >>> toy = Tokenizer.train(["a cat's mat"] * 2, vocab=530)
-        >>> [toy.decode(word) for word in toy.words("A cat's hat, 24")]
-        ['a', 'cat', "'s", 'hat', ',', '2', '4']
-        """
-        return by_word(self._backend.encode(self.cleaned(text), add_special_tokens=False))
+    def _token_spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._backend.encode(self._input(text), add_special_tokens=False).offsets)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Lower case, one space after every word."""
@@ -170,16 +147,6 @@ class Tokenizer(TextTokenizer):
             for part in re.split(f"({SUFFIX})", letters)
         )
         return data.decode("utf-8", "replace").strip()
-
-    def _encode_words(self, words: set[str]) -> dict[str, list[int]]:
-        """Ids of every word between blanks. No merge crosses a blank, so each word is encoded only once."""
-        if len(self._words) > _CACHED_WORDS:
-            self._words.clear()
-        new = list(words - self._words.keys())
-        if new:
-            encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-            self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
-        return self._words
 
     def to_json(self) -> str:
         full = tokenizers.Tokenizer.from_str(self._backend.to_str())
@@ -206,15 +173,7 @@ class Tokenizer(TextTokenizer):
         return Tokenizer(vocabulary, merges, where)
 
     def meta(self) -> dict[str, Any]:
-        return {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
-
-    @staticmethod
-    def load(path: str | Path) -> "Tokenizer":
-        """A CLIP-shaped one, as `read_tokenizer` finds it."""
-        tokenizer = read_tokenizer(path)
-        if not isinstance(tokenizer, Tokenizer):
-            raise _unlike_clip(str(path), f"it is of the kind {tokenizer.meta()['kind']}")
-        return tokenizer
+        return super().meta() | {"pad": self.pad}
 
     @staticmethod
     def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
@@ -302,7 +261,7 @@ def _read(file: Path) -> TextTokenizer:
             return _from_two_files(file)
         pipeline = read_pipeline(file)
         if pipeline is not None:
-            return LibraryTokenizer(pipeline, str(file))
+            return LibraryTokenizer(*pipeline, str(file))
         return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the tokenizer {file}: {error}") from error

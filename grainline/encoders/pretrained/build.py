@@ -17,9 +17,7 @@ class PretrainedConfig(Config):
 
     pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
     quick_gelu: bool | None = None  # None: that of the checkpoint
-    architecture: dict[str, Any] | None = (
-        None  # `start` reads it from the checkpoint, which is not needed again
-    )
+    architecture: dict[str, Any] | None = None  # `start` reads it from the checkpoint, not needed again
 
 
 class PretrainedImageConfig(PretrainedConfig):
@@ -91,9 +89,7 @@ class Pretrained(NamedTuple):
     tokenizer: str | None  # folder or name of the tokenizer that belongs to it
     left_out: tuple[str, ...]  # parts of the checkpoint that were not read
     architecture: dict[str, Any]  # for build_pretrained; goes through JSON unchanged
-    heads: tuple[nn.Sequential, nn.Sequential] | None = (
-        None  # of GroupViT, for image and text: two layers each
-    )
+    heads: tuple[nn.Sequential, nn.Sequential] | None = None  # of GroupViT: two layers for each side
 
 
 class Source(NamedTuple):

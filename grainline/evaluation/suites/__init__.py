@@ -1,12 +1,11 @@
 """Suites: from encodings to outcomes, and from outcomes to metrics.
 
-annotations     Captions with their annotated phrases; and the same with their words in another order.
 baselines       tIoU of groups of tokens against phrases, and the rules and clusterings to compare with.
 cola            Multi-object accuracy of COLA: does each of two captions find its own of two images?
 comprehension   Referring expressions: of the boxes in an image, which one does an expression refer to?
 fgovd           Fine-grained descriptions of regions: the right one against foils.
 gradient_maps   Which image tokens raise a score, and which the last attention reads.
-grouped         The groups that a model makes of the tokens of captions, and clusters of their states.
+grouped         Captions with marked phrases, the groups that a model makes of their tokens, and clusters.
 inactivity      Does a text that has nothing to do with an image attend to nothing?
 long_retrieval  Retrieval with long captions, both ways.
 monotonicity    Does an image score higher, the more of its caption is read?

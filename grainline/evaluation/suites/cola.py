@@ -59,7 +59,6 @@ class ColaSuite(Suite[NoOptions]):
         refuse_nan(int(score.isnan().sum()), score.numel())
         margin = margins(score)
         queries = {
-            "keys": list(data.keys),
             "item": list(items.number),
             "images": items.images.tolist(),
             "right": (margin > 0).int().tolist(),
@@ -82,9 +81,9 @@ class ColaSuite(Suite[NoOptions]):
         right, ties = [run["right"] for run in runs], int(np.sum([run["tied"] for run in runs]))
         return {MULTI: accuracy(right, connected(np.array(runs[0]["images"])), CHANCE, ties, settings)}
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        items, data = self.collected(on.data), on.data
-        scores = item_scores(on.model.method, data.images, data.texts, items).cpu()
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        items, data = self.collected(evaluation.data), evaluation.data
+        scores = item_scores(evaluation.model.method, data.images, data.texts, items).cpu()
         margin = margins(scores)
 
         def case(i: int) -> Case:
@@ -97,13 +96,13 @@ class ColaSuite(Suite[NoOptions]):
                 which = "this image" if right > wrong else "the other image" if right < wrong else "neither"
                 score_of = f"score {right:.3f} with this one, {wrong:.3f} with the other"
                 below = f"{data.keys[row]}. This caption finds {which}: {score_of}."
-                panels.append(Panel(texts[own], on.image(row), below, alt=f"image {data.keys[row]}"))
+                panels.append(Panel(texts[own], evaluation.image(row), below, alt=f"image {data.keys[row]}"))
             by = float(margin[i])
             return Case(lead(by), f"item {items.number[i] + 1:,}", by > 0, rows=[Row(panels, large=True)])
 
         order = "By the lesser of the two differences: the own image of a caption less the other one."
         titles = ("Items: most wrong", "Items: most right")
-        return on.both_ends(titles, order, extremes(margin, number=number), case)
+        return evaluation.both_ends(titles, order, extremes(margin, number=number), case)
 
 
 def items_file(source: Source) -> Cola:

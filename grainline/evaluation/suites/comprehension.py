@@ -16,8 +16,7 @@ method's own, stretched to 0 .. 1, so that neither its sign nor its offset count
 (gradient_maps.py); and `largest box`, the same everywhere: the accuracy of a map that ignores the text.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,12 +26,12 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.decode import decode, image_size
 from grainline.data.formats.common import digest
-from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box
+from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Source, boxes_of, region_box
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
@@ -54,8 +53,8 @@ from grainline.evaluation.suites.regions import (
     unit_range,
 )
 from grainline.model import Model, given
-from grainline.report.case import Case, CaseList, Look, SentenceScore
-from grainline.types import Encoded, Images, rows
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
+from grainline.types import Encoded, Images
 
 ACCURACY, AMONG = "box accuracy", "a right box among them"
 GRADIENT, CENTRED, LARGEST, ATTENTION = "gradient", "centred gradient", "largest box", "attention"
@@ -67,7 +66,8 @@ MAPS = {
     LARGEST: "largest box",
 }
 ROUNDING = 1e-6  # of the largest value of a map: what varies less is the same everywhere
-NEEDED = "expressions choose boxes, as in RefCOCO's files, in `scenes` or own data (docs/data.md)"
+BOXLESS = "regions have neither a box nor a mask and were skipped"
+OUTSIDE = "boxes have no pixel in their image and were left out"
 
 
 class BoxChoice(NamedTuple):
@@ -77,18 +77,6 @@ class BoxChoice(NamedTuple):
     right: bool
     tied: bool  # a right and a wrong box have the highest score both
     lead: float  # of the best right box over the best wrong one, in shares of the better; -1: none is right
-
-
-class Choice(NamedTuple):
-    """The boxes that the maps chose for an expression."""
-
-    image: int  # row among the encoded images
-    region: int  # of that record
-    text: str
-    true: Box
-    boxes: tuple[Box, ...]  # to choose from
-    fitting: int  # how many of these are right
-    by: dict[str, BoxChoice]  # by the name of the map
 
 
 class ComprehensionOptions(Config):
@@ -161,18 +149,18 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(on.data).expressions
-        name = next(name for name in MAPS if name in on.result.queries["scores"])  # the first one
-        on = self.prepared(on)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        name = next(name for name in MAPS if name in evaluation.result.queries["scores"])  # the first one
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
             one = expressions[i]
-            choice, key = one.by[name], on.data.keys[one.image]
+            choice, key = one.by[name], evaluation.data.keys[one.image]
             box = one.boxes[choice.box] if choice.box >= 0 else None
-            iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
+            iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.target])))
             title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
-            look = _look(on, one, box, name)
+            look = _look(evaluation, one, box, name)
             return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
 
         order = (
@@ -182,8 +170,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         )
         titles = ("Expressions: most wrong", "Expressions: most right")
         leads = [one.by[name].lead for one in expressions]
-        places = extremes(leads, image=on.result.queries["image"], number=number)
-        return on.both_ends(titles, order, places, case)
+        places = extremes(leads, image=evaluation.result.queries["image"], number=number)
+        return evaluation.both_ends(titles, order, places, case)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -232,17 +220,19 @@ class ChoiceCollector(ExpressionCollector):
     attention  whether the map of the last attention chooses too
     """
 
+    skipped = (BOXLESS, OUTSIDE)
+    needed = "a box or a mask; expressions choose boxes, as in RefCOCO's files, in `scenes` or own data"
+
     def __init__(
         self, model: Model, batch: int, source: Source, proposals: Proposals | None, attention: bool
     ) -> None:
         super().__init__(model, batch)
         self._source, self._proposals, self._attention = source, proposals, attention
-        self._choices: list[Choice] = []
-        self._flat: Counter[str] = Counter()
-        self._boxless = self._outside = self._with_boxes = 0
+        self._with_boxes = 0
 
-    def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
+    def expressions_of(self, sample: Sample) -> ImageExpressions:
         """Raises CorruptSample for an expression whose box has no part in the image."""
+        record, size = sample.record, sample.size[::-1]
         expressions = []
         for i, region in enumerate(record.regions):
             box = region_box(region)
@@ -251,51 +241,47 @@ class ChoiceCollector(ExpressionCollector):
                     CORRUPT_REGION, f"{record.key} ({region.phrase}: its box is not in the image)"
                 )
             if box is not None:
-                expressions.append(Expression(i, region.phrase.lower(), box))
+                expressions.append(Expression(sample.row, i, region.phrase.lower(), box))
         offered: Sequence[Box] = ()
         square = None
         if expressions:
-            proposals, source = self._proposals, self._source
-            offered = boxes_of(source, index, record) if proposals is None else proposals.of(record.key)
+            offered = (
+                boxes_of(self._source, sample.position, record)
+                if self._proposals is None
+                else self._proposals.of(record.key)
+            )
             if self._attention:
                 square = self.model.prepared(given(decode(record), record.dense))
         boxes = _inside(offered, size)
-        self._boxless += len(record.regions) - len(expressions)
-        self._outside += len(offered) - len(boxes)
+        self.counts[BOXLESS] += len(record.regions) - len(expressions)
+        self.counts[OUTSIDE] += len(offered) - len(boxes)
         self._with_boxes += bool(offered)
         return ImageExpressions(size, expressions, (boxes, square))
 
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
+    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
         """By every map."""
         boxes, square = of.shared
         true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
         right = box_iou(true, boxes) > 0.5  # [E, B]
         by_map = {}
         for name, heat in maps(self.model, images, texts, of.size, square).items():
-            self._flat[name] += number_flat(heat)
+            self.flat[name] += number_flat(heat)
             score = box_scores(heat.cpu(), boxes)
             by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
         edges = tuple((x[0], x[1], x[2], x[3]) for x in boxes.tolist())
         for k, one in enumerate(of.expressions):
             by = {name: choices[k] for name, choices in by_map.items()}
-            self._choices.append(
-                Choice(image, one.region, one.text, one.target, edges, int(right[k].sum()), by)
-            )
+            yield one._replace(boxes=edges, fitting=int(right[k].sum()), by=by)
 
     def result(self, data: Encodings) -> Compared:
         """Raises UserError where there is none, and where no image has boxes."""
-        if not self._choices:
-            raise UserError(f"no region of {data.path} has a box or a mask; {NEEDED}")
+        compared = super().result(data)
         if not self._with_boxes:
             raise UserError(
                 f"{offered_from(self._proposals)['boxes']} names no image of {data.path}: it must say"
                 " image_id or file_name as the images are called"
             )
-        counts = {
-            "regions have neither a box nor a mask and were skipped": self._boxless,
-            "boxes have no pixel in their image and were left out": self._outside,
-        }
-        return Compared(tuple(self._choices), tuple(self.same), counts, dict(self._flat))
+        return compared
 
 
 def maps(
@@ -314,8 +300,8 @@ def maps(
     out = {name: pixel_maps(method, images, one, size) for name, one in heat.items()}
     with torch.no_grad():
         raw = pixel_maps(method, images, method.heat(images, texts), size)
-    least, most = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
-    flat = most - least <= ROUNDING * torch.maximum(most.abs(), least.abs())  # spreading it rounds
+    low, high = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
+    flat = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())  # spreading it rounds
     out[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
     return out | {LARGEST: torch.ones_like(out[HEAT])}
 
@@ -350,18 +336,23 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
 
 
-def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
+def _look(evaluation: Evaluation, one: Expression, box: Box | None, name: str) -> CaseImage:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
-    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    key = evaluation.data.keys[one.image]
+    alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
+    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
     if not isinstance(look.image, Image.Image):
         return look
-    images = on.model.encode(images=[on.given(one.image, look.image)])
-    texts = on.model.encode(texts=[one.text])
-    score = float(on.model.score(images, texts))
-    heat = maps(on.model, rows(images, slice(0, 1)), texts, (look.image.height, look.image.width))[name]
-    boxes = [one.true, box or one.true, *one.boxes]
-    true, prediction, *candidates = _in_square(boxes, on, one.image, look.image)
+    images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
+    texts = evaluation.model.encode(texts=[one.text])
+    score = float(evaluation.model.score(images, texts))
+    heat = maps(evaluation.model, images, texts, (look.image.height, look.image.width))[name]
+    width, height = image_size(evaluation.source[evaluation.data.positions[one.image]])
+    across, down = look.image.width / width, look.image.height / height
+    true, prediction, *candidates = (  # where they lie in the square
+        (across * a, down * b, across * c, down * d)
+        for a, b, c, d in (one.target, box or one.target, *one.boxes)
+    )
     return look._replace(
         sentences=[SentenceScore(one.text, score, role=name)],
         heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
@@ -369,10 +360,3 @@ def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
         candidates=candidates,
         prediction=None if box is None else prediction,
     )
-
-
-def _in_square(boxes: Sequence[Box], on: Evaluation, row: int, square: Image.Image) -> list[Box]:
-    """Boxes of an image where they lie in the square."""
-    width, height = image_size(on.source[on.data.positions[row]])
-    across, down = square.width / width, square.height / height
-    return [(across * a, down * b, across * c, down * d) for a, b, c, d in boxes]

@@ -12,7 +12,6 @@ pool. The paper of CAFT does not say how it scores a box in its table 8; this is
 """
 
 from collections.abc import Sequence
-from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ from grainline.evaluation.suites.regions import (
 from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Case, CaseList, Look, SentenceScore, lead
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, lead
 from grainline.types import Encoded, rows, vectors_only, without_places
 
 ACCURACY, RANK = "accuracy", "mean rank"
@@ -75,7 +74,7 @@ class Regions(NamedTuple):
     questions: tuple[Question, ...]
     counts: dict[str, int]  # regions with foils, by the keys of NOTES
     scorer: Scorer  # of regions with texts
-    squash: bool  # whether whole images are squashed into the square
+    square: str  # "squash": whole images are squashed into it; "crop"
 
 
 class FgOvdOptions(Config):
@@ -110,7 +109,8 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         rank, tied = ranks_of(question_scores(regions))
         image, region = regions.image.tolist(), [question.region for question in questions]
         texts = (regions.texts.strings[i] for question in questions for i in question.texts)
-        queries = region_queries(data, regions.same, texts, (image[i] for i in region), region) | {
+        queries = {
+            **region_queries(regions.same, texts, [image[i] for i in region], region),
             "kind": [question.kind for question in questions],
             "foils": [len(question.texts) - 1 for question in questions],
             "rank": rank.tolist(),
@@ -118,7 +118,7 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         }
         notes = count_notes({what: regions.counts[name] for name, what in NOTES.items()})
         number = {"texts": len(regions.texts.strings), "regions": len(image), **regions.counts}
-        return Outcomes(queries, notes, {"square": "squash" if regions.squash else "crop"}, number)
+        return Outcomes(queries, notes, {"square": regions.square}, number)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Accuracy and mean rank from outcomes, over all questions and for each kind."""
@@ -141,21 +141,21 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        regions: Regions = self.collected(on.data)
-        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        regions: Regions = self.collected(evaluation.data)
+        queries, scores, strings = evaluation.result.queries, question_scores(regions), regions.texts.strings
         margin = margins(scores)
         null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        on = self.prepared(on)
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
             question = regions.questions[i]
             row = int(regions.image[question.region])
             left, top, right, bottom = regions.box[question.region].tolist()
             texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            look = _look(on, row, texts, (left, top, right, bottom), null)
+            look = _look(evaluation, row, texts, (left, top, right, bottom), null)
             rank = f"rank {queries['rank'][i]} of {len(question.texts)}"
-            detail = f"{question.kind}, {rank}, {on.data.keys[row]}"
+            detail = f"{question.kind}, {rank}, {evaluation.data.keys[row]}"
             return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
 
         order = (
@@ -164,7 +164,9 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             f" with what lies in the box. {CONTRAST_HINT}"
         )
         titles = ("Regions: most wrong", "Regions: most right")
-        return on.both_ends(titles, order, extremes(margin, image=queries["image"], number=number), case)
+        return evaluation.both_ends(
+            titles, order, extremes(margin, image=queries["image"], number=number), case
+        )
 
 
 def _place(kind: str) -> tuple[int, str]:
@@ -178,28 +180,24 @@ class FoilCollector(RegionCollector):
         super().__init__(model, batch)
         self._scorer = region_scorer(model)
         reduce = without_places if self._scorer.pairwise else vectors_only
-        self._rows = Rows(lambda items: reduce(model.encode(texts=items)), batch)
-        self._queue = SubtextQueue(model.read, self._rows.add)
+        self._queue = SubtextQueue(model, Rows(lambda items: reduce(model.encode(texts=items)), batch))
         self._box: list[Box] = []  # of each region, in the square
         self._image: list[int] = []  # of each region
-        self._questions: list[tuple[int, str, int]] = []  # region, kind, number of texts
+        self._questions: list[Question] = []
         self._vectors: list[Tensor] = []  # of the regions of each batch
         self._images = 0  # whose regions are pooled
         self._counts = dict.fromkeys(NOTES, 0)
 
     def add(self, sample: Sample) -> None:
-        texts: list[str] = []
         for region in sample.record.regions:
             by_kind = choices_of(region)
             box = self._in_square(region, sample.size) if by_kind else None
             if box is None:
                 continue
             for kind, choices in by_kind.items():
-                self._questions.append((len(self._box), kind, len(choices)))
-                texts += choices
+                self._questions.append(Question(len(self._box), kind, self._queue.places(choices)))
             self._box.append(box)
             self._image.append(sample.row)
-        self._queue.add({"regions": texts})
         super().add(sample)
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
@@ -213,23 +211,17 @@ class FoilCollector(RegionCollector):
 
     def result(self, data: Encodings) -> Regions:
         """Raises UserError where there is no region to measure."""
-        outside = self._counts[OUTSIDE]
-        if not self._questions and outside:
-            raise UserError(
-                f"all {outside} regions of {data.path} lie outside the square that the model sees"
-            )
         if not self._questions:
-            raise UserError(f"no region of {data.path} has a box and foils; {NEEDED}")
-        texts = self._queue.encoded(self._rows.of_no_image())
+            outside, of = self._counts[OUTSIDE], f"of {data.path}"
+            if outside:
+                raise UserError(f"all {outside} regions {of} lie outside the square that the model sees")
+            raise UserError(f"no region {of} has a box and foils; {NEEDED}")
+        texts = self._queue.encoded()
         self.truncated = self._queue.cut_alike
-        places = chain.from_iterable(texts.of["regions"])
-        questions = tuple(
-            Question(region, kind, tuple(islice(places, number))) for region, kind, number in self._questions
-        )
-        squash = self.model.transform.resize == "squash"
+        square = "squash" if self.model.transform.resize == "squash" else "crop"
         return Regions(
             torch.tensor(self._image), torch.tensor(self._box), torch.cat(self._vectors), tuple(self.same),
-            texts, questions, self._counts, self._scorer, squash,
+            texts, tuple(self._questions), self._counts, self._scorer, square,
         )  # fmt: skip
 
     def _in_square(self, region: Region, size: tuple[int, int]) -> Box | None:
@@ -308,13 +300,19 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     return [*foils[:place], right, *foils[place:]]
 
 
-def _look(on: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]) -> Look:
+def _look(
+    evaluation: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]
+) -> CaseImage:
     """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    look = Look(on.image(row), f"a region of {on.data.keys[row]}", texts)
+    look = CaseImage(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
     if not isinstance(look.image, Image.Image):
         return look
     strings = [one.text for one in texts]
     others = [text for text in dict.fromkeys(null) if text not in strings]
     contrast = len(others) >= FEWEST
-    heat = on.model.heat(on.given(row, look.image), strings, others if contrast else None).cpu().numpy()
+    heat = (
+        evaluation.model.heat(evaluation.given(row, look.image), strings, others if contrast else None)
+        .cpu()
+        .numpy()
+    )
     return look._replace(heat=heat, box=box, contrast=contrast)

@@ -4,7 +4,7 @@ Both are after Grad-CAM (arXiv 1610.02391) and need no place inside an encoder, 
 method whose scores read tokens. A method that scores by vectors alone has no gradient map.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +21,10 @@ ROUNDING = 1e-5
 NO_MAP = "so it has no attention map; leave out --set map_from=attention"
 
 
-class Slopes(NamedTuple):
-    """Both maps of N pairs, 0 at masked tokens."""
+def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    """The part of every token of image i in its score with text i: plain and centred, [N, L] >= 0 each
 
-    plain: Tensor  # [N, L] >= 0
-    centred: Tensor  # [N, L] >= 0
-
-
-def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> Slopes:
-    """The part of every token of image i in its score with text i.
-
-    images, texts  N rows with tokens, as they are encoded
+    images, texts  N rows with tokens, as they are encoded; both maps are 0 at masked tokens
 
     for i:
         S = score(image i, text i)
@@ -58,16 +51,12 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> Slopes:
             (slope,) = torch.autograd.grad(score.sum(), tokens)
         value, slope, real = tokens.detach().double(), slope.double(), image.mask[..., None]
         mean = value.masked_fill(~real, 0.0).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-        maps.append([_product(x, slope).masked_fill(~image.mask, 0.0) for x in (value, value - mean)])
-    plain, centred = (torch.cat(parts) for parts in zip(*maps, strict=True))
-    return Slopes(plain, centred)
-
-
-def _product(value: Tensor, slope: Tensor) -> Tensor:
-    """relu of the inner products of tokens [1, L, D] with gradients, without what is rounding: [1, L]"""
-    heat = (value * slope).sum(-1)
-    least = ROUNDING * value.norm(dim=-1) * slope.norm(dim=-1)
-    return heat.masked_fill(heat <= least, 0.0).float()
+        both = torch.stack([value, value - mean])  # [2, 1, L, D]
+        heat = (both * slope).sum(-1)
+        rounding = ROUNDING * both.norm(dim=-1) * slope.norm(dim=-1)
+        maps.append(heat.masked_fill(heat <= rounding, 0.0).masked_fill(~image.mask, 0.0).float())
+    plain, centred = torch.cat(maps, dim=1)
+    return plain, centred
 
 
 # The map of the last attention is after ReCLIP (Subramanian et al., arXiv 2204.05991), which takes the row of

@@ -23,7 +23,16 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import (
+    EXAMPLES,
+    Evaluation,
+    Part,
+    attention_maps,
+    attention_of,
+    end_of_scale,
+    extremes,
+    parts_of,
+)
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
@@ -36,16 +45,9 @@ from grainline.evaluation.suite import (
     mean_metric,
     mean_of,
 )
-from grainline.evaluation.text_attention import (
-    Part,
-    attention_maps,
-    attention_of,
-    end_of_scale,
-    parts_of,
-    require_attention,
-)
+from grainline.methods.base import require_attention
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
@@ -96,7 +98,7 @@ class InactivitySuite(Suite[NoOptions]):
         weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
         refuse_nan(int(np.isnan(weights).sum()), len(weights))
         texts = [text for i, one in usable.items() for text in (data.strings[i], one.foreign)]
-        queries = {"keys": list(data.keys), "image": [*usable], "texts": digest(texts), "scores": scores}
+        queries = {"image": [*usable], "texts": digest(texts), "scores": scores}
         notes = []
         alone = len(slots) - len(usable)
         if alone:
@@ -110,23 +112,25 @@ class InactivitySuite(Suite[NoOptions]):
         tables = [_metrics_of_run(run["scores"], settings) for run in runs]
         return {name: mean_of([table[name] for table in tables]) for name in tables[0]}
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """By AUROC within the image; of equals by the difference of the means."""
-        slots = [(i, one) for i, one in enumerate(self.collected(on.data)) if one is not None]
+        slots = [(i, one) for i, one in enumerate(self.collected(evaluation.data)) if one is not None]
         weights = [([w for _, w in one.own], [w for _, w in one.other]) for _, one in slots]
         share = [within(*both) for both in weights]
         gap = [float(np.mean(other) - np.mean(own)) for own, other in weights]
 
         def case(place: int) -> Case:
             i, one = slots[place]
-            return Case(f"AUROC {100 * share[place]:.1f} %", on.data.keys[i], look=_look(on, i, one))
+            return Case(
+                f"AUROC {100 * share[place]:.1f} %", evaluation.data.keys[i], look=_look(evaluation, i, one)
+            )
 
         order = (
             "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
             " weight of the image tokens. All maps of all images share one scale."
         )
         titles = ("Images: told apart least", "Images: told apart best")
-        return on.both_ends(titles, order, extremes(share, gap, number=number), case)
+        return evaluation.both_ends(titles, order, extremes(share, gap, number=number), case)
 
 
 def texts_in(source: Source, captions: Captions) -> list[str]:
@@ -252,17 +256,17 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     return out
 
 
-def _look(on: Evaluation, row: int, one: EmptySlots) -> Look:
+def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
     """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
-    image, alt = on.image(row), f"image {on.data.keys[row]}"
+    image, alt = evaluation.image(row), f"image {evaluation.data.keys[row]}"
     sides = tuple(zip(ROLES, (one.own, one.other), strict=True))
     scores = [SentenceScore(words, weight, role=role) for role, side in sides for words, weight in side]
     if isinstance(image, MissingImage):
-        return Look(image, alt, scores)
-    given = on.given(row, image)
+        return CaseImage(image, alt, scores)
+    given = evaluation.given(row, image)
     heat = [
         {part.words: heat for part, heat in parts}
-        for parts in attention_maps(on.model, given, [on.data.strings[row], one.foreign])
+        for parts in attention_maps(evaluation.model, given, [evaluation.data.strings[row], one.foreign])
     ]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
-    return Look(image, alt, scores, np.stack(maps), limit=end_of_scale(on.model, given))
+    return CaseImage(image, alt, scores, np.stack(maps), limit=end_of_scale(evaluation.model, given))

@@ -54,18 +54,17 @@ class Card(NamedTuple):
     set: str
     protocol: str
     text: str
-    images: str
-    captions: str
-    ranks: str
-    papers: str
-    pairs: int  # 0: no published number of pairs
+    images: str = "all"
+    captions: str = "one text an image"
+    ranks: str = RANKS
+    papers: str = f"No published protocol. {TIES}"
+    pairs: int = 0  # 0: no published number of pairs
 
     def for_images(self, images: int) -> dict[str, str]:
         """The card for a result on so many images."""
         words = self._asdict()
-        del words["pairs"]
-        of = f" of {self.pairs:,}" if self.pairs else ""
-        return words | {"images": f"{images:,}{of}: {self.images}"}
+        pairs = words.pop("pairs")
+        return words | {"images": f"{images:,}{f' of {pairs:,}' if pairs else ''}: {self.images}"}
 
 
 def rejoined(text: str) -> str:
@@ -227,16 +226,8 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
         protocol = own[0] if own else PLAIN
     if protocol == PLAIN:
         text = "the fullest there is: the long description, else all captions joined as sentences"
-        return source, Card(
-            f"{benchmark}, without its protocol" if benchmark else "none with a protocol of its own",
-            PLAIN,
-            "the first caption" if captions == "first" else text,
-            "all",
-            "one text an image",
-            RANKS,
-            f"No published protocol. {TIES}",
-            0,
-        )
+        name = f"{benchmark}, without its protocol" if benchmark else "none with a protocol of its own"
+        return source, Card(name, PLAIN, "the first caption" if captions == "first" else text)
     if protocol not in RULES:
         raise UserError(f"protocol is {protocol!r}; allowed for long-retrieval: {', '.join(PROTOCOLS)}")
     rule = RULES[protocol]
@@ -251,9 +242,8 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
         rule.which,
         rule.images,
         "one an image; where a file names an image again, its first text stands",
-        RANKS,
-        " ".join((rule.papers, EMPTY, TIES)),
-        rule.pairs,
+        papers=f"{rule.papers} {EMPTY} {TIES}",
+        pairs=rule.pairs,
     )
     return _read(source, rule), card
 

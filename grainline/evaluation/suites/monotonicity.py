@@ -51,11 +51,11 @@ from grainline.report.page import Section
 from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
-LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
+MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
 EXAMPLES = 4  # images of the figure, unless they are named
-MOST = len(COLOURS)  # models of the figure
+MAX_MODELS = len(COLOURS)  # models of the figure
 
 
 class MonotonicityOptions(Config):
@@ -81,8 +81,8 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
     def __init__(self, options: MonotonicityOptions | None = None) -> None:
         super().__init__(options)
         paths = self.options.also_plot
-        if len(paths) >= MOST:
-            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit next to the model")
+        if len(paths) >= MAX_MODELS:
+            raise UserError(f"also_plot names {len(paths)} results; {MAX_MODELS - 1} fit next to the model")
         self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
@@ -94,15 +94,14 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if not any(len(places) > 1 for of in subtexts.of.values() for places in of):
             raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
         scores = sequence_scores(scorer, data.images, subtexts)
-        queries: dict[str, Any] = {"keys": list(data.keys), "sequences": scores}
-        return Outcomes(queries, _notes(scores), data={"texts": len(subtexts.strings)})
+        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs of each image, over all captions with enough sentences."""
         out = {}
-        for name, least in LEAST.items():
+        for name, minimum in MIN_SUBTEXTS.items():
             of = [run["sequences"][EACH if name == LONG else name] for run in runs]
-            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= least]
+            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= minimum]
             if not images:
                 continue
             tied = sum(ties(one["scores"][i]) for one in of for i in images)
@@ -115,18 +114,18 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
             out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the worst {EACH} to the best."
         if self.options.samples:
             order = "Named by the option `samples`."
-        cases = [subtext_case(one) for one in self.charts(on)]
-        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {on.crop_sentence()}", cases)]
+        cases = [subtext_case(one) for one in self.charts(evaluation)]
+        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {evaluation.crop_sentence()}", cases)]
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        charts = super().sections(on)  # first: it refuses results of other data
+    def sections(self, evaluation: Evaluation) -> list[Section]:
+        charts = super().sections(evaluation)  # first: it refuses results of other data
         if not self.others:
             return charts
-        results = [on.result, *self.others]
+        results = [evaluation.result, *self.others]
         names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
         rows = []
         for label, result in zip(labels(results), results, strict=True):
@@ -135,27 +134,27 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         table = table_html(Table("Models side by side", ("Model", *names), rows))
         return [Section("Models side by side", table), *charts]
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
-        write_charts(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
+        number, name = len(evaluation.data.keys), PurePath(evaluation.result.data["path"]).name
+        write_charts(path, self.charts(evaluation), f"Score by subtexts, {number:,} images of {name}")
 
-    def charts(self, on: Evaluation) -> list[SubtextScores]:
+    def charts(self, evaluation: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
 
         Raises UserError for a result of other data and for keys that are not there.
         """
         for path, other in zip(self.options.also_plot, self.others, strict=True):
-            refuse_other(on.result, other, path, "be drawn side by side")
-        subtexts: Subtexts = self.collected(on.data)
-        results = [on.result, *self.others]
+            refuse_other(evaluation.result, other, path, "be drawn side by side")
+        subtexts: Subtexts = self.collected(evaluation.data)
+        results = [evaluation.result, *self.others]
         return [
             SubtextScores(
-                on.image(i),
-                on.data.keys[i],
+                evaluation.image(i),
+                evaluation.data.keys[i],
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _figure_rows(on, self.options.samples)
+            for i in _figure_rows(evaluation, self.options.samples)
         ]
 
 
@@ -198,11 +197,11 @@ def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
     each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
-    for name, least in LEAST.items():
-        number = sum(n < least for n in sequences[EACH if name == LONG else name]["subtexts"])
+    for name, minimum in MIN_SUBTEXTS.items():
+        number = sum(n < minimum for n in sequences[EACH if name == LONG else name]["subtexts"])
         if number:
             what = "subtexts" if name == LONG else "sentences"
-            notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {least} {what}")
+            notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {minimum} {what}")
     alike = [len(scores) for scores in each["scores"] if len(set(scores)) == 1]
     if alike:
         single = alike.count(1)
@@ -248,16 +247,17 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _figure_rows(on: Evaluation, keys: Sequence[str]) -> list[int]:
+def _figure_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
-        place = {key: i for i, key in enumerate(on.data.keys)}
+        place = {key: i for i, key in enumerate(evaluation.data.keys)}
         missing = [key for key in keys if key not in place]
         if missing:
+            like = evaluation.data.keys[0]
             raise UserError(
-                f"samples names {some(missing)}, of which there is no image; keys are like {on.data.keys[0]}"
+                f"samples names {some(missing)}, of which there is no image; keys are like {like}"
             )
         return [place[key] for key in keys]
-    scores = on.result.queries["sequences"][EACH]["scores"]
-    least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
-    long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
+    scores = evaluation.result.queries["sequences"][EACH]["scores"]
+    minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
+    long = np.array([i for i, one in enumerate(scores) if len(one) >= minimum])
     return long[spread(np.array([correlation(scores[i]) for i in long]), EXAMPLES)].tolist()

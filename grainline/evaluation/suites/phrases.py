@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from scipy.special import entr
 
 from grainline.data.formats.common import digest
 from grainline.data.record import Source
@@ -45,7 +46,7 @@ from grainline.report.png import write_tokens
 MEASURES = ("tIoU", "precision", "recall", "F1")
 GROUPS = "groups"
 FOUR = 4  # uniform chunks that are always measured
-STAYING, GOING = "groups, shuffled words, phrases in place", "groups, shuffled words, phrases with them"
+IN_PLACE, MOVED = "groups, shuffled words, phrases in place", "groups, shuffled words, phrases with them"
 AS_MANY = "uniform chunks, as many as groups"
 
 BINS = 24  # places along a caption
@@ -82,7 +83,6 @@ class PhrasesSuite(Suite[NoOptions]):
         number = grouped.groups or FOUR
         cuts = best_cuts(grouped.gold, number)
         queries = {
-            "keys": list(data.keys),
             "texts": digest(grouped.texts),
             "image": list(grouped.image),
             "scores": _scores(grouped, cuts.labels, number),
@@ -116,32 +116,34 @@ class PhrasesSuite(Suite[NoOptions]):
         names = [chunks] if number is None else [GROUPS, chunks]
         return [f"{MEASURES[0]}, {name}" for name in names]
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
-        cases = [token_groups(one) for one in self.examples(on, number)]
+        cases = [token_groups(one) for one in self.examples(evaluation, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        soft = self.collected(on.data).soft
+    def sections(self, evaluation: Evaluation) -> list[Section]:
+        soft = self.collected(evaluation.data).soft
         if not soft:
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
-        return [places, *super().sections(on)]
+        return [places, *super().sections(evaluation)]
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
-        mean = by_position(self.collected(on.data).soft)
-        write_tokens(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
+        name, number = PurePath(evaluation.result.data["path"]).name, len(evaluation.result.queries["image"])
+        mean = by_position(self.collected(evaluation.data).soft)
+        write_tokens(
+            path, self.examples(evaluation), mean, f"Groups of tokens, {number:,} captions of {name}"
+        )
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)
         if model is not None:
             require_groups(model)
 
-    def examples(self, on: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
+    def examples(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
-        grouped: Grouped = self.collected(on.data)
-        scores = on.result.queries["scores"]
+        grouped: Grouped = self.collected(evaluation.data)
+        scores = evaluation.result.queries["scores"]
         if not grouped.soft:
             return []
         tiou = scores[GROUPS][MEASURES[0]]
@@ -149,8 +151,8 @@ class PhrasesSuite(Suite[NoOptions]):
         uniform_tiou = scores[chunks][MEASURES[0]]
         return [
             TokenGroups(
-                on.data.keys[grouped.image[i]],
-                pieces(on.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
+                evaluation.data.keys[grouped.image[i]],
+                pieces(evaluation.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
                 grouped.soft[i],
                 [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]],
                 tiou[i],
@@ -164,27 +166,25 @@ def _scores(grouped: Grouped, oracle: Callable[[int], Labelled], number: int) ->
     """The values of groups, rules and clusters for every caption."""
     gold = grouped.gold
     lengths = [one.shape[1] for one in gold]
-    out: Scores = {}
+    labelled: dict[str, list[Labelled]] = {}
     if grouped.soft:
-        groups = [hard(one) for one in grouped.soft]
-        out[GROUPS] = _overlaps(groups, gold)
+        groups = labelled[GROUPS] = [hard(one) for one in grouped.soft]
         if len({one.groups for one in groups}) > 1:
-            as_many = (chunks(n, one.groups) for n, one in zip(lengths, groups, strict=True))
-            out[AS_MANY] = _overlaps(as_many, gold)
-    for k in dict.fromkeys((number, FOUR)):
-        out[uniform(k)] = _overlaps((chunks(n, k) for n in lengths), gold)
-    out[f"position oracle, K = {number}"] = _overlaps(map(oracle, lengths), gold)
-    random = (at_random(n, number, i) for i, n in enumerate(lengths))
-    out[f"random, K = {number}"] = _overlaps(random, gold)
-    out["one group"] = _overlaps((chunks(n, 1) for n in lengths), gold)
-    out["singletons"] = _overlaps((chunks(n, n) for n in lengths), gold)
+            labelled[AS_MANY] = [chunks(n, one.groups) for n, one in zip(lengths, groups, strict=True)]
+    labelled |= {uniform(k): [chunks(n, k) for n in lengths] for k in (number, FOUR)}
+    labelled |= {
+        f"position oracle, K = {number}": [oracle(n) for n in lengths],
+        f"random, K = {number}": [at_random(n, number, i) for i, n in enumerate(lengths)],
+        "one group": [chunks(n, 1) for n in lengths],
+        "singletons": [chunks(n, n) for n in lengths],
+    }
+    out = {name: _overlaps(one, gold) for name, one in labelled.items()}
     if grouped.shuffled:
-        labels, moved = [one.groups for one in grouped.shuffled], [one.moved for one in grouped.shuffled]
-        out[STAYING] = _overlaps(labels, [one.in_place for one in grouped.shuffled])
-        out[GOING] = _overlaps(labels, moved)
-        out[f"{uniform(number)}, shuffled words, phrases with them"] = _overlaps(
-            (chunks(one.shape[1], number) for one in moved), moved
-        )
+        groups, moved = [one.groups for one in grouped.shuffled], [one.moved for one in grouped.shuffled]
+        out[IN_PLACE] = _overlaps(groups, [one.in_place for one in grouped.shuffled])
+        out[MOVED] = _overlaps(groups, moved)
+        uniform_moved = [chunks(one.shape[1], number) for one in moved]
+        out[f"{uniform(number)}, shuffled words, phrases with them"] = _overlaps(uniform_moved, moved)
     return out | {name: _overlaps(one, gold) for name, one in grouped.clusters.items()}
 
 
@@ -205,7 +205,8 @@ def _notes(grouped: Grouped, cuts: Sequence[float]) -> tuple[str, ...]:
     if not grouped.soft:
         notes.append("this method makes no groups of tokens: rules and clusterings alone are measured")
     else:
-        entropy = np.mean([_entropy(one) for one in grouped.soft])
+        entropy = np.mean([entr(one.astype(np.float64)).sum(0).mean() for one in grouped.soft])
+        entropy /= np.log(max(2, len(grouped.soft[0])))
         groups = [hard(one) for one in grouped.soft]
         used = np.mean([one.groups for one in groups])
         empty = np.mean([1 - len(np.unique(one.labels)) / one.groups for one in groups])
@@ -222,15 +223,6 @@ def _notes(grouped: Grouped, cuts: Sequence[float]) -> tuple[str, ...]:
         mean = np.mean([one.groups for one in grouped.clusters[MEAN_SHIFT]])
         notes.append(f"{MEAN_SHIFT} finds {mean:.2f} clusters in a caption")
     return tuple(notes)
-
-
-def _entropy(soft: np.ndarray) -> float:
-    """Of a column, mean over the columns, as a share of that of equal parts. soft: [K, L]"""
-    if len(soft) == 1:
-        return 0.0
-    part = soft.astype(np.float64)
-    inside = np.where(part > 0, part * np.log(np.where(part > 0, part, 1.0)), 0.0)
-    return float(-inside.sum(0).mean() / np.log(len(soft)))
 
 
 def by_position(soft: Sequence[np.ndarray]) -> np.ndarray:

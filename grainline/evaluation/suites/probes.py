@@ -17,13 +17,15 @@ from torch import Tensor
 
 from grainline.data.benchmarks.contests import (
     FOIL_COCO,
+    OBJECT,
     OTHER_DATA,
     SCENES,
+    SUBJECT,
     SUGARCREPE,
+    SVO_PROBES,
     VALSE,
     origins,
 )
-from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
@@ -102,7 +104,6 @@ class ProbesSuite(Suite[NoOptions]):
         refuse_nan(int(right.isnan().sum() + wrong.isnan().sum()), right.numel() + wrong.numel())
         image, other = probes.images.T.tolist()
         queries = {
-            "keys": list(data.keys),
             "kind": list(probes.kind),
             "benchmark": list(probes.benchmark),
             "image": image,
@@ -143,9 +144,9 @@ class ProbesSuite(Suite[NoOptions]):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        probes, data = self.collected(on.data), on.data
-        right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        probes, data = self.collected(evaluation.data), evaluation.data
+        right, wrong = probe_scores(evaluation.model.method, data.images, probes).cpu().numpy()
         images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
 
         def case(i: int) -> Case:
@@ -155,17 +156,21 @@ class ProbesSuite(Suite[NoOptions]):
             detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
             if own != other:
                 panels = [
-                    Panel(data.keys[row], on.image(row), f"{which} image, score {score:.3f}")
+                    Panel(data.keys[row], evaluation.image(row), f"{which} image, score {score:.3f}")
                     for which, row, score in (("Right", own, right[i]), ("Wrong", other, wrong[i]))
                 ]
                 return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
             names = f"True text, score {right[i]:.3f}", f"False text, score {wrong[i]:.3f}"
             texts = list(zip(names, marked(true, false), strict=True))
-            return Case(lead(by), detail, by > 0, image=on.image(own), alt=f"image {name}", texts=texts)
+            return Case(
+                lead(by), detail, by > 0, image=evaluation.image(own), alt=f"image {name}", texts=texts
+            )
 
         order = "By the difference of the two scores; one comparison for each image."
         titles = ("Probes: most wrong", "Probes: most right")
-        return on.both_ends(titles, order, extremes(right - wrong, image=images[:, 0], number=number), case)
+        return evaluation.both_ends(
+            titles, order, extremes(right - wrong, image=images[:, 0], number=number), case
+        )
 
 
 def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:

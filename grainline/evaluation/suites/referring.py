@@ -12,17 +12,16 @@ The whole image and a box of half its sides in the middle are measured as well: 
 says nothing about the model.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
-from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.data.record import CORRUPT_REGION, CorruptSample, Source
+from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer
@@ -39,30 +38,16 @@ from grainline.evaluation.suites.regions import (
     unit_range,
 )
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded
 
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
 WHOLE, BOX = "whole image", "centred box"
 MASKS = (HEAT, WHOLE, BOX)
-NEEDED = "expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data (docs/data.md)"
+MASKLESS = "regions have no mask and were skipped"
+EMPTY = "regions have a mask without a pixel and were skipped"
+FIELDS = ("intersection", "union")  # pixels of a mask and the right one
 BINS = 256  # of Otsu's histogram
-
-
-class Pixels(NamedTuple):
-    """Of one mask against the right one."""
-
-    intersection: int
-    union: int
-
-
-class Overlap(NamedTuple):
-    """How far masks of an expression agree with the right one."""
-
-    image: int  # row among the images that were encoded
-    region: int  # of that record
-    text: str
-    pixels: dict[str, Pixels]  # by the name of the mask
 
 
 class ReferringSuite(ExpressionSuite[NoOptions]):
@@ -78,10 +63,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         compared: Compared = self.collected(data)
         pixels = {
-            name: {
-                "intersection": [one.pixels[name].intersection for one in compared.expressions],
-                "union": [one.pixels[name].union for one in compared.expressions],
-            }
+            name: {field: [one.by[name][i] for one in compared.expressions] for i, field in enumerate(FIELDS)}
             for name in MASKS
         }
         queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
@@ -96,7 +78,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
         out = {}
         for name, pixels in by_mask.items():
             both, either = (
-                np.array([one[field] for one in pixels], np.float64) for field in ("intersection", "union")
+                np.array([one[field] for one in pixels], np.float64) for field in FIELDS
             )  # [run, E]
             iou = both / either
             values = np.stack([iou.mean(0), both.mean(0), either.mean(0), (iou > 0.5).mean(0)], axis=1)
@@ -111,14 +93,14 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(on.data).expressions
-        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
-        on = self.prepared(on)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        iou = np.divide(*(evaluation.result.queries["scores"][field] for field in FIELDS))
+        evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
-            key = on.data.keys[expressions[i].image]
-            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(on, expressions[i]))
+            key = evaluation.data.keys[expressions[i].image]
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(evaluation, expressions[i]))
 
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
@@ -126,57 +108,45 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
             " the map was compared."
         )
         titles = ("Expressions: covered least", "Expressions: covered best")
-        places = extremes(iou, image=on.result.queries["image"], number=number)
-        return on.both_ends(titles, order, places, case)
+        places = extremes(iou, image=evaluation.result.queries["image"], number=number)
+        return evaluation.both_ends(titles, order, places, case)
 
 
 class MaskCollector(ExpressionCollector):
     """Compares masks of expressions with the right ones: two numbers for each."""
 
-    def __init__(self, model: Model, batch: int) -> None:
-        super().__init__(model, batch)
-        self._overlaps: list[Overlap] = []
-        self._maskless = self._empty = self._flat = 0
+    skipped = (MASKLESS, EMPTY)
+    needed = "a mask; expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data"
 
-    def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
+    def expressions_of(self, sample: Sample) -> ImageExpressions:
         """Raises CorruptSample for a mask of another size."""
-        for region in record.regions:
-            if region.mask is not None and region.mask.shape != size:
+        regions, (width, height) = sample.record.regions, sample.size
+        for region in regions:
+            if region.mask is not None and region.mask.shape != (height, width):
                 down, across = region.mask.shape
-                sizes = f"{size[1]} x {size[0]} pixels, a mask has {across} x {down}"
-                raise CorruptSample(CORRUPT_REGION, f"{record.key} ({sizes})")
+                sizes = f"{width} x {height} pixels, a mask has {across} x {down}"
+                raise CorruptSample(CORRUPT_REGION, f"{sample.record.key} ({sizes})")
         expressions = []
-        for i, region in enumerate(record.regions):
-            if region.mask is None:
-                self._maskless += 1
-            elif not region.mask.any():
-                self._empty += 1
+        for i, region in enumerate(regions):
+            if region.mask is not None and region.mask.any():
+                expressions.append(Expression(sample.row, i, region.phrase, region.mask))
             else:
-                expressions.append(Expression(i, region.phrase, region.mask))
-        return ImageExpressions(size, expressions)
+                self.counts[MASKLESS if region.mask is None else EMPTY] += 1
+        return ImageExpressions((height, width), expressions)
 
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
+    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
         """By Otsu's threshold of the heat, and by two masks that ignore the text."""
         with torch.no_grad():
             heat = pixel_maps(self.method, images, self.method.heat(images, texts), of.size)
-        self._flat += number_flat(heat)
+        self.flat[HEAT] += number_flat(heat)
         true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
         box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
         masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
         counts = {name: [x.tolist() for x in overlap(mask, true)] for name, mask in masks.items()}
         for k, one in enumerate(of.expressions):
-            pixels = {name: Pixels(both[k], either[k]) for name, (both, either) in counts.items()}
-            self._overlaps.append(Overlap(image, one.region, one.text, pixels))
-
-    def result(self, data: Encodings) -> Compared:
-        """Raises UserError where there is none."""
-        if not self._overlaps:
-            raise UserError(f"no region of {data.path} has a mask; {NEEDED}")
-        counts = {
-            "regions have no mask and were skipped": self._maskless,
-            "regions have a mask without a pixel and were skipped": self._empty,
-        }
-        return Compared(tuple(self._overlaps), tuple(self.same), counts, {HEAT: self._flat})
+            yield one._replace(
+                target=None, by={name: (both[k], either[k]) for name, (both, either) in counts.items()}
+            )
 
 
 def thresholds(values: Tensor) -> Tensor:
@@ -228,17 +198,17 @@ def centred_box(height: int, width: int) -> np.ndarray:
     return down[:, None] & across[None]
 
 
-def _look(on: Evaluation, one: Overlap) -> Look:
+def _look(evaluation: Evaluation, one: Expression) -> CaseImage:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
-    alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
-    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0)])
+    alt = f"{evaluation.data.keys[one.image]}, with an outline around what is meant"
+    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0)])
     if not isinstance(look.image, Image.Image):
         return look
-    given = on.given(one.image, look.image)
-    mask = on.source[on.data.positions[one.image]].regions[one.region].mask
+    given = evaluation.given(one.image, look.image)
+    mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    score = SentenceScore(one.text, float(on.model.score([given], [one.text])))
-    heat = on.model.heat(given, [one.text]).cpu().numpy()
+    score = SentenceScore(one.text, float(evaluation.model.score([given], [one.text])))
+    heat = evaluation.model.heat(given, [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
     return look._replace(sentences=[score], heat=heat - heat.mean(), outline=outline)

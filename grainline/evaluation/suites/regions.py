@@ -5,15 +5,16 @@ each collector reads them while they are there.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grainline.data.formats.common import digest
-from grainline.data.record import Record, Source, content_of
+from grainline.data.record import Box, Source, content_of
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import Evaluation
@@ -40,10 +41,10 @@ class RegionSuite(Suite[O]):
     needs_text = encodes_captions = keeps_tokens = False
     figure = HEAT_MAPS
 
-    def prepared(self, on: Evaluation) -> Evaluation:
+    def prepared(self, evaluation: Evaluation) -> Evaluation:
         """An evaluation with model and source as the suite reads them."""
-        model, source = self.prepare(on.model, on.source)
-        return on._replace(model=model, source=source)
+        model, source = self.prepare(evaluation.model, evaluation.source)
+        return evaluation._replace(model=model, source=source)
 
 
 class ExpressionSuite(RegionSuite[O]):
@@ -68,7 +69,7 @@ class ExpressionSuite(RegionSuite[O]):
         text, image, region = zip(
             *((one.text, one.image, one.region) for one in compared.expressions), strict=True
         )
-        return region_queries(data, compared.same, text, image, region)
+        return region_queries(compared.same, text, image, region)
 
     def numbers(self, data: Encodings) -> dict[str, int]:
         """The numbers of distinct texts and of expressions, for `Outcomes.data`."""
@@ -77,15 +78,10 @@ class ExpressionSuite(RegionSuite[O]):
 
 
 def region_queries(
-    data: Encodings, same: Sequence[int], texts: Iterable[str], image: Iterable[int], region: Iterable[int]
+    same: Sequence[int], texts: Iterable[str], image: Iterable[int], region: Iterable[int]
 ) -> dict[str, Any]:
-    """The fields of `Outcomes.queries` that name images, texts and regions."""
-    return {
-        "keys": list(data.keys),
-        "texts": digest(texts),
-        "image": [same[row] for row in image],
-        "region": list(region),
-    }
+    """The fields of `Outcomes.queries` that name texts, images and regions."""
+    return {"texts": digest(texts), "image": [same[row] for row in image], "region": list(region)}
 
 
 class RegionCollector(Collector):
@@ -108,9 +104,13 @@ class RegionCollector(Collector):
 class Expression(NamedTuple):
     """An expression."""
 
-    region: int  # of its record
+    image: int  # row among the encoded images
+    region: int  # of that record
     text: str
-    target: Any  # what it refers to: a mask, or a box
+    target: Any  # what it refers to: a mask, which is dropped once it is compared, or a box
+    boxes: tuple[Box, ...] = ()  # to choose from
+    fitting: int = 0  # how many of these are right
+    by: Mapping[str, Any] = {}  # what came of each map, by its name
 
 
 class ImageExpressions(NamedTuple):
@@ -124,7 +124,7 @@ class ImageExpressions(NamedTuple):
 class Compared(NamedTuple):
     """E expressions about N images, compared."""
 
-    expressions: tuple[Any, ...]
+    expressions: tuple[Expression, ...]
     same: tuple[int, ...]  # [N] the first image with the same content
     counts: dict[str, int]  # what was skipped, in words -> how many
     flat: dict[str, int]  # map -> how many are the same everywhere
@@ -133,31 +133,30 @@ class Compared(NamedTuple):
 class ExpressionCollector(RegionCollector):
     """Compares the expressions of one image after the other. Abstract."""
 
+    skipped: ClassVar[tuple[str, ...]]  # what `counts` counts, in words
+    needed: ClassVar[str]  # what a region needs, for an error
+
     def __init__(self, model: Model, batch: int) -> None:
         super().__init__(model, batch)
+        self.counts = dict.fromkeys(self.skipped, 0)
+        self.flat: Counter[str] = Counter()  # maps that are the same everywhere
+        self._compared: list[Expression] = []
         self._texts: set[str] = set()
         self._waiting: list[ImageExpressions] = []
-        self._encoded = 0  # images
 
     @abstractmethod
-    def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
-        """The expressions of a record. Raises CorruptSample before it counts anything.
-
-        size   height and width of the decoded image
-        index  position of the record in the source
-        """
+    def expressions_of(self, sample: Sample) -> ImageExpressions:
+        """The expressions of a record. Raises CorruptSample before it counts anything."""
 
     @abstractmethod
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
-        """Compare expressions of one image with it, and store the outcome.
+    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterable[Expression]:
+        """The expressions of one image, compared with it.
 
         images, texts  row k of both belongs to expression k: images repeats the row of the image
-        image          index of the image among the encoded ones
         """
 
     def add(self, sample: Sample) -> None:
-        width, height = sample.size
-        self._waiting.append(self.expressions_of(sample.record, (height, width), sample.position))
+        self._waiting.append(self.expressions_of(sample))
         super().add(sample)
 
     def add_images(self, images: Encoded, texts: Any) -> None:
@@ -172,8 +171,13 @@ class ExpressionCollector(RegionCollector):
                 few = of._replace(expressions=of.expressions[start : start + step])
                 row = torch.tensor([place[one.text] for one in few.expressions], device=images.vector.device)
                 both = rows(images, torch.full_like(row, i)), rows(encoded, row)
-                self.compare(*both, few, self._encoded)
-            self._encoded += 1
+                self._compared += self.compare(*both, few)
+
+    def result(self, data: Encodings) -> Compared:
+        """Raises UserError where there is none."""
+        if not self._compared:
+            raise UserError(f"no region of {data.path} has {self.needed} (docs/data.md)")
+        return Compared(tuple(self._compared), tuple(self.same), self.counts, dict(self.flat))
 
     def _encode(self, texts: list[str]) -> Encoded:
         """Rows of texts. Texts of earlier batches are encoded again, but each truncated text counts once."""

@@ -19,8 +19,16 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.score import Scorer, retrieval_ranks, topk
-from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
+from grainline.evaluation.score import (
+    EXACT,
+    LISTED,
+    Scorer,
+    candidates,
+    refuse_plain,
+    retrieval_ranks,
+    shortlist_ranks,
+    topk,
+)
 from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row
@@ -78,7 +86,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
             counts = {"images": len(images.image), "texts": len(texts.image)}
             parts.append(counts | self._ranks(scorer, images, texts, settings.memory))
-        queries, notes = {"keys": list(data.keys), "folds": parts}, self._notes_of_stages(parts)
+        queries, notes = {"folds": parts}, self._notes_of_stages(parts)
         if not self.fold_protocol.startswith("coco"):
             return Outcomes(queries, notes, protocol=self.fold_protocol)
         split = coco_split(data.keys)
@@ -98,25 +106,25 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         ]
         return {name: mean_of([fold[name] for fold in table]) for name in table[0]}
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-        heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
-        texts = [_text_case(on, query) for query in self._spread(on, "t2i", number)]
-        images = [_image_case(on, query) for query in self._spread(on, "i2t", number)]
+        heat = f" {HEAT_HINT}" if evaluation.model.method.has_layout else ""
+        texts = [_text_case(evaluation, query) for query in self._spread(evaluation, "t2i", number)]
+        images = [_image_case(evaluation, query) for query in self._spread(evaluation, "i2t", number)]
         return [
-            CaseList("Text to image, best to worst", f"{order} {on.crop_sentence()}{heat}", texts),
+            CaseList("Text to image, best to worst", f"{order} {evaluation.crop_sentence()}{heat}", texts),
             CaseList("Image to text, best to worst", order, images),
         ]
 
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        on.write_heat(path, self.cases(on)[0].cases)
+    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
+        evaluation.write_heat(path, self.cases(evaluation)[0].cases)
 
-    def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
+    def _spread(self, evaluation: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
         queries = []
-        parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
-        for fold, part in zip(parts, on.result.queries["folds"], strict=True):
+        parts = folds(self.fold_protocol, evaluation.data.images, evaluation.data.texts, evaluation.data.path)
+        for fold, part in zip(parts, evaluation.result.queries["folds"], strict=True):
             places = (fold.texts if way == "t2i" else fold.images).tolist()
             outcomes = zip(places, part[way]["rank"], part[way]["tied"], strict=True)
             queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
@@ -177,7 +185,7 @@ def _fold_metrics(
     many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
     bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
-    for suffix, field, most in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
+    for suffix, field, limit in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
         if field is not None and not all(field in run[way] for run in runs for way in WAYS):
             continue
         for name, way, positives, size in (
@@ -190,18 +198,19 @@ def _fold_metrics(
             hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
             samples = replicates(hits, image, **bootstrap)
             for i, k in enumerate(DEPTHS):
-                chance = chance_recall(positives, size, k if k >= size else min(k, most or k))
+                chance = chance_recall(positives, size, k if k >= size else min(k, limit or k))
                 out[f"{name} R@{k}{suffix}"] = MetricSamples(
                     hits[:, i].mean(), samples[:, i], queries, chance, ties, "share"
                 )
             samples, middle = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
-            chance = size if most is not None and middle > most else middle
+            chance = size if limit is not None and middle > limit else middle
             out[f"{name} median rank{suffix}"] = MetricSamples(
                 float(np.median(rank)), samples, queries, chance, ties, "rank"
             )
-            if most is not None and all(LISTED in x for x in outcomes):
+            if limit is not None and all(LISTED in x for x in outcomes):
                 listed = np.concatenate([x[LISTED] for x in outcomes]).astype(np.float64)
-                samples, chance = replicates(listed, image, **bootstrap), chance_recall(positives, size, most)
+                samples = replicates(listed, image, **bootstrap)
+                chance = chance_recall(positives, size, limit)
                 out[f"{name} in shortlist"] = MetricSamples(
                     listed.mean(), samples, queries, chance, 0, "share"
                 )
@@ -231,48 +240,48 @@ class _Query(NamedTuple):
         return Case(f"Right one at rank {self.rank:,} of {len(candidates):,}", tied + name)
 
 
-def _text_case(on: Evaluation, query: _Query) -> Case:
-    data, text = on.data, on.data.strings[query.row]
+def _text_case(evaluation: Evaluation, query: _Query) -> Case:
+    data, text = evaluation.data, evaluation.data.strings[query.row]
     own = int(data.texts.image[query.row])
     panels = []
-    for place, row, score in _hits(on, query, "t2i"):
+    for place, row, score in _hits(evaluation, query, "t2i"):
         which = "the right image" if row == own else "a wrong image"
         alt = f"{data.keys[row]}, rank {place}, {which}"
-        panels.append(Panel("", on.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
+        panels.append(Panel("", evaluation.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
     description = data.described[own] if data.described else None
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
         look_title="The sentences in the right image",
-        look=look_at(on.model, on.image(own), text, description, on.null(own)),
+        look=look_at(evaluation.model, evaluation.image(own), text, description, evaluation.null(own)),
     )
 
 
-def _image_case(on: Evaluation, query: _Query) -> Case:
-    data, key = on.data, on.data.keys[query.row]
+def _image_case(evaluation: Evaluation, query: _Query) -> Case:
+    data, key = evaluation.data, evaluation.data.keys[query.row]
     panels = [
         Panel(
             data.strings[row], None, f"{place:,}. {score:.3f}", right=int(data.texts.image[row]) == query.row
         )
-        for place, row, score in _hits(on, query, "i2t")
+        for place, row, score in _hits(evaluation, query, "i2t")
     ]
     return query.case(query.fold.texts, key)._replace(
-        image=on.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
+        image=evaluation.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
     )
 
 
-def _hits(on: Evaluation, query: _Query, way: str) -> list[tuple[int, int, float]]:
+def _hits(evaluation: Evaluation, query: _Query, way: str) -> list[tuple[int, int, float]]:
     """Place, row among all and score of the best candidates of a query."""
-    single, memory = slice(query.row, query.row + 1), settings_of(on.result).memory
+    single, memory = slice(query.row, query.row + 1), settings_of(evaluation.result).memory
     others = query.fold.images if way == "t2i" else query.fold.texts
-    images = rows(on.data.images, others if way == "t2i" else single)
-    texts = rows(on.data.texts, others if way == "i2t" else single)
-    most = on.result.settings["options"]["shortlist"] or len(others)
-    near = candidates(images, texts, most, memory)[WAYS.index(way)][0]
+    images = rows(evaluation.data.images, others if way == "t2i" else single)
+    texts = rows(evaluation.data.texts, others if way == "i2t" else single)
+    limit = evaluation.result.settings["options"]["shortlist"] or len(others)
+    near = candidates(images, texts, limit, memory)[WAYS.index(way)][0]
     if way == "t2i":
         images = rows(images, near)
     else:
         texts = rows(texts, near)
-    top = topk(on.model.method, images, texts, HITS, memory)[WAYS.index(way)]
+    top = topk(evaluation.model.method, images, texts, HITS, memory)[WAYS.index(way)]
     hits = zip(others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
     return [(place, row, score) for place, (row, score) in enumerate(hits, 1)]

@@ -31,20 +31,20 @@ from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, numbered, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
+from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded, Pair, rows, vectors_only
 
 SIM, TEXTS = "Sim", "cosine of texts"
 SENTENCES, PHRASES, ALL_TEXTS = "sentences", "phrases", "all texts"
 KINDS = (SENTENCES, PHRASES, ALL_TEXTS)
-MOST_SENTENCES, MOST_PHRASES = 5, 30
+MAX_SENTENCES, MAX_PHRASES = 5, 30
 """Of a caption: as many as beta-CLIP trains with (K = 36). The first ones, where training samples some, so
 that a measurement can be repeated.
 """
@@ -57,19 +57,13 @@ NOTE = (
 )
 
 
-class MeanCosine(NamedTuple):
-    """Mean cosine between two of some texts of an image."""
-
-    features: float  # of the image pooled by the one and by the other
-    texts: float  # of the texts themselves
-
-
 class Likeness(NamedTuple):
     """How alike the features of an image under its texts are."""
 
     texts: tuple[str, ...]  # K, each once: the caption, its sentences, its phrases
     number: dict[str, int]  # kind -> its texts, each once
-    cosine: dict[str, MeanCosine]  # of the kinds that have two texts at least
+    cosine: dict[str, tuple[float, float]]
+    """Of kinds with two texts at least: mean cosine of the features under two of them, and of two texts."""
     each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
 
 
@@ -106,9 +100,16 @@ class SimilaritySuite(TextConditionedSuite):
             raise UserError(
                 f"no caption of {data.path} has two texts; sentences and phrases are taken from captions"
             )
-        kinds = {kind: _outcomes_of(kind, likeness) for kind in KINDS}
+        kinds: dict[str, dict[str, Any]] = {}
+        for kind in KINDS:
+            of = {i: one.cosine[kind] for i, one in enumerate(likeness) if kind in one.cosine}
+            refuse_nan(sum(bool(np.isnan(one).any()) for one in of.values()), len(of))
+            kinds[kind] = {
+                "image": [*of],
+                "number": [likeness[i].number[kind] for i in of],
+                "scores": {name: [one[i] for one in of.values()] for i, name in enumerate((SIM, TEXTS))},
+            }
         queries = {
-            "keys": list(data.keys),
             "texts": digest(text for one in likeness for text in one.texts),
             "kinds": {kind: one for kind, one in kinds.items() if one["image"]},
         }
@@ -118,7 +119,7 @@ class SimilaritySuite(TextConditionedSuite):
             for kind, one in kinds.items()
             if len(one["image"]) < images
         )
-        limits = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
+        limits = {"most_sentences": MAX_SENTENCES, "most_phrases": MAX_PHRASES}
         return Outcomes(queries, notes, limits, {"texts": sum(len(one.texts) for one in likeness)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
@@ -133,19 +134,19 @@ class SimilaritySuite(TextConditionedSuite):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        likeness: tuple[Likeness, ...] = self.collected(on.data)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        likeness: tuple[Likeness, ...] = self.collected(evaluation.data)
         usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
 
         def case(place: int) -> Case:
             i = usable[place]
-            one, key = likeness[i], on.data.keys[i]
+            one, key = likeness[i], evaluation.data.keys[i]
             sim, of_texts = one.cosine[ALL_TEXTS]
             scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            look = CaseImage(evaluation.image(i), f"image {key}", scores[:MAX_ON_PAGE])
             detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
-            if len(scores) > MOST_ON_PAGE:
-                detail += f"; the first {MOST_ON_PAGE} texts are shown"
+            if len(scores) > MAX_ON_PAGE:
+                detail += f"; the first {MAX_ON_PAGE} texts are shown"
             return Case(f"Sim {sim:.3f}", detail, look=look)
 
         order = (
@@ -153,41 +154,22 @@ class SimilaritySuite(TextConditionedSuite):
             " this text sees it with the image as the others do."
         )
         titles = ("Images: most alike", "Images: least alike")
-        least, most = extremes([likeness[i].cosine[ALL_TEXTS].features for i in usable], number=number)
-        return on.both_ends(titles, order, (most, least), case)
+        lowest, highest = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)
+        return evaluation.both_ends(titles, order, (highest, lowest), case)
 
 
-def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
-    """The images that have two texts of a kind, with the number of these texts and both values."""
-    images = [i for i, one in enumerate(likeness) if kind in one.cosine]
-    cosines = [likeness[i].cosine[kind] for i in images]
-    refuse_nan(int(sum(np.isnan(one).any() for one in cosines)), len(cosines))
-    return {
-        "image": images,
-        "number": [likeness[i].number[kind] for i in images],
-        "scores": {SIM: [one.features for one in cosines], TEXTS: [one.texts for one in cosines]},
-    }
-
-
-class TextConditionedCollector(Collector):
-    """Pools images by texts while their tokens are there.
+class LikenessCollector(Collector):
+    """Pools each image by the texts of its caption while its tokens are there.
 
     batch  texts, and pairs of image and text, in memory at once
     """
 
     def __init__(self, model: Model, batch: int) -> None:
-        assert isinstance(model.method, TextConditioned)
-        self.model, self.method, self.batch = model, model.method, batch
-
-
-class LikenessCollector(TextConditionedCollector):
-    """Pools each image by the texts of its caption."""
-
-    def __init__(self, model: Model, batch: int) -> None:
-        super().__init__(model, batch)
+        self.model, self.batch = model, batch
         self._likeness: list[Likeness] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        assert isinstance(self.model.method, TextConditioned)
         parts = [texts_of_caption(text) for (text,) in texts]
         strings = list(dict.fromkeys(text for of in parts for text in of[ALL_TEXTS]))
         place = {text: i for i, text in enumerate(strings)}
@@ -195,19 +177,15 @@ class LikenessCollector(TextConditionedCollector):
         encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
         image = torch.tensor([i for i, of in enumerate(parts) for _ in of[ALL_TEXTS]])
         row = torch.tensor([place[text] for of in parts for text in of[ALL_TEXTS]])
-        size = [len(of[ALL_TEXTS]) for of in parts]
-        features = self._pool(images, encoded, image, row).split(size)
-        vectors = encoded.vector.cpu()[row].split(size)
-        self._likeness += [_likeness(*one) for one in zip(parts, features, vectors, strict=True)]
+        device, pool = images.vector.device, self.model.method.pool_images
+        # Few pairs at a time, because each brings all tokens of its image.
+        pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
+        features = torch.cat([pool(rows(images, i), rows(encoded, j)).cpu() for i, j in pairs])  # [P, D]
+        both = (x.split([len(of[ALL_TEXTS]) for of in parts]) for x in (features, encoded.vector.cpu()[row]))
+        self._likeness += [_likeness(*one) for one in zip(parts, *both, strict=True)]
 
     def result(self, data: Encodings) -> tuple[Likeness, ...]:
         return tuple(self._likeness)
-
-    def _pool(self, images: Encoded, texts: Encoded, image: Tensor, row: Tensor) -> Tensor:
-        """Images pooled by texts, pair by pair: [P, D]; few at a time, because each brings all tokens."""
-        device = images.vector.device
-        pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
-        return torch.cat([self.method.pool_images(rows(images, i), rows(texts, j)).cpu() for i, j in pairs])
 
 
 def texts_of_caption(caption: str) -> dict[str, list[str]]:
@@ -216,9 +194,9 @@ def texts_of_caption(caption: str) -> dict[str, list[str]]:
     >>> texts_of_caption("A dog runs. It is wet. A dog barks.")[ALL_TEXTS]
     ['A dog runs. It is wet. A dog barks.', 'A dog runs.', 'It is wet.', 'A dog barks.', 'A dog']
     """
-    cfg = PhrasesConfig(max_phrases=MOST_PHRASES)
+    cfg = PhrasesConfig(max_phrases=MAX_PHRASES)
     parts = grains(caption, maxsize, cfg, Rules(), Random(0), splitter="rules", sampled=False)
-    sentences = list(dict.fromkeys(parts.sentences))[:MOST_SENTENCES]
+    sentences = list(dict.fromkeys(parts.sentences))[:MAX_SENTENCES]
     phrases = list(dict.fromkeys(parts.phrases))
     all_texts = list(dict.fromkeys([parts.caption, *sentences, *phrases]))
     return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: all_texts}
@@ -241,7 +219,8 @@ def _likeness(of: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Li
     for kind, texts in of.items():
         row = [place[text] for text in texts]
         if len(row) > 1:
-            cosine[kind] = MeanCosine(*(float(mean_cosines(x[row]).mean()) for x in (features, vectors)))
+            sim, of_texts = (float(mean_cosines(x[row]).mean()) for x in (features, vectors))
+            cosine[kind] = sim, of_texts
     each = mean_cosines(features).tolist() if len(features) > 1 else []
     return Likeness(tuple(place), {kind: len(texts) for kind, texts in of.items()}, cosine, tuple(each))
 
@@ -253,7 +232,7 @@ class OwnCaptionSuite(TextConditionedSuite):
     headline = tuple(f"own-caption R@1, {way}" for way in WAYS)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> "OwnCaptionCollector":
-        return OwnCaptionCollector(model, settings.batch_size)
+        return OwnCaptionCollector(model)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         pair: Pair = self.collected(data)
@@ -262,7 +241,7 @@ class OwnCaptionSuite(TextConditionedSuite):
             way: {"rank": of.rank.tolist(), "tied": of.tied.int().tolist()}
             for way, of in zip(("i2t", "t2i"), both, strict=True)
         }
-        return Outcomes({"keys": list(data.keys), **ranks}, (NOTE,))
+        return Outcomes(ranks, (NOTE,))
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Shares from ranks, means over the runs; the bootstrap draws images, the same ones both ways."""
@@ -280,17 +259,18 @@ class OwnCaptionSuite(TextConditionedSuite):
         return out
 
 
-class OwnCaptionCollector(TextConditionedCollector):
+class OwnCaptionCollector(Collector):
     """Pools each image by its own text."""
 
-    def __init__(self, model: Model, batch: int) -> None:
-        super().__init__(model, batch)
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self._images: list[Encoded] = []
         self._texts: list[Encoded] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        assert isinstance(self.model.method, TextConditioned)
         encoded = vectors_only(self.model.encode(texts=[text for (text,) in texts]))
-        pooled = self.method.pool_images(images, encoded)
+        pooled = self.model.method.pool_images(images, encoded)
         self._images.append(vectors_only(images)._replace(vector=pooled))
         self._texts.append(encoded)
 

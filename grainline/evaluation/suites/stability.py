@@ -11,6 +11,7 @@ compared with ours, which carry the seed and a digest of the sentences.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -92,7 +93,6 @@ class Insertion(NamedTuple):
 class Noise(NamedTuple):
     """The subtexts of N images without and with noise, encoded."""
 
-    seed: int
     subtexts: Subtexts  # sequences PLAIN and NOISY
     images: tuple[Insertion, ...]  # [N]
 
@@ -121,26 +121,24 @@ class StabilitySuite(Suite[StabilityOptions]):
         noise: Noise = self.collected(data)
         sequences = sequence_scores(scorer, data.images, noise.subtexts)
         queries = {
-            "keys": list(data.keys),
             "sentence": [one.sentence for one in noise.images],
             "at": [list(one.at) for one in noise.images],
             "of": [list(one.of) for one in noise.images],
             "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
             "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
         }
-        about = {"noise_seed": noise.seed, "noise_pool": pool()}
-        return Outcomes(queries, _notes(queries, noise.seed), about, {"texts": len(noise.subtexts.strings)})
+        about = {"noise_seed": self.options.noise_seed, "noise_pool": pool()}
+        notes = _notes(queries, self.options.noise_seed)
+        return Outcomes(queries, notes, about, {"texts": len(noise.subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """SSI over all images, and by where the noise stands; a place without any noise is left out.
 
         The change of each subtext is a mean over the runs; the bootstrap draws images.
         """
-        numbers = [
-            list(zip(at, of, strict=True)) for at, of in zip(runs[0]["at"], runs[0]["of"], strict=True)
-        ]
-        image = np.repeat(np.arange(len(numbers)), list(map(len, numbers)))  # [T]
-        where = np.array([place_name(at, of) for one in numbers for at, of in one])  # [T]
+        at, of = runs[0]["at"], runs[0]["of"]
+        image = np.repeat(np.arange(len(at)), [len(one) for one in at])  # [T]
+        where = np.array([place_name(*one) for one in zip(chain(*at), chain(*of), strict=True)])  # [T]
         change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
         out = {}
         for one in (None, START, MIDDLE, END):
@@ -153,8 +151,8 @@ class StabilitySuite(Suite[StabilityOptions]):
                 out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        noise, queries = self.collected(on.data), on.result.queries
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        noise, queries = self.collected(evaluation.data), evaluation.result.queries
         flat = [(i, j) for i, one in enumerate(noise.images) for j in range(len(one.texts))]
 
         def case(k: int) -> Case:
@@ -162,17 +160,17 @@ class StabilitySuite(Suite[StabilityOptions]):
             one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
             before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
             title = f"changed by {100 * change[k]:,.2f} %"
-            detail = f"noise {place_name(one.at[j], one.of[j])}, {on.data.keys[i]}"
+            detail = f"noise {place_name(one.at[j], one.of[j])}, {evaluation.data.keys[i]}"
             name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
             text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
-            alt = f"image {on.data.keys[i]}"
-            return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
+            alt = f"image {evaluation.data.keys[i]}"
+            return Case(title, detail, image=evaluation.image(i), alt=alt, texts=[(name, text)])
 
         change = _all_changes(queries)
-        least, most = extremes(change, image=[i for i, _ in flat], number=number)
+        smallest, largest = extremes(change, image=[i for i, _ in flat], number=number)
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         titles = ("Noise: largest change", "Noise: smallest change")
-        return on.both_ends(titles, order, (most, least), case)
+        return evaluation.both_ends(titles, order, (largest, smallest), case)
 
 
 class NoiseCollector(SubtextCollector):
@@ -191,12 +189,12 @@ class NoiseCollector(SubtextCollector):
         self._images.append(insert_noise(self._seed, sample.record.key, texts))
 
     def result(self, data: Encodings) -> Noise:
-        self._rows.encode_waiting()  # so that batches with noise begin with it
+        self._queue.rows.encode_waiting()  # so that batches with noise begin with it
         for one in self._images:
             self._queue.add({NOISY: one.texts})
         subtexts: Subtexts = super().result(data)
         of = {PLAIN: subtexts.of[EACH], NOISY: subtexts.of[NOISY]}
-        return Noise(self._seed, subtexts._replace(of=of), tuple(self._images))
+        return Noise(subtexts._replace(of=of), tuple(self._images))
 
 
 def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
@@ -206,17 +204,12 @@ def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
 
     All of it depends on seed, key and subtext alone: not on the order of the images, nor on other texts.
     """
-    sentence = _hash([seed, "sentence", key]) % len(SENTENCES)
+    sentence = int(digest([seed, "sentence", key]), 16) % len(SENTENCES)
     pieces = [[piece.text for piece in sentences(text)] for text in texts]
     of = [len(one) for one in pieces]
-    at = [_hash([seed, "place", key, text]) % (n + 1) for text, n in zip(texts, of, strict=True)]
+    at = [int(digest([seed, "place", key, text]), 16) % (n + 1) for text, n in zip(texts, of, strict=True)]
     noisy = [inserted(one, SENTENCES[sentence], k) for one, k in zip(pieces, at, strict=True)]
     return Insertion(sentence, tuple(at), tuple(of), tuple(noisy))
-
-
-def _hash(parts: Sequence[str | int]) -> int:
-    """A whole number below 2 ** 256 that looks random, and is the same wherever the parts are the same."""
-    return int(digest(parts), 16)
 
 
 def inserted(pieces: Sequence[str], noise: str, at: int) -> str:
@@ -289,9 +282,9 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
     floored = int((np.abs(plain) < FLOOR).sum())
     if floored:
         notes.append(f"{floored} of {number} scores are closer to 0 than {FLOOR:g} and count as that")
-    most = concentration(change, np.repeat(1 / size, size))
-    if most < HEAVY * number:
-        notes.append(f"half of the SSI comes from {most} of {number} subtexts: their scores are close to 0")
+    heavy = concentration(change, np.repeat(1 / size, size))
+    if heavy < HEAVY * number:
+        notes.append(f"half of the SSI comes from {heavy} of {number} subtexts: their scores are close to 0")
     cut = sum(sum(cut) for cut in queries["cut"][NOISY])
     if cut:
         notes.append(

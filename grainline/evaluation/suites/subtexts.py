@@ -8,14 +8,14 @@ An image should fit each of them better than the one before, because each says m
     HiMo@K  one sentence more each time; or the subtexts that the source has of its own
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from grainline.data.captions import sentences
 from grainline.data.texts import TokenizedParts
-from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
+from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.model import Model
@@ -78,14 +78,11 @@ def sequences(caption: str, own: Sequence[str] = ()) -> dict[str, tuple[str, ...
 
 
 class SubtextQueue:
-    """Collects the subtexts of each image in turn; texts that the model reads alike are queued once.
+    """Collects the subtexts of each image in turn; of texts that the model reads alike, `rows` gets one."""
 
-    read  tokenizes texts as the model does
-    add   queues a text for encoding and returns its row
-    """
-
-    def __init__(self, read: Callable[[Sequence[str]], TokenizedParts], add: Callable[[str], int]) -> None:
-        self._read, self._add = read, add
+    def __init__(self, model: Model, rows: Rows) -> None:
+        self.rows = rows
+        self._model = model
         self._place: dict[str, int] = {}
         self._cut: list[bool] = []
         self._row: list[int] = []
@@ -95,40 +92,43 @@ class SubtextQueue:
 
     def add(self, sequences: Mapping[str, Sequence[str]]) -> None:
         """The sequences of the next image."""
-        unique = dict.fromkeys(text for texts in sequences.values() for text in texts)
-        new = [text for text in unique if text not in self._place]
-        tokens = self._read(new) if new else TokenizedParts([], [])
+        for name, texts in sequences.items():
+            self._of.setdefault(name, []).append(self.places(texts))
+
+    def places(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """The places of texts in `Subtexts.strings`; new ones are queued."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._place]
+        tokens = self._model.read(new) if new else TokenizedParts([], [])
         for text, ids, cut in zip(new, tokens.ids, tokens.truncated, strict=True):
             read = tuple(map(tuple, ids))
             if read not in self._row_of:
-                self._row_of[read] = self._add(text)
+                self._row_of[read] = self.rows.add(text)
             else:
                 self.cut_alike += cut
             self._place[text] = len(self._place)
             self._row.append(self._row_of[read])
             self._cut.append(cut)
-        for name, texts in sequences.items():
-            self._of.setdefault(name, []).append(tuple(self._place[text] for text in texts))
+        return tuple(self._place[text] for text in texts)
 
-    def encoded(self, texts: Encoded) -> Subtexts:
-        """All of them. `texts` holds the rows that were queued."""
+    def encoded(self) -> Subtexts:
+        """All of them."""
         of = {name: tuple(places) for name, places in self._of.items()}
-        return Subtexts(tuple(self._place), tuple(self._cut), torch.tensor(self._row), texts, of)
+        row, texts = torch.tensor(self._row), self.rows.of_no_image()
+        return Subtexts(tuple(self._place), tuple(self._cut), row, texts, of)
 
 
 class SubtextCollector(Collector):
     """Encodes the cumulative subtexts of the first text of each image, each distinct one once."""
 
     def __init__(self, model: Model, batch: int) -> None:
-        self._rows = text_rows(model, batch)
-        self._queue = SubtextQueue(model.read, self._rows.add)
+        self._queue = SubtextQueue(model, text_rows(model, batch))
 
     def add(self, sample: Sample) -> None:
         self._queue.add(sequences(sample.texts[0], sample.record.subtexts))
 
     def result(self, data: Encodings) -> Any:
         self.truncated = self._queue.cut_alike
-        return self._queue.encoded(self._rows.of_no_image())
+        return self._queue.encoded()
 
 
 def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:

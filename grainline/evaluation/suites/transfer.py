@@ -22,7 +22,7 @@ from grainline.config import read_yaml
 from grainline.data.check import LIMIT, PIXELS, image_hash, near_copies
 from grainline.data.decode import decode
 from grainline.data.formats.joined import parts_of
-from grainline.data.formats.texts_alone import TextsAlone
+from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source, takes_images
 from grainline.data.record import CorruptSample, Source, content_of, keys_of
 from grainline.data.scenes.source import Scenes

@@ -11,7 +11,7 @@ suite before and after a fine-tuning on the same images (evaluation/compare.py).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
 PER_CLASS = "mean per-class accuracy"
-NAMED, MOST = 3, 20  # confusions in the notes, and in the result
+IN_NOTE, IN_RESULT = 3, 20  # confusions in the notes, and in the result
 ENTRY = 32  # bytes that a score of one image and one class takes with all that is computed from it
 HOLE = "{}"
 TEMPLATES = (
@@ -109,7 +109,6 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         classes: ClassTexts = self.collected(data)
         judged = judge(scorer, data.images, classes, settings.memory)
         queries: dict[str, Any] = {
-            "keys": list(data.keys),
             "classes": list(classes.names),
             "label": classes.label.tolist(),
             "rank": judged.rank.tolist(),
@@ -142,28 +141,30 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        classes, queries = self.collected(on.data), on.result.queries
-        judged = judge(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        classes, queries = self.collected(evaluation.data), evaluation.result.queries
+        judged = judge(
+            evaluation.model.method, evaluation.data.images, classes, settings_of(evaluation.result).memory
+        )
         true, false = judged.true.numpy(), judged.false.numpy()
 
         def case(i: int) -> Case:
-            by, name = float(true[i]) - float(false[i]), on.data.keys[i]
+            by, name = float(true[i]) - float(false[i]), evaluation.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
                 (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
                 (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
             ]
-            return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
+            return Case(lead(by), detail, by > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts)
 
         order = "By the score of the true class less that of the best other class."
         titles = ("Classes: most wrong", "Classes: most right")
-        return on.both_ends(titles, order, extremes(true - false, number=number), case)
+        return evaluation.both_ends(titles, order, extremes(true - false, number=number), case)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        note = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
-        confused = Section("Classes: confusions", hint(note) + confusion_table(on.result.queries))
-        return [*super().sections(on), confused]
+    def sections(self, evaluation: Evaluation) -> list[Section]:
+        note = f"The {IN_RESULT} most frequent mistakes at most; the JSON has the outcome of every image."
+        confused = Section("Classes: confusions", hint(note) + confusion_table(evaluation.result.queries))
+        return [*super().sections(evaluation), confused]
 
 
 class PromptCollector(Collector):
@@ -199,8 +200,22 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
 
     Raises UserError for NaN scores and a memory limit too small for one image.
     """
+    prompts = len(classes.templates) if method.pairwise else 1
+    side = tile_side(method, images, classes.texts, memory)
+    columns = max(1, side // prompts) * prompts  # whole classes
+    needed = ENTRY * len(classes.names)
+    height = min(max(1, side * side // columns), memory // needed)
+    if height < 1:
+        raise UserError(
+            f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
+        )
+    images, texts = prepared(method, images, classes.texts)
+    tile, number = tile_of(method, images, texts), len(texts.vector)
     parts = []
-    for block, score in _scores(method, images, classes, memory):
+    for start in range(0, len(images.vector), height):
+        block = slice(start, min(start + height, len(images.vector)))
+        tiles = [tile(block, slice(c, min(c + columns, number))) for c in range(0, number, columns)]
+        score = torch.cat([part.unflatten(1, (-1, prompts)).mean(-1) for part in tiles], 1)  # [n, C]
         label = classes.label[block].to(score.device)[:, None]
         place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
@@ -228,7 +243,7 @@ def confusions(queries: Mapping[str, Any]) -> list[dict[str, Any]]:
     names, label, rank = queries["classes"], queries["label"], queries["rank"]
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST]
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:IN_RESULT]
     return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
@@ -303,33 +318,11 @@ def _means(encoded: Encoded, templates: int) -> Encoded:
     return first._replace(vector=mean.float(), tokens=first.tokens[:, :0], mask=first.mask[:, :0])
 
 
-def _scores(
-    method: Scorer, images: Encoded, classes: ClassTexts, memory: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of images with their scores for all classes [n, C]."""
-    prompts = len(classes.templates) if method.pairwise else 1
-    side = tile_side(method, images, classes.texts, memory)
-    columns = max(1, side // prompts) * prompts  # whole classes
-    height = min(max(1, side * side // columns), memory // (ENTRY * len(classes.names)))
-    if height < 1:
-        needed = ENTRY * len(classes.names)
-        raise UserError(
-            f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
-        )
-    images, texts = prepared(method, images, classes.texts)
-    tile = tile_of(method, images, texts)
-    number = len(texts.vector)
-    for start in range(0, len(images.vector), height):
-        block = slice(start, min(start + height, len(images.vector)))
-        parts = [tile(block, slice(c, min(c + columns, number))) for c in range(0, number, columns)]
-        yield block, torch.cat([part.unflatten(1, (-1, prompts)).mean(-1) for part in parts], 1)
-
-
 def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     names, label = queries["classes"], queries["label"]
-    most, times = Counter(label).most_common(1)[0]
+    mode, times = Counter(label).most_common(1)[0]
     notes = [
-        f"{len(names)} classes; always saying {names[most]!r} would be right for {times / len(label):.1%} "
+        f"{len(names)} classes; always saying {names[mode]!r} would be right for {times / len(label):.1%} "
         "of the images"
     ]
     empty = [row["class"] for row in queries["per_class"] if not row["images"]]
@@ -343,7 +336,7 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
         )
     worst = [f"{row['true']} taken for {row['predicted']} ({row['images']})" for row in queries["confusions"]]
     if worst:
-        notes.append(f"most often confused: {', '.join(worst[:NAMED])}")
+        notes.append(f"most often confused: {', '.join(worst[:IN_NOTE])}")
     return tuple(notes)
 
 

@@ -2,9 +2,7 @@
 
 conditioned_cosine  The cosine of a text with the image pooled by it, for all pairs.
 pair_loss           Losses over all pairs; the matrix of their scores is never stored.
-pair_mask           Which rows are pairs, described by ids.
-sampled_pairs       Some pairs only: for each row a list of columns.
+pair_mask           Which rows are pairs: all of them by ids, or some, with a list of columns for each row.
 scores              Scores of tiles and how gradients pass through them.
 vocabulary          Cross-entropy over a large vocabulary; the logits of a batch are never stored.
-walk                The walk over tiles, and sums of gradients.
 """

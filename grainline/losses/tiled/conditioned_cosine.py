@@ -67,12 +67,12 @@ class PooledCosine(Score):
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:
         """One image with some hundred texts, or several if there are few texts."""
-        most = CACHED
+        pairs = CACHED
         if cols[0].device.type != "cpu":
             heads, slots, width = rows[0].shape[1:]
-            most = max(1, ROOM // (heads * max(slots, width * self.pooled)))
-        width = max(1, min(most, WIDE, wide))
-        return max(1, most // width), width
+            pairs = max(1, ROOM // (heads * max(slots, width * self.pooled)))
+        width = max(1, min(pairs, WIDE, wide))
+        return max(1, pairs // width), width
 
     def weights(self, here: TileInputs) -> Tensor:
         """Attention of each segment: [r, heads, c, L]; 1 minus the sum is that of the empty slot."""

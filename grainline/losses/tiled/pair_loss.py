@@ -11,17 +11,15 @@ logits of tiles that take no more than the inputs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, Tile
-from grainline.losses.tiled.sampled_pairs import SampledPairs
+from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, SampledPairs, Tile
 from grainline.losses.tiled.scores import Parts, Score
-from grainline.losses.tiled.walk import TileWalk, exact, fill_others, only_once, scaled, total, zeros
 from grainline.types import Mean, full
 
 TINY = 1e-30
@@ -30,6 +28,82 @@ NEAR = 30.0
 e-25 of the largest one of their row are not lost then."""
 LOG2E = 1.4426950408889634
 """Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
+
+
+class TileWalk(NamedTuple):
+    """A loss over pairs, but for the tensors with gradients."""
+
+    score: Score
+    loss: Any
+    blocks: PairMatrix | SampledPairs
+    tiles: tuple[Tile, ...]
+    counts: tuple[int, int]  # tensors of rows, and of columns
+    shares: tuple[Tensor, Tensor]
+
+    def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
+        """Each tile; its rows, columns and all shared parameters; its pairs, or None if `tile.plain`."""
+        n, m = self.counts[0], sum(self.counts)
+        for tile in self.tiles:
+            rows = tuple(x[tile.rows] for x in tensors[:n])
+            cols = tuple(self.blocks.take(x, tile) for x in tensors[n:m])
+            where = None if tile.plain else self.blocks.where(tile, tensors[0].dtype)
+            yield tile, (rows, cols, tensors[m:]), where
+
+    def part(self, sums: Sequence[Tensor | None], tile: Tile) -> list[Tensor | None]:
+        """The sums that the gradients of a tile are added to, of sums for all tensors."""
+        n, m = self.counts[0], sum(self.counts)
+        rows = [None if x is None else x[tile.rows] for x in sums[:n]]
+        cols = [None if x is None else self.blocks.room(x, tile) for x in sums[n:m]]
+        return [*rows, *cols, *sums[m:]]
+
+    def put(self, parts: Sequence[Tensor | None], sums: Sequence[Tensor | None], tile: Tile) -> None:
+        """Add the sums of `part` to the sums of all, where they are no views of them."""
+        columns = slice(self.counts[0], sum(self.counts))
+        for part, x in zip(parts[columns], sums[columns], strict=True):
+            if part is not None and x is not None:
+                self.blocks.put(part, x, tile)
+
+    def room(self, tensors: Parts) -> int:
+        """The bytes of all rows and columns."""
+        return sum(x.nbytes for x in tensors[: sum(self.counts)])
+
+
+def zeros(tensors: Parts, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Sums of gradients; None where none is wanted"""
+    return [torch.zeros_like(x) if want else None for x, want in zip(tensors, wanted, strict=True)]
+
+
+def total(shares: Tensor, losses: Tensor) -> Tensor:
+    """The weighted sum of the losses of rows [n], in float64: []"""
+    return (shares.double() * losses.double()).sum().to(losses.dtype)
+
+
+def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
+    """x [r, c], with another value where there is no pair."""
+    return x if where.real is None else x.masked_fill(~where.real, other)
+
+
+def exact(x: Tensor) -> torch.autocast:
+    """A block in which autocast lowers no precision."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def only_once() -> None:
+    """torch's once_differentiable ignores a second derivative in silence where the loss is a leaf."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
+        )
+
+
+def scaled(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    """The sums of a backward pass times the gradient of the loss; without a copy, if it is the last pass."""
+    if ctx.sums is None:
+        raise RuntimeError("the gradient of pair_loss was asked for again without retain_graph")
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return [None if x is None else grad * x for x in ctx.sums]
+    sums, ctx.sums = ctx.sums, None
+    return [None if x is None else x.mul_(grad) for x in sums]
 
 
 class SoftmaxLoss(NamedTuple):
@@ -127,8 +201,8 @@ def _near(sides: list[Tensor]) -> Tensor | None:
     if len(sides) == 1:
         return None
     both = torch.cat(sides)
-    top, least = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
-    return top if 0 <= float(top - least) <= NEAR else None
+    top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
+    return top if 0 <= float(top - bottom) <= NEAR else None
 
 
 def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
@@ -247,17 +321,13 @@ def pair_loss(
 
     Computed at least in float32, whatever autocast says; sums over rows in float64. Differentiable once.
     """
-    rows, cols, shared = (tuple(_whole(x) for x in part) for part in (rows, cols, shared))
+    rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     sums = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
-
-
-def _whole(x: Tensor) -> Tensor:
-    return full(x) if x.is_floating_point() else x
 
 
 class _OnePass(torch.autograd.Function):

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.pair_loss import LOG2E
-from grainline.losses.tiled.walk import exact, only_once, scaled
+from grainline.losses.tiled.pair_loss import LOG2E, exact, only_once, scaled, zeros
 from grainline.types import Mean, full
 
 TILE = {"cpu": 2**22}
@@ -45,10 +44,7 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, learns: bool, hidden: Tensor, table: Tensor, target: Tensor) -> Tensor:
-        wanted = [learns and want for want in ctx.needs_input_grad[1:3]]
-        sums = [
-            torch.zeros_like(x) if want else None for x, want in zip((hidden, table), wanted, strict=True)
-        ]
+        sums = zeros((hidden, table), [learns and want for want in ctx.needs_input_grad[1:3]])
         losses = hidden.new_zeros(len(hidden))
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
         room = hidden.new_empty(min(size, len(hidden)), len(table))  # for the logits of one tile at a time

@@ -3,14 +3,14 @@
 With gradients, tiles are computed again in backward (activation checkpointing).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.patch_selection.fast_cosines import FastCosines, pays
-from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.selector import FastCosines, Selector, pays
 from grainline.methods.patch_selection.types import (
     CLASS,
     PATCH,
@@ -89,11 +89,7 @@ def pairs(
         return selector.tile(rows(image_side, row), texts, decide)[:, 0]
 
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
-    parts = list(zip(*(x.split(limit) for x in of), strict=True))
-    if len(parts) == 1:
-        return compute(*parts[0])
-    scores: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
-    return torch.cat(scores)
+    return _in_parts(compute, of, limit, 0)
 
 
 def dense(
@@ -127,11 +123,15 @@ def keep_shares(
 
     size = TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE)
     step = max(1, size // max(1, 8 * image_side.base.numel()))
-    parts = list(zip(text_side.query.split(step, 1), text_side.item.split(step, 1), strict=True))
+    return _in_parts(compute, (text_side.query, text_side.item), step, 1)
+
+
+def _in_parts(compute: Callable[..., Tensor], tensors: tuple[Tensor, ...], size: int, dim: int) -> Tensor:
+    """compute(*tensors), of parts of so many entries along a dimension, which also is that of the result."""
+    parts = list(zip(*(x.split(size, dim) for x in tensors), strict=True))
     if len(parts) == 1:
         return compute(*parts[0])
-    shares: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
-    return torch.cat(shares, 1)
+    return torch.cat([checkpoint(compute, *part, use_reentrant=False) for part in parts], dim)
 
 
 def _pairs(selector: Selector, like: Tensor, words: int, fast: bool = False) -> int:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.methods.patch_selection import fast_cosines, scoring
-from grainline.methods.patch_selection.fast_cosines import FastCosines, pays
-from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection import scoring
+from grainline.methods.patch_selection import selector as selecting
+from grainline.methods.patch_selection.selector import FastCosines, Selector, pays
 from grainline.methods.patch_selection.types import (
     SelectionConfig,
     SelectionExtra,
@@ -99,10 +99,10 @@ def test_many_texts_are_turned_and_few_are_not(monkeypatch: pytest.MonkeyPatch) 
     asked = []
     whole = FastCosines.cosines
     monkeypatch.setattr(FastCosines, "cosines", lambda *x: asked.append(len(x[1])) or whole(*x))
-    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MIN_TEXTS - 1)))
+    scoring.score(selector, images, rows(texts, slice(0, selecting.MIN_TEXTS - 1)))
     assert asked == []
-    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MIN_TEXTS)))
-    assert sum(asked) == fast_cosines.MIN_TEXTS
+    scoring.score(selector, images, rows(texts, slice(0, selecting.MIN_TEXTS)))
+    assert sum(asked) == selecting.MIN_TEXTS
 
 
 def test_texts_of_many_words_are_not_turned() -> None:
@@ -114,7 +114,7 @@ def test_texts_of_many_words_are_not_turned() -> None:
     assert not pays(seen, long)
 
 
-@pytest.mark.parametrize("far", [fast_cosines.MAX_LOGIT_RANGE * 1.1, 500.0])
+@pytest.mark.parametrize("far", [selecting.MAX_LOGIT_RANGE * 1.1, 500.0])
 def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     """The best patch of a slot is dropped by some texts: what remains of the others would be 0 in float32."""
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
@@ -134,9 +134,7 @@ def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
 def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
     seen, told = selector.load_side(images), selection_texts(texts)
-    top = torch.where(
-        torch.arange(PATCHES) == 3, fast_cosines.MAX_LOGIT_RANGE - 1, seen.logits.clamp(-0.5, 0.5)
-    )
+    top = torch.where(torch.arange(PATCHES) == 3, selecting.MAX_LOGIT_RANGE - 1, seen.logits.clamp(-0.5, 0.5))
     seen = seen._replace(logits=top)
     assert pays(seen, told)
     with torch.no_grad():

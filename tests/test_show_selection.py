@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from describing import file
+from description_method import file
 from indexes import photo, saved, tiny_model
 from make import TINY
 from PIL import Image
@@ -17,6 +17,7 @@ from test_viz import EVIL, Page
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.evaluation import show as panels
+from grainline.evaluation.examples import TIMES, end_of_scale
 from grainline.evaluation.show import (
     check_texts,
     matches,
@@ -24,7 +25,6 @@ from grainline.evaluation.show import (
     stays,
     summed,
 )
-from grainline.evaluation.text_attention import TIMES, end_of_scale
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
@@ -105,7 +105,7 @@ def pairs(changes: tuple[str, ...]) -> tuple[SEPS | LAPS, Encoded, Encoded]:
 
 
 @pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
-def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -> None:
+def test_selections_and_matches_are_those_of_a_loop(changes: tuple[str, ...]) -> None:
     method, a, b = pairs(changes)
     with torch.no_grad():
         found = method.select_patches(a, b)
@@ -201,7 +201,7 @@ def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
     assert {tuple(pixel) for pixel in edge} >= {(0, 0, 0), (255, 255, 255)}, "a line around what stays"
 
 
-def test_who_alone_keeps_a_patch_is_told_by_the_direction_of_stripes(tmp_path: Path) -> None:
+def test_the_direction_of_stripes_tells_which_side_alone_selects_a_patch(tmp_path: Path) -> None:
     image = squared(tmp_path)
     plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = two_selections(image, FIRST, SECOND, 40)
@@ -318,7 +318,7 @@ def run(folder: Path, model: Model, *given: object) -> tuple[object, ...]:
     return ("show", place, photo(folder / "a.png", 1), photo(folder / "b.png", 2), *given)
 
 
-def test_the_command_shows_what_is_kept_with_captions_and_descriptions(
+def test_the_command_shows_selected_patches_with_captions_and_descriptions(
     tmp_path: Path, capsys: Capture
 ) -> None:
     model, png, html = tiny_model("seps"), tmp_path / "x.png", tmp_path / "x.html"

@@ -86,11 +86,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         result = with_comparison(result, earlier, compare_to)
     if json:
         write(result, json)
-    on = Evaluation(loaded, source, encodings, result)
+    evaluation = Evaluation(loaded, source, encodings, result)
     if html:
-        write_html(html, suite, on)
+        write_html(html, suite, evaluation)
     if png:
-        suite.draw(png, on)
+        suite.draw(png, evaluation)
     return result
 
 
@@ -119,17 +119,10 @@ def tables(result: Result) -> list[Table]:
 
 def table(result: Result) -> Table:
     """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
-    level = result.settings["level"]
-    size = f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
-    title = f"{result.suite}, protocol {result.protocol}, {size}"
-    out = Table(
-        title=escape(title),
-        caption=escape("\n".join(map(escape_controls, result.notes))) or None,
-        caption_justify="left",
-    )
-    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
-    for column in ("value", f"{100 * level:g} % interval", "chance", "queries", "ties"):
-        out.add_column(column, justify="right", no_wrap=True)
+    interval = f"{100 * result.settings['level']:g} % interval"
+    title = f"{result.suite}, protocol {result.protocol}, {_size(result)}"
+    out = _metric_table(title, ("value", interval, "chance", "queries", "ties"))
+    out.caption = escape("\n".join(map(escape_controls, result.notes))) or None
     for metric in result.metrics:
         out.add_row(
             escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
@@ -150,11 +143,9 @@ def card_table(result: Result) -> Table:
 
 def difference_table(result: Result) -> Table:
     """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
-    entry, level = result.settings["compared_to"], result.settings["level"]
-    out = Table(title=escape(f"{result.suite}, compared to {entry['path']}"))
-    out.add_column("metric", overflow="fold")
-    for column in ("before", "after", "difference", f"{100 * level:g} % interval, paired"):
-        out.add_column(column, justify="right", no_wrap=True)
+    entry, interval = result.settings["compared_to"], f"{100 * result.settings['level']:g} % interval, paired"
+    title = f"{result.suite}, compared to {entry['path']}"
+    out = _metric_table(title, ("before", "after", "difference", interval))
     for fields in entry["differences"]:
         row = Difference(**fields)
         values = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
@@ -162,14 +153,26 @@ def difference_table(result: Result) -> Table:
     return out
 
 
-def write_html(path: str | Path, suite: Suite[Any], on: Evaluation) -> None:
+def _metric_table(title: str, columns: Sequence[str]) -> Table:
+    out = Table(title=escape(title), caption_justify="left")
+    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
+    for column in columns:
+        out.add_column(column, justify="right", no_wrap=True)
+    return out
+
+
+def _size(result: Result) -> str:
+    return f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
+
+
+def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
     """Write the page: its metrics, and single outcomes. Raises UserError if the place cannot be written."""
-    sections = [metrics_section([on.result]), *suite.sections(on)]
+    sections = [metrics_section([evaluation.result]), *suite.sections(evaluation)]
     name = suite.title or suite.name.capitalize()
-    about = f"Measured on {on.result.data['path']} at {on.result.time}."
-    validation = validation_summary(on.result.settings["model"])
-    lead = summary(headline(suite, on.result)) + (hint(validation) if validation else "")
-    write_page(path, render_page(f"{name} of {on.result.settings['model']}", lead, sections, [about]))
+    about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
+    validation = validation_summary(evaluation.result.settings["model"])
+    lead = summary(headline(suite, evaluation.result)) + (hint(validation) if validation else "")
+    write_page(path, render_page(f"{name} of {evaluation.result.settings['model']}", lead, sections, [about]))
 
 
 def headline(suite: Suite[Any], result: Result) -> dict[str, str]:
@@ -197,15 +200,12 @@ def metrics_html(result: Result) -> Markup:
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
     drawings = [
-        Markup()
-        if m.unit != "share" or m.chance is None
-        else whisker(m.value, m.low, m.high, m.chance, (0.0, end))
+        "" if m not in shares or m.chance is None else whisker(m.value, m.low, m.high, m.chance, (0.0, end))
         for m in result.metrics
     ]
-    size = f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
     return render(
         "table.html",
-        caption=f"{result.suite}, protocol {result.protocol}: {size}",
+        caption=f"{result.suite}, protocol {result.protocol}: {_size(result)}",
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
         end=f"0 to {100 * end:.0f} %" if shares else "",

@@ -1,63 +1,179 @@
-"""Descriptions of all images of a source, by a model or from existing texts: `grainline data describe`.
+"""Texts made once for all records of a source: `grainline data describe` and `grainline data phrases`.
 
-The file is that of data/descriptions.py; an interrupted run is completed later.
+The files are those of data/descriptions.py and data/phrases/stored.py; an interrupted run is completed later.
 """
 
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from grainline.data.captions import sentences
+from grainline.data import descriptions
+from grainline.data.batches import START, unchanged
+from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
-from grainline.data.descriptions import FORMAT, LONG_CAPTIONS, read_header
+from grainline.data.descriptions import LONG_CAPTIONS
 from grainline.data.formats.common import LONG_FIELDS, read_captions
 from grainline.data.formats.table import COLUMNS, fields_of, read_rows
-from grainline.data.lines import (
-    Progress,
-    as_line,
-    complete,
-    count_skipped,
-    describe_skipped,
-    require_same,
-    skipped_line,
-)
+from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.open_source import open_source
+from grainline.data.phrases import stored
+from grainline.data.phrases.patterns import Provider
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
-from grainline.errors import UserError, amount
+from grainline.errors import UserError
 
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
 KEYS = ("image_id", "key", *COLUMNS["image"])  # the names of a column of keys, best first
+CHUNK = 64  # records whose phrases a process makes at a time
 
 
-class DescribeResult(NamedTuple):
-    """What is in the file now."""
+class Annotator(ABC):
+    """Abstract: makes one line for each record of a source."""
 
-    images: int
-    words: int
-    at_limit: int  # images whose description reached the limit of tokens
-    skipped: dict[str, int]  # cause -> records without a description
-    resumed: int  # records that an earlier run had done
+    batch: int = 1  # records at a time
+
+    def prepare(self, record: Record) -> Record:
+        """A record as it waits in its batch. Raises CorruptSample."""
+        return record
+
+    @abstractmethod
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterable[dict[str, Any]]:
+        """The lines of records by their numbers, in the order of the records."""
 
 
-class Describer(ABC):
+class _Lines(Dataset[Tensor | UserError]):
+    """The lines of a batch of records by the number of the first, or a UserError.
+
+    They travel as a tensor, in shared memory: after the parent was killed, a loader ends only if nothing that
+    it sent still waits for room in a pipe.
+    """
+
+    def __init__(self, source: Source, annotator: Annotator) -> None:
+        self.source, self.annotator = source, annotator
+
+    def __getitem__(self, first: int) -> Tensor | UserError:
+        lines: dict[int, dict[str, Any]] = {}
+        records: dict[int, Record] = {}
+        try:
+            for index in range(first, min(first + self.annotator.batch, len(self.source))):
+                try:
+                    records[index] = self.annotator.prepare(self.source[index])
+                except CorruptSample as error:
+                    lines[index] = {"record": index, "skipped": error.cause, "where": error.where}
+            lines |= zip(records, self.annotator.lines(self.source, records), strict=True)
+        except UserError as error:
+            return error
+        data = b"".join(as_line(lines[index]) for index in sorted(lines))
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _make(
+    source: Source,
+    annotator: Annotator,
+    out: Path,
+    header: Mapping[str, Any],
+    check: Callable[[Path], None],
+    processes: int,
+    progress: Progress | None,
+) -> tuple[list[dict[str, Any]], dict[str, int], int]:
+    """As `lines.complete`: all lines, how many are skipped records, by cause, and how many existed."""
+
+    def batches(first: int) -> Iterator[bytes]:
+        starts = range(first, len(source), annotator.batch)
+        workers = min(processes, len(starts)) if processes > 1 else 0
+        loader: DataLoader[Any] = DataLoader(
+            _Lines(source, annotator),
+            batch_size=None,
+            sampler=starts,
+            num_workers=workers,
+            multiprocessing_context=START if workers else None,
+            collate_fn=unchanged,
+            generator=torch.Generator(),
+        )
+        for lines in loader:
+            if isinstance(lines, UserError):
+                raise lines
+            yield lines.numpy().tobytes()
+
+    rows, resumed = complete(out, header, check, batches, len(source), progress)
+    return rows, dict(Counter(row["skipped"] for row in rows if "skipped" in row)), resumed
+
+
+# Phrases
+
+
+class _ByProvider(Annotator):
+    """Phrases of all texts."""
+
+    batch = CHUNK
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def prepare(self, record: Record) -> Record:
+        return record._replace(image=b"")
+
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterator[dict[str, Any]]:  # noqa: ARG002
+        for index, record in records.items():
+            texts = {stored.digest(text): self.provider.phrases(text) for text in texts_of(record)}
+            yield {"record": index, "key": record.key, "texts": texts}
+
+
+def make_phrases(
+    source: Source, provider: Provider, out: Path, processes: int, progress: Progress | None = None
+) -> Written:
+    """Write the phrases of all texts of a source, or those that an interrupted run left out.
+
+    Raises UserError where `out`, whole or partial, was made from other data or by another provider.
+    """
+    expected = {"grainline": stored.FORMAT, "provider": provider.name, "source": source.fingerprint()}
+
+    def check(path: Path) -> None:
+        header = stored.read_header(path)
+        provider_differs = f"by {header['provider']}, not {expected['provider']}"
+        require_same(path, header, expected, {"provider": provider_differs, "source": "from other data"})
+
+    rows, skipped, resumed = _make(source, _ByProvider(provider), out, expected, check, processes, progress)
+    texts = [text for row in rows for text in row.get("texts", {}).values()]
+    counts = {"record": len(rows), "text": len(texts), "phrase": sum(map(len, texts))}
+    return Written(counts, skipped, resumed)
+
+
+def texts_of(record: Record) -> list[str]:
+    """The texts that training may split into phrases, cleaned as training cleans them."""
+    texts = (record.whole, *record.captions, *(foil.true for foil in record.foils))
+    return list(dict.fromkeys(map(remove_repetitions, texts)))
+
+
+# Descriptions
+
+
+class Describer(Annotator):
     """Abstract: gives the descriptions of images."""
 
     by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
-    batch: int = 1  # records that are described at a time
 
     @abstractmethod
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         """The fields of each record's line without image_id and file; `text` is blank where there is none."""
 
-    def prepare(self, record: Record) -> Record:
-        """A record as it waits in its batch. Raises CorruptSample."""
-        return record
+    def lines(self, source: Source, records: Mapping[int, Record]) -> Iterator[dict[str, Any]]:
+        described = self.describe([*records.values()]) if records else []
+        for (index, record), fields in zip(records.items(), described, strict=True):
+            if fields["text"].strip():
+                yield {"image_id": record.key, "file": source.path, **fields}
+            else:
+                cause = MISSING_CAPTION if fields["model"] is None else "empty description"
+                yield {"record": index, "skipped": cause, "where": record.key}
 
 
 class VisionLanguageModel(Protocol):
@@ -107,7 +223,7 @@ class ByTexts(Describer):
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
         elif captions:
-            numbers = None if captions[1] is None else [int(number) for number in captions[1].split(",")]
+            numbers = [int(number) for number in captions[1].split(",")] if captions[1] else None
             self._text = lambda record: captions_of(record, numbers)
         else:
             by_key = texts_by_key(texts)
@@ -120,28 +236,26 @@ class ByTexts(Describer):
         return [{"text": self._text(record)} | none | {"hit_limit": False} for record in records]
 
 
-def make(source: Source, describer: Describer, out: Path, progress: Progress | None = None) -> DescribeResult:
+def make_descriptions(
+    source: Source, describer: Describer, out: Path, progress: Progress | None = None
+) -> Written:
     """Write the descriptions of all images of a source, or those that an interrupted run left out.
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
-    expected = {"grainline": FORMAT, "source": source.fingerprint(), "by": dict(describer.by)}
+    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": dict(describer.by)}
 
     def check(path: Path) -> None:
-        header = read_header(path)
+        header = descriptions.read_header(path)
         by = ", ".join(f"{name} {value}" for name, value in header["by"].items())
         require_same(path, header, expected, {"source": "from other data", "by": f"with {by}"})
 
-    def batches(first: int) -> Iterator[bytes]:
-        for start in range(first, len(source), describer.batch):
-            places = range(start, min(start + describer.batch, len(source)))
-            yield b"".join(map(as_line, _lines(source, places, describer)))
-
-    rows, resumed = complete(out, expected, check, batches, len(source), progress)
+    rows, skipped, resumed = _make(source, describer, out, expected, check, 1, progress)
     texts = [row for row in rows if "skipped" not in row]
-    words = sum(len(row["text"].split()) for row in texts)
-    at_limit = sum(row["hit_limit"] for row in texts)
-    return DescribeResult(len(texts), words, at_limit, count_skipped(rows), resumed)
+    counts = {"image": len(texts), "word": sum(len(row["text"].split()) for row in texts)}
+    if truncated := sum(row["hit_limit"] for row in texts):
+        counts["truncated description"] = truncated
+    return Written(counts, skipped, resumed)
 
 
 def seed_of(seed: int, key: str) -> int:
@@ -210,33 +324,3 @@ def _of_source(path: str) -> Iterator[tuple[str, str]]:
             continue
         if record.captions:
             yield record.key, record.whole
-
-
-def _lines(source: Source, places: Sequence[int], describer: Describer) -> Iterator[dict[str, Any]]:
-    """The lines of some records, in their order."""
-    lines: dict[int, dict[str, Any]] = {}
-    records: dict[int, Record] = {}
-    for place in places:
-        try:
-            records[place] = describer.prepare(source[place])
-        except CorruptSample as error:
-            lines[place] = skipped_line(place, error.cause, error.where)
-    described = describer.describe(list(records.values())) if records else []
-    for (place, record), fields in zip(records.items(), described, strict=True):
-        if fields["text"].strip():
-            lines[place] = {"image_id": record.key, "file": source.path, **fields}
-        else:
-            cause = MISSING_CAPTION if fields["model"] is None else "empty description"
-            lines[place] = skipped_line(place, cause, record.key)
-    return (lines[place] for place in places)
-
-
-def describe_result(result: DescribeResult) -> str:
-    """The result in words.
-
-    >>> describe_result(DescribeResult(10, 905, 1, {"missing caption": 2}, resumed=4))
-    '10 images, 90 words each; 1 truncated; 4 records were there before; 2 skipped: 2 missing caption'
-    """
-    parts = [f"{amount(result.images, 'image')}, {result.words // max(1, result.images)} words each"]
-    parts += [f"{result.at_limit} truncated"] if result.at_limit else []
-    return "; ".join(parts + describe_skipped(result.resumed, result.skipped))

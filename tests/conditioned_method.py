@@ -12,9 +12,8 @@ from torch import Tensor
 from grainline.methods import METHODS
 from grainline.methods.base import Method, dot
 from grainline.methods.clip import CLIPConfig
-from grainline.methods.shared import both_ways
+from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import CrossPool
-from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Pair, Term, rows
 
 NAME = "seer"
