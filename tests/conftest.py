@@ -51,6 +51,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Plugins that are loaded for the summary look for who refers to an object, which skips what is frozen."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """No test depends on the tests before it."""
