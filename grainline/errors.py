@@ -44,8 +44,8 @@ def _acts(character: str) -> bool:
 def suggestion(name: str, allowed: Iterable[str]) -> str:
     """The nearest three names for a message about an unknown one; empty if none is near.
 
-    >>> suggestion("clip/scene", ["clip/scenes", "caft/scenes", "tgt/paper"])
-    ' (did you mean clip/scenes or caft/scenes?)'
+    >>> suggestion("clip/scene", ["clip/scenes", "siglip/scenes", "tgt/paper"])
+    ' (did you mean clip/scenes or siglip/scenes?)'
     """
     near = get_close_matches(name, list(allowed), n=3, cutoff=0.7)
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Plugins that are loaded for the summary look for who refers to an object, which skips what is frozen."""
+    """Plugins loaded for the summary look for who refers to an object, which skips what is frozen."""
     gc.unfreeze()
 
 

@@ -13,8 +13,8 @@ from grainline.build import build, start
 from grainline.config import Config, load_class, override, parse, read_yaml
 from grainline.errors import UserError
 from grainline.export.huggingface import FORMS
-from grainline.training.optim import Cosine, StepDecay
 from grainline.recipes import find, names
+from grainline.training.optim import Cosine, StepDecay
 from grainline.training.recipe import Recipe, read_recipe, write_recipe
 
 

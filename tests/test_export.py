@@ -39,7 +39,7 @@ from grainline.fingerprint import fingerprint
 from grainline.loading import load
 from grainline.methods import method_class
 from grainline.methods.text_parts import distinct_rows
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.nn.runtime import static
 from grainline.nn.superpixels import kmeans
 from grainline.types import Texts

@@ -41,7 +41,8 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.model import Model, load
+from grainline.loading import load
+from grainline.model import Model
 from grainline.report.case import Case, CaseImage, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
 from grainline.report.page import MissingImage

@@ -34,7 +34,7 @@ from grainline.index.reader import fingerprint
 from grainline.loading import load
 from grainline.methods import method_class
 from grainline.methods.shared import clamp_scales
-from grainline.model import Model, load
+from grainline.model import Model
 
 Saved = Callable[[str], tuple[Path, Any]]
 TEXTS = [SENTENCE[:9], SENTENCE[15:40], "sleeps", "a sleeps by a red house"]

@@ -17,9 +17,9 @@ from grainline.errors import UserError
 from grainline.evaluation.examples import attention_maps, end_of_scale
 from grainline.evaluation.result import writable
 from grainline.evaluation.suites.phrases import pieces
+from grainline.loading import load
 from grainline.methods.base import HasAttention, require_attention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
-from grainline.loading import load
 from grainline.model import Model, given
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row, cases_html

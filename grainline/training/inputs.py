@@ -23,7 +23,6 @@ from grainline.build import (
     start,
     write_description,
 )
-from grainline.config import flatten
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.table import without_images
 from grainline.data.open_source import open_sources
@@ -33,8 +32,9 @@ from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
 from grainline.files import LOCK, NoLocks, one_writer, reason, temporary_path, writing
+from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.model import Model, find_run, load
+from grainline.model import Model
 from grainline.training.log import LOG_FILE
 from grainline.training.recipe import Recipe, read_recipe, write_recipe
 
@@ -113,9 +113,7 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
     """UserError unless --resume was given and the folder holds a run of this recipe."""
     if not resume:
         raise UserError(f"{out} holds a run already; continue with --resume, or choose another --out")
-    before, now = (
-        flatten(x.model_dump(mode="json")) for x in (read_recipe(str(out / "recipe.yaml"), []), recipe)
-    )
+    before, now = read_recipe(str(out / "recipe.yaml"), []).settings(), recipe.settings()
     names = sorted(before.keys() | now.keys())
     differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]
     if differ:

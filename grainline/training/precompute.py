@@ -28,7 +28,6 @@ from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
 from grainline.loading import find_run, load
 from grainline.methods.base import Method
-from grainline.model import find_run, load
 from grainline.training.recipe import DataConfig, read_recipe
 from grainline.types import Images
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline import recipes
 from grainline.build import Description, method_config
-from grainline.config import Config, deep_merge, override, parse, read_yaml
+from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -155,6 +155,10 @@ class Recipe(Config):
     def description(self) -> Description:
         """The method and its checked config."""
         return Description(self.method, method_config(self.method, self.model, "recipe field model"))
+
+    def settings(self) -> dict[str, Any]:
+        """All fields by dotted name."""
+        return flatten(self.model_dump(mode="json"))
 
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:

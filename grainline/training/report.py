@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grainline.config import flatten
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
 from grainline.errors import UserError
@@ -13,8 +12,9 @@ from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings, load_suite
+from grainline.loading import load
 from grainline.methods.base import Method
-from grainline.model import Model, load
+from grainline.model import Model
 from grainline.report.charts import DASHES, Chart, Series, charts
 from grainline.report.page import (
     Section,
@@ -100,7 +100,7 @@ def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: 
     if validation is not None:
         sections += [metrics_section([validation.result])._replace(title="Last validation")]
         sections += load_suite("retrieval").sections(validation) if not ended else []
-    settings = {k: x for k, x in flatten(recipe.model_dump(mode="json")).items() if x is not None}
+    settings = {k: x for k, x in recipe.settings().items() if x is not None}
     fields = folded("All fields of the recipe", facts(settings, "Recipe"))
     sections += [_data(lines, recipe, images), Section("Settings", fields)]
     lead = summary(_headline(lines, recipe, images, ended)) + notes([f"Stopped: {ended}"] if ended else [])
