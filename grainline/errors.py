@@ -47,7 +47,7 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     >>> suggestion("clip/scene", ["clip/scenes", "siglip/scenes", "tgt/paper"])
     ' (did you mean clip/scenes or siglip/scenes?)'
     """
-    near = get_close_matches(name, list(allowed), n=3, cutoff=0.7)
+    near = get_close_matches(name, set(allowed) - {name}, n=3, cutoff=0.7)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

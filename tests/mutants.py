@@ -67,7 +67,7 @@ def sound(copy: Path, tests: Sequence[str]) -> bool:
     ask = [sys.executable, "-c", "import grainline; print(grainline.__file__)"]
     found = subprocess.run(ask, cwd=copy, env=surroundings(copy), capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(copy)), f"the tests would read {found.stdout.strip()}"
-    code, output = verdict(copy, tests)
+    code, output = verdict(copy, tests, PATIENCE * len(tests))
     if code != PASSED:
         print(f"the tests fail on the unchanged package:\n{output}")
     return code == PASSED
@@ -121,7 +121,7 @@ def copied(original: Path, folder: Path) -> Path:
     return folder / "copy"
 
 
-def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
+def verdict(copy: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
     """Exit code of pytest on these files of the copy, and the end of what it printed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
@@ -132,11 +132,11 @@ def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE,
+            timeout=patience,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return FAILED, f"no end after {PATIENCE} s"
+        return FAILED, f"no end after {patience} s"
     return done.returncode, done.stdout[-2000:]
 
 

@@ -621,7 +621,7 @@ MISTAKES = [
     ("train clip/scenes", "Missing option '--out'"),
     ("evaluate /no/run --data scenes", "no model at /no/run"),
     ("encode /no/run photos --out x", "no model at /no/run"),
-    ("index build nothing --model x --out y", "no folder nothing"),
+    ("index build nothing --model x --out y", "no folder of images at nothing"),
     ("index build . --model /no/run --out y", "no model at /no/run"),
     ("search /no/index text", "no index at /no/index"),
     ("search /no/index text --queries q.txt", "give one query"),

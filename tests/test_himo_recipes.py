@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from grainline.encoders.pretrained import load_pretrained
 from grainline.loading import load
-from grainline.training.recipe import names, read_recipe
+from grainline.recipes import names
+from grainline.training.recipe import read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "global_only": {"component": 0.0},

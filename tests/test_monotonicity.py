@@ -508,7 +508,7 @@ def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path)
         open_source(str(path))
     Image.new("RGB", (8, 8)).save(tmp_path / "test_00000.jpg")
     source = open_source(str(path), images=str(tmp_path))
-    every = {key: image.captions for key, image in zip(source.keys(), source._images, strict=True)}  # type: ignore[attr-defined]
+    every = {entry.record.key: entry.record for entry in source.entries}  # type: ignore[attr-defined]
     assert len(every) == 1000
     of = [said.subtexts for said in every.values()]
     assert Counter(map(len, of)) == {

@@ -301,7 +301,7 @@ def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: 
     assert (cropped.collected["fg-ovd"].counts["outside"], other.settings["square"]) == (1, "crop")
     with pytest.raises(UserError, match="results with regions 4 and 5 cannot be compared"):
         compare(other, result, "before.json")
-    said = complaint(capsys, "evaluate", "x", "--data", "y", "--suite", "fg-ovd", "--set", "resize=crop")
+    said = complaint(capsys, "evaluate", "x", "--data", "scenes", "--suite", "fg-ovd", "--set", "resize=crop")
     assert said.endswith("field 'resize' is 'crop': Input should be 'squash' or 'model'")
 
 

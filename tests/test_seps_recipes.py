@@ -7,7 +7,8 @@ import torch
 
 from grainline.losses.contrastive import keep_ratio
 from grainline.nn.selection import number_of_patches, number_of_slots
-from grainline.training.recipe import names, read_recipe
+from grainline.recipes import names
+from grainline.training.recipe import read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "sparse_only": {"branches": "sparse"},

@@ -312,12 +312,12 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise'; allowed here: pretrained, quick_gelu, architecture, size, resize, patches; "
-            "or name, width",
+            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, size, resize, "
+            "patches; or name, width",
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
-            "unknown field 'text.pretraind'; allowed here: name, width",
+            "unknown field 'text.pretraind' (did you mean pretrained?); allowed here: name, width",
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
@@ -344,7 +344,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ({"image": SCRATCH["image"]}, "field 'text' is missing"),
         (
             {"pretrained": "x", "image": {"patch": 4}},
-            "unknown field 'image.patch'; allowed here: pretrained, quick_gelu",
+            "unknown field 'image.patch' (did you mean patches?); allowed here: pretrained, quick_gelu",
         ),
         ({"pretrained": 3}, "field 'pretrained' is 3: Input should be a valid string"),
     ],

@@ -258,7 +258,9 @@ def _require_index(folder: Path) -> None:
 
 def _require_folder(images: str) -> None:
     if not Path(images).is_dir():
-        raise UserError(f"no folder {images} (from {Path.cwd()}); give the folder of the images")
+        raise UserError(
+            f"no folder of images at {images} (from {Path.cwd()}); name the folder that they lie in"
+        )
 
 
 def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:

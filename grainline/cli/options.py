@@ -75,7 +75,7 @@ def check_sources(paths: Sequence[str] | None) -> None:
     from grainline.data.open_source import takes_images
 
     for path in paths or ():
-        takes_images(path, trust_code=False)
+        takes_images(path)
 
 
 def next_step(*words: object) -> None:
