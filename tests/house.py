@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 40_600,  # of the plan's 35,000 came 3,000 with later features, and 900 with the public functions
-    "files": 210,
+    "lines": 40_900,  # of the plan's 35,000 came 3,000 with later features, and 1,200 with the public functions
+    "files": 211,
     "siblings": 20,
     "small files": 11,
     "names twice in a folder": 0,

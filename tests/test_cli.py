@@ -106,10 +106,6 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
         ),
         ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
         ("train.grad_accum=3", "batch 8 is not a multiple of grad_accum 3"),
-        (
-            "train.optimizer.schedule={kind: cosine, warmup: 99}",
-            "warms up for 99 steps, but the run has only 6",
-        ),
         ("train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]", "rule 'nothing' matches no parameter"),
         ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),

@@ -128,8 +128,8 @@ def train(
     last = run(
         recipe,
         out,
-        data=data or (),
-        validation=validation or (),
+        data=data,
+        validation=validation,
         images=images,
         changes=changes or (),
         resume=resume,

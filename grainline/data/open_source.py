@@ -8,6 +8,7 @@
     a.parquet, a-*.parquet                 rows with the images inside, or a folder of them (extra `data`)
     texts:captions.jsonl.gz                captions without images, for methods that can learn from them
     files of benchmarks                    recognised by their content: grainline/data/benchmarks
+    hf:NAME:SPLIT                          a data set of the Hugging Face hub, or a folder of `save_to_disk`
     my_module:MySource:PATH                a class of your own, called with PATH
 
 KIND:PATH opens a path as another kind, and PATH?skip=0,1 leaves out captions of each record. A source raises
@@ -53,6 +54,8 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "hexagons": "grainline.data.benchmarks.hexagons:Hexagons",
     "svo-probes": "grainline.data.benchmarks.contests:SvoProbes",
     "texts": "grainline.data.formats.table:TextsAlone",
+    "hf": "grainline.data.pairs:HuggingFace",
+    "python": "grainline.data.pairs:Registered",
 }
 
 _BY_SUFFIX = {"tar": "tars", **dict.fromkeys(("jsonl", "ndjson", "jsonlines", "csv", "tsv"), "table")}
@@ -117,6 +120,23 @@ def open_sources(
         for path, takes in zip(paths, by_path, strict=True)
     ]
     return opened[0] if len(opened) == 1 else Joined(opened)
+
+
+def register(data: Any) -> list[str]:
+    """The paths of data: of one path or several as they are; of anything else one that names it in here.
+
+    data  a list of (image, captions), a data set of PyTorch or of Hugging Face, a source (`pairs.source_of`)
+    """
+    if isinstance(data, str | os.PathLike):
+        return [os.fspath(data)]
+    if isinstance(data, list | tuple) and data and all(isinstance(one, str | os.PathLike) for one in data):
+        return [os.fspath(one) for one in data]
+    from grainline.data.pairs import REGISTERED, source_of  # imports torch
+
+    source = source_of(data)
+    key = source.fingerprint()[:16]
+    REGISTERED[key] = source
+    return [f"python:{key}"]
 
 
 def takes_images(path: str, trust_code: bool = True) -> bool:

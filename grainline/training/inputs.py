@@ -4,8 +4,9 @@ recipe.yaml, model.json and tokenizer.json are written before the first step. Du
 log.jsonl grow; best/ and last/ hold the weights to use.
 """
 
+import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from grainline.build import (
 )
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.table import without_images
-from grainline.data.open_source import open_sources
+from grainline.data.open_source import open_sources, register
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -36,7 +37,28 @@ from grainline.loading import find_run, load
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.training.log import LOG_FILE
-from grainline.training.recipe import Recipe, read_recipe, write_recipe
+from grainline.training.recipe import Recipe, field_of, read_recipe, write_recipe
+
+
+def as_changes(
+    changes: Sequence[str] | Mapping[str, Any], settings: Mapping[str, Any], **sources: Any
+) -> list[str]:
+    """The arguments of `grainline.train` as changes of recipe fields.
+
+    changes   of fields by path, or as `--set` takes them
+    settings  by the names of `field_of`
+    sources   data and validation, registered where they are no paths, and images; None leaves out
+    """
+    fields = {
+        {"data": "data.paths"}.get(name, f"data.{name}"): value if name == "images" else register(value)
+        for name, value in sources.items()
+        if value is not None
+    }
+    fields |= {field_of(name): value for name, value in settings.items()}
+    if isinstance(changes, Mapping):
+        fields, changes = {**changes, **fields}, ()
+    return [*changes, *(f"{name}={json.dumps(value)}" for name, value in fields.items())]
+
 
 MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so a resumed run may change them."""

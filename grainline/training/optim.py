@@ -96,14 +96,9 @@ def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> floa
     >>> [rate(StepDecay(milestones=(0.5, 0.75), factor=0.5), step, total=8) for step in (3, 4, 6)]
     [1.0, 0.5, 0.25]
 
-    A warm-up that is longer than the run is a UserError.
+    A warm-up that is longer than the run ends with it.
     """
-    warmup = steps_of(schedule.warmup, total)
-    if warmup > total:
-        raise UserError(
-            f"the schedule warms up for {warmup} steps, but the run has only {total}: "
-            "set warmup to fewer steps, or to a share of the run below 1"
-        )
+    warmup = min(steps_of(schedule.warmup, total), total)
     if step < warmup:
         first = schedule.first if isinstance(schedule, Cosine) else None
         return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup

@@ -17,12 +17,12 @@ from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
 from grainline.distributed import usable_cores
-from grainline.errors import UserError
+from grainline.errors import UserError, suggestion
 from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.training.log import LogConfig
-from grainline.training.optim import OptimizerConfig, rate
+from grainline.training.optim import OptimizerConfig, steps_of
 from grainline.training.parallel import Precision
 from grainline.training.step import LoraConfig
 
@@ -103,10 +103,17 @@ class TrainConfig(Config):
             )
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
-        for schedule in (self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)):
-            if schedule is not None:
-                rate(schedule, 0, self.max_steps)  # UserError for a warm-up longer than the run
         return self
+
+    def remarks(self) -> list[str]:
+        """What is other than the recipe says, in words: warm-ups that are cut."""
+        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
+        warmups = {steps_of(one.warmup, self.max_steps) for one in schedules if one is not None}
+        return [
+            f"the warm-up of {steps} steps is cut to the {self.max_steps} steps of the run"
+            for steps in sorted(warmups)
+            if steps > self.max_steps
+        ]
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
         """UserError unless a batch divides into equal parts and the data have enough images.
@@ -166,6 +173,31 @@ def read_recipe(name: str, changes: list[str]) -> Recipe:
     values = override(_whole(recipes.find(name), ()), changes)
     recipe = parse(Recipe, values, f"recipe {name}")
     return recipe.model_copy(update={"model": recipe.description.config.model_dump(mode="json")})
+
+
+SHORT_NAMES = {
+    "lr": "train.optimizer.lr",
+    "weight_decay": "train.optimizer.weight_decay",
+    "pretrained": "model.pretrained",
+    "init_from": "init_from",
+}
+"""Keywords of `grainline.train` besides the fields of `train` and `data`."""
+
+
+def field_of(name: str) -> str:
+    """The path of a recipe field that is named by a keyword. UserError for an unknown one.
+
+    >>> field_of("max_steps"), field_of("workers"), field_of("lr")
+    ('train.max_steps', 'data.workers', 'train.optimizer.lr')
+    """
+    paths = SHORT_NAMES | {x: f"data.{x}" for x in DataConfig.model_fields if x not in ("paths", "images")}
+    paths |= {x: f"train.{x}" for x in TrainConfig.model_fields}
+    if name not in paths:
+        raise UserError(
+            f"unknown setting {name!r}{suggestion(name, paths)}; allowed are {', '.join(sorted(paths))}, and"
+            " any other field of a recipe in changes={'model.text.context': 128}"
+        )
+    return paths[name]
 
 
 def write_recipe(path: Path, recipe: Recipe) -> None:

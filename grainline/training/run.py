@@ -3,10 +3,10 @@
 It opens the data, makes or reads the tokenizer, builds the method, trains or resumes, and writes report.html.
 """
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from grainline.model import Model
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
 from grainline.training.inputs import (
+    as_changes,
     copy_weights,
     is_run,
     log_stamp,
@@ -43,36 +44,40 @@ def train(
     recipe: Recipe | str | Path,
     out: str | Path,
     *,
-    data: Sequence[str] = (),
-    validation: Sequence[str] = (),
+    data: Any = None,
+    validation: Any = None,
     images: str | None = None,
-    changes: Sequence[str] = (),
+    changes: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     checkpoint: str | None = None,
+    **settings: Any,
 ) -> Path:
     """Train a recipe into the folder `out` and return the folder of the last weights, OUT/last.
 
+        grainline.train("clip/finetune", out="runs/tuned", data=pairs, global_batch_size=64, lr=1e-5)
+
     recipe      a recipe of the package by its name (`clip/scenes`), a YAML file, or a `Recipe`
-    data        sources to train on, in place of the recipe's `data.paths`
-    validation  sources to validate on, in place of the recipe's `data.validation`
+    data        what to train on, in place of the recipe's `data.paths`: a path or several (docs/data.md), a
+                list of (image, captions), a data set of PyTorch or of Hugging Face
+    validation  the same, to validate on, in place of the recipe's `data.validation`
     images      folder of the images, for sources that hold only file names
-    changes     changes of recipe fields, as `--set` takes them: `["train.max_steps=500"]`
+    changes     other fields of the recipe by path: {"model.text.context": 128}, or as `--set` takes them
     resume      continue from the newest checkpoint in `out`, or from step 0 if there is none
     checkpoint  with `resume`: the name of the checkpoint to continue from, such as `step-00000200`
+    settings    fields of the recipe under `train` and `data` by their name (max_steps, global_batch_size,
+                precision, seed, workers, tokenizer, ...), and lr, weight_decay, pretrained, init_from
 
     Under torchrun every process calls it. Raises UserError for a wrong recipe, wrong data or a folder that
     holds something else; the folder then stays as it was. Raises Stopped after SIGINT or SIGTERM, once a
     checkpoint of the last step is saved.
     """
-    settings = [f"data.paths={json.dumps(list(data))}"] if data else []
-    settings += [f"data.validation={json.dumps(list(validation))}"] if validation else []
-    settings += [f"data.images={json.dumps(images)}"] if images else []
-    if isinstance(recipe, Recipe) and (settings or changes):
+    changes = as_changes(changes, settings, data=data, validation=validation, images=images)
+    if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
         raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
     if not isinstance(recipe, Recipe):
-        recipe = read_recipe(str(recipe), [*changes, *settings])
+        recipe = read_recipe(str(recipe), changes)
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     return _run(recipe, Path(out), resume, checkpoint)
@@ -123,7 +128,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Pat
             recipe.data.workers,
             recipe.data.max_corrupt,
             validator,
-            remarks(described),
+            (*remarks(described), *recipe.train.remarks()),
             recipe.data.features is not None,
         )
         before = log_stamp(out)

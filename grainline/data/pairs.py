@@ -1,0 +1,213 @@
+"""Images with captions that are given in Python, and data sets of PyTorch and of Hugging Face.
+
+    [("a.jpg", "A dog."), (image, ["A cat.", "It sits."])]   pairs; images as `Model.encode` takes them
+    a torch.utils.data.Dataset                               of such pairs, or of dicts with the names below
+    a datasets.Dataset                                       columns image, caption, captions, text, long, ...
+    hf:NAME:SPLIT, hf:NAME:SPLIT?config=X                    of the Hugging Face hub (extra `hf`)
+    a folder of datasets.Dataset.save_to_disk                the same, read from the disk
+
+Columns have the names that tables have (`formats.table.COLUMNS`); `?image=COL&caption=COL&long=COL` names
+others. Images are decoded when they are used. `register` gives data a path, which a recipe can hold; a run is
+resumed with the same data.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grainline.data.formats.common import FileSource, digest, read_captions, split_query
+from grainline.data.formats.plain import data_error
+from grainline.data.formats.table import COLUMNS, choose_columns, fields_of
+from grainline.data.image_inputs import open_image
+from grainline.data.record import (
+    MISSING_CAPTION,
+    MISSING_IMAGE,
+    UNREADABLE_FILE,
+    CorruptSample,
+    Record,
+    Source,
+    content_of,
+)
+from grainline.errors import UserError
+
+OPTIONS = ("config", *COLUMNS)
+PROBES = 16  # records of a data set without a fingerprint of its own, whose texts are part of ours
+
+
+class Pairs(FileSource):
+    """Items by number: (image, caption or captions), or dicts with columns."""
+
+    def __init__(self, items: Any, path: str = "pairs", columns: Mapping[str, str] | None = None) -> None:
+        """
+        items    has a length and items by number
+        columns  of dicts, by role: image, caption, long; None: found by name in the first one
+        """
+        self.items, self.path = items, path
+        if not len(items):
+            raise data_error(f"{path} is empty")
+        first = items[0] if columns is None else None
+        if isinstance(first, Mapping):
+            columns = choose_columns(list(first), {}, path)
+        self.columns = columns or {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Record:
+        number = range(len(self))[index]
+        item, where = self.items[number], f"{self.path}: item {number}"
+        if isinstance(item, Mapping):
+            image, fields = item.get(self.columns["image"]), fields_of(item, self.columns)
+        elif isinstance(item, Sequence) and not isinstance(item, str | bytes) and len(item) == 2:
+            image, texts = item
+            fields = {"captions": texts if isinstance(texts, list | tuple) else [texts]}
+        else:
+            raise data_error(
+                f"{where} is of type {type(item).__name__}; give pairs (image, caption), (image, [captions])"
+                " or dicts with image and caption"
+            )
+        captions = read_captions(fields, where)
+        if captions.silent:
+            raise CorruptSample(MISSING_CAPTION, where)
+        record = captions.record(str(number), b"")
+        return record._replace(image=_opened(image, where))
+
+    def keys(self) -> Iterable[str]:
+        return map(str, range(len(self)))
+
+    def fingerprint(self) -> str:
+        own = getattr(self.items, "_fingerprint", None)  # of the datasets library: data and what became of it
+        if isinstance(own, str):
+            return digest(["datasets", own, *sorted(f"{k}={v}" for k, v in self.columns.items())])
+        return digest(self._parts())
+
+    def _parts(self) -> Iterator[str | int]:
+        yield from ("pairs", len(self))
+        if isinstance(self.items, list | tuple):
+            for item in self.items:
+                image, texts = (item[self.columns["image"]], item) if isinstance(item, Mapping) else item
+                yield _identity(image)
+                yield from fields_text(texts)
+        else:
+            yield type(self.items).__name__
+            for number in sorted({*range(min(PROBES, len(self))), *range(len(self))[-PROBES:]}):
+                try:
+                    record = self[number]
+                    yield from (*record.captions, record.long or "")
+                except CorruptSample as error:
+                    yield error.cause
+
+
+class HuggingFace(Pairs):
+    """A split of a data set of the Hugging Face hub, or a folder of `save_to_disk` (extra `hf`)."""
+
+    def __init__(self, path: str) -> None:
+        name, options = split_query(path, OPTIONS)
+        place = Path(name)
+        data = _library("load_from_disk")(str(place)) if place.is_dir() else _from_hub(name, options)
+        if isinstance(data, Mapping):
+            raise data_error(f"{path} holds several splits, {', '.join(data)}: name the folder of one")
+        columns = choose_columns(data.column_names, {k: v for k, v in options.items() if k in COLUMNS}, path)
+        super().__init__(with_bytes(data, columns["image"]), path, columns)
+
+    @staticmethod
+    def recognises_path(path: str) -> bool:
+        return all(Path(path, name).is_file() for name in ("dataset_info.json", "state.json"))
+
+
+REGISTERED: dict[str, Source] = {}
+"""Data that are given in Python, by the rest of their path behind `python:` (`open_source.register`)."""
+
+
+class Registered(FileSource):
+    """`python:KEY`: data that `register` knows in this process. Never made: `open` returns the data."""
+
+    @classmethod
+    def open(cls, path: str, images: str | None = None, size: int | None = None) -> Any:  # noqa: ARG003
+        key = path
+        if key not in REGISTERED:
+            raise data_error(
+                f"python:{key} was given in Python, by another process: call the function with the same data"
+            )
+        return REGISTERED[key]
+
+
+def source_of(data: Any) -> Source:
+    """Data that are given in Python as a source. UserError for what is none."""
+    if isinstance(data, Source):
+        return data
+    if hasattr(data, "column_names") and hasattr(data, "features"):
+        columns = choose_columns(data.column_names, {}, "the data set")
+        return Pairs(with_bytes(data, columns["image"]), "the data set", columns)
+    if isinstance(data, str | bytes | Mapping) or not all(
+        hasattr(data, x) for x in ("__len__", "__getitem__")
+    ):
+        raise data_error(
+            f"data of type {type(data).__name__}; give a path, a list of (image, captions), or a data set"
+            " with a length and items by number"
+        )
+    return Pairs(data)
+
+
+def with_bytes(data: Any, column: str) -> Any:
+    """The data set with images as bytes, which are decoded when they are used."""
+    feature = data.features[column]
+    if type(feature).__name__ != "Image":
+        return data
+    own = data._fingerprint
+    data = data.cast_column(column, type(feature)(decode=False))
+    data._fingerprint = own  # the same data: the library would make a new one
+    return data
+
+
+def fields_text(texts: Any) -> Iterator[str]:
+    """All strings in captions, or in the fields of an item."""
+    if isinstance(texts, str):
+        yield texts
+    elif isinstance(texts, Mapping):
+        for name, value in texts.items():
+            if isinstance(value, str | list | tuple):
+                yield name
+                yield from fields_text(value)
+    elif isinstance(texts, list | tuple):
+        for text in texts:
+            yield from fields_text(text)
+
+
+def _opened(image: Any, where: str) -> Any:
+    if isinstance(image, Mapping):  # of the datasets library, not decoded
+        image = image.get("bytes") or image.get("path")
+    if image is None:
+        raise CorruptSample(MISSING_IMAGE, where)
+    try:
+        return open_image(image)
+    except UserError as error:
+        raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from None
+
+
+def _identity(image: Any) -> str:
+    """What names an image in a fingerprint: its path, or a digest of its content."""
+    if isinstance(image, str | Path):
+        return str(image)
+    return digest([content_of(open_image(image)).hex()])
+
+
+def _from_hub(name: str, options: Mapping[str, str]) -> Any:
+    name, _, split = name.partition(":")
+    load: Callable[..., Any] = _library("load_dataset")
+    try:
+        return load(name, options.get("config"), split=split or "train")
+    except Exception as error:  # the library passes on those of whatever it speaks HTTP with
+        why = next(iter(str(error).strip().splitlines()), repr(error)).rstrip(".")
+        raise data_error(
+            f"hf:{name}: the Hugging Face hub gave no data set ({why}); give NAME:SPLIT, or a folder of"
+            " save_to_disk"
+        ) from None
+
+
+def _library(name: str) -> Callable[..., Any]:
+    try:
+        import datasets
+    except ImportError:
+        raise data_error("data sets of Hugging Face need a package: pip install 'grainline[hf]'") from None
+    return getattr(datasets, name)
