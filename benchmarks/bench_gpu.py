@@ -29,6 +29,7 @@ from benchmarks.harness import report
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.nn.grouping import farthest_points
+from grainline.nn.pooling import KeyValue
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective
 from grainline.types import Clock, Encoded, Images, Texts, to
@@ -133,8 +134,8 @@ def scores(number: int, repeats: int) -> None:
         texts = torch.randn(10 * number, 1, bench_pooled.WIDTH)
     for dtype in (torch.float32, torch.bfloat16):
         key, value, mask = pool.keys(segments)
-        held = key.to(dtype), value.to(dtype), mask
-        found = cost(partial(pooled_scores, pool, held, texts), repeats)
+        keys = KeyValue(key.to(dtype), value.to(dtype), mask)
+        found = cost(partial(pooled_scores, pool, keys, texts), repeats)
         rate = number * len(texts) / found.ms * 1e3
         gate = 5e8 if dtype == torch.bfloat16 else None
         report(f"G4 scores in {str(dtype)[6:]}", rate, "pairs/s", at_least=gate, mib=found.mib)
@@ -142,15 +143,15 @@ def scores(number: int, repeats: int) -> None:
 
 @torch.no_grad()
 def again(repeats: int) -> None:
-    """G11: queries of four parts, each with its own 100 candidates whose keys and values are held."""
+    """G11: queries of four parts, each with its own 100 candidates whose keys and values are computed before."""
     with GPU:
         pool = bench_pooled.Batch(1, 8).pool
         segments = torch.randn(bench_pooled.CANDIDATES, bench_pooled.SLOTS, bench_pooled.WIDTH)
     key, value, mask = pool.keys(segments)
-    held = key.bfloat16(), value.bfloat16(), mask
+    keys = KeyValue(key.bfloat16(), value.bfloat16(), mask)
     for queries in (1, 64):
         texts = torch.randn(queries, bench_pooled.PARTS, bench_pooled.WIDTH, device=GPU)
-        found = cost(partial(pooled_scores, pool, held, texts), repeats)
+        found = cost(partial(pooled_scores, pool, keys, texts), repeats)
         rate = queries / found.ms * 1e3
         report(f"G11 re-ranking, {queries} queries on the same candidates", rate, "queries/s")
 
@@ -182,7 +183,7 @@ def steps(number: int, repeats: int) -> None:
     """Whole steps of CAFT in bfloat16, and their encoders alone, of as many images as fit."""
     images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
     for negatives, heads, most in bench_caft.WAYS:
-        method = bench_caft.step("B", f"negatives={negatives}", f"heads={heads}").cuda()
+        method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").cuda()
         name = f"CAFT B, {number} images, {negatives}, {heads} heads"
         try:
             both = cost(partial(_encoders, method, images, texts), repeats)

@@ -30,7 +30,7 @@ from benchmarks.study import (
 from grainline.data.open_source import open_source
 from grainline.loading import load
 from grainline.losses.hide import principal_part
-from grainline.training.recipe import find_recipe
+from grainline.recipes import find
 
 SCENES = 8000  # images to train on
 PAIRS = {"openstax": 300 * 128, "scenes": 240 * 128}  # seen by every run
@@ -99,7 +99,7 @@ def run(folder: Folder, setting: Setting, seed: int) -> None:
 
 def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
-    values = yaml.safe_load(find_recipe(RECIPES[setting.data]).read_text(encoding="utf-8"))
+    values = yaml.safe_load(find(RECIPES[setting.data]).read_text(encoding="utf-8"))
     values["method"] = setting.method
     values["model"] |= setting.model
     if setting.method == "clip":
