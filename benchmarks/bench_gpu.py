@@ -143,7 +143,7 @@ def scores(number: int, repeats: int) -> None:
 
 @torch.no_grad()
 def again(repeats: int) -> None:
-    """G11: queries of four parts, each with its own 100 candidates whose keys and values are computed before."""
+    """G11: queries of four parts, each with its own 100 candidates keys and values computed before."""
     with GPU:
         pool = bench_pooled.Batch(1, 8).pool
         segments = torch.randn(bench_pooled.CANDIDATES, bench_pooled.SLOTS, bench_pooled.WIDTH)
