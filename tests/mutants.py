@@ -2,23 +2,28 @@
 
     make mutants                             everything: minutes on two cores
     python tests/mutants.py --only sampler   the faults whose file, tests or explanation hold the word
+    python tests/mutants.py --part 2/3       the second third of them
     python tests/mutants.py --dry            plants none: each text stands once in its file, tests exist
 
 First the named tests run on an unchanged copy. A fault counts as caught when a test fails; a copy that cannot
 be imported, or a text to replace that is no longer there exactly once, is a mistake in faults.py and is
-reported as such. The working tree is never touched. Exit code 1 if a fault survives or is mistaken.
+reported as such. The working tree is never touched. Tests run in processes that are forked from one which has
+imported torch and other libraries, but nothing of grainline. Exit code 1 if a fault survives or is mistaken.
 """
 
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from faults import FAULTS, Fault
@@ -28,16 +33,32 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "venv", "out", "runs", "dist", "build", ".hypothesis", ".*_cache", "__pycache__"
 )
 PATIENCE = 600  # seconds; a fault that makes the tests hang is caught as well
+OWN = {ROOT, ROOT / "tests"}
+LIBRARIES = [
+    "torch",
+    "torch.utils.data",
+    "torch.distributed",
+    "numpy",
+    "scipy.stats",
+    "pydantic",
+    "PIL.Image",
+]
+LIBRARIES += ["rich.console", "rich.table", "typer", "jinja2", "yaml", "pytest"]
+FORKED = get_context("forkserver")
+FORKED.set_forkserver_preload(LIBRARIES)
 PASSED, FAILED = 0, 1  # of pytest; its other exit codes say that no test ran to its end
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plant faults; the tests must catch each.")
     parser.add_argument("--only", default="", help="a word in the file, tests or explanation of the faults")
+    parser.add_argument("--part", default="1/1", help="which part of how many, such as 2/3")
     parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
     parser.add_argument("--dry", action="store_true", help="only check the texts and tests of the faults")
     args = parser.parse_args()
     faults = [x for x in FAULTS if any(args.only in text for text in (x.file, x.tests, x.breaks))]
+    part, parts = map(int, args.part.split("/"))
+    faults = faults[part - 1 :: parts]
     if not faults:
         print(f"no fault has {args.only!r} in its file, tests or explanation")
         return 1
@@ -51,10 +72,10 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         original = copied(ROOT, Path(folder))
-        if not sound(original, tests):
-            return 1
-        print(f"the tests pass unchanged, {time.monotonic() - started:.0f} s", flush=True)
         with ThreadPoolExecutor(args.jobs) as pool:
+            if not sound(original, tests, pool):
+                return 1
+            print(f"the tests pass unchanged, {time.monotonic() - started:.0f} s", flush=True)
             tried = [fault for fault in faults if fault not in complaints]
             outcomes = list(pool.map(lambda fault: reported(fault, original), tried))
     caught = outcomes.count("caught")
@@ -62,15 +83,16 @@ def main() -> int:
     return 0 if caught == len(faults) else 1
 
 
-def sound(copy: Path, tests: Sequence[str]) -> bool:
+def sound(copy: Path, tests: Sequence[str], pool: Executor) -> bool:
     """Whether the tests pass on an unchanged copy, and read that copy."""
     ask = [sys.executable, "-c", "import grainline; print(grainline.__file__)"]
     found = subprocess.run(ask, cwd=copy, env=surroundings(copy), capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(copy)), f"the tests would read {found.stdout.strip()}"
-    code, output = verdict(copy, tests, PATIENCE * len(tests))
-    if code != PASSED:
-        print(f"the tests fail on the unchanged package:\n{output}")
-    return code == PASSED
+    verdicts = dict(zip(tests, pool.map(lambda test: verdict(copy, [test]), tests), strict=True))
+    for test, (code, output) in verdicts.items():
+        if code != PASSED:
+            print(f"{test} fails on the unchanged package:\n{output}")
+    return all(code == PASSED for code, _ in verdicts.values())
 
 
 def reported(fault: Fault, original: Path) -> str:
@@ -121,23 +143,33 @@ def copied(original: Path, folder: Path) -> Path:
     return folder / "copy"
 
 
-def verdict(copy: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
+def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Exit code of pytest on these files of the copy, and the end of what it printed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=copy,
-            env=surroundings(copy),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=patience,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return FAILED, f"no end after {patience} s"
-    return done.returncode, done.stdout[-2000:]
+    output = copy / f"output-{threading.get_ident()}.txt"
+    process = FORKED.Process(target=run_tests, args=(copy, list(tests), output, surroundings(copy)))
+    process.start()
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        return FAILED, f"no end after {PATIENCE} s"
+    return process.exitcode, output.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def run_tests(copy: Path, tests: list[str], output: Path, environment: dict[str, str]) -> None:
+    """In a forked process: pytest on the copy, with its output in a file, and its exit code."""
+    os.setpgid(0, 0)
+    place = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(place, 1)
+    os.dup2(place, 2)
+    os.chdir(copy)
+    os.environ.update(environment)
+    sys.argv = ["pytest"]
+    sys.path[:] = [str(copy), *(path for path in sys.path if Path(path or ".").resolve() not in OWN)]
+    sys.dont_write_bytecode = True
+    import pytest
+
+    sys.exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
 
 
 def surroundings(copy: Path) -> dict[str, str]:
