@@ -528,7 +528,7 @@ INDEX = [
           ", *manifest.excluded})", "})"),
     Fault("index/qdrant.py", "tests/test_index_cli.py", "host:port is a folder for Qdrant",
           'url = f"http://{where}" if', 'url = f"./{where}" if'),
-    Fault("files.py", "tests/test_index.py", "two processes write at once",
+    Fault("system.py", "tests/test_index.py", "two processes write at once",
           "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     Fault("index/writer.py", "tests/test_index_kills.py", "segments are cleared away before the manifest",
           "        self.put(manifest._replace(segments=tuple(parts)))",
