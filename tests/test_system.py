@@ -17,7 +17,7 @@ from grainline.files import NoLocks, one_writer, write_text
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """No fcntl, resource or pread; a stand-in for msvcrt. Call it with the error of the next locks, 0 for none."""
+    """No fcntl, resource, pread; a stand-in for msvcrt. Called with the error of the next locks, or 0."""
     answer = SimpleNamespace(error=0)
 
     def locking(descriptor: int, mode: int, number: int) -> None:
