@@ -1,5 +1,5 @@
 """Captions that are not English: sentences of eight languages; phrases by rule find nothing in them."""
-# ruff: noqa: RUF001 (typographic marks are what is tested)
+# ruff: noqa: E501, RUF001 (whole texts on a line; typographic marks are what is tested)
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from grainline.data.captions import clean, split_sentences
 from grainline.data.check import check
 from grainline.data.open_source import open_source
 from grainline.data.phrases.providers import Rules
+from grainline.data.tokenizers.tokenizer import Tokenizer
 
 TEXTS = {  # the sentences of a text, with | between them
     "german": "Der Turm steht seit dem 3. Oktober dort, d. h. seit Jahren.| Er ist ca. 30 m hoch, z. B. neben dem Haus."
@@ -40,6 +41,14 @@ def test_sentences_end_where_those_of_the_language_do(language: str) -> None:
 @pytest.mark.parametrize("language", TEXTS)
 def test_rules_for_english_phrases_find_none(language: str) -> None:
     assert Rules().phrases(TEXTS[language].replace("|", "")) == []
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_tokens_of_bytes_lose_nothing(language: str) -> None:
+    tokenizer = Tokenizer.train(["a dog on the sand"], 560)
+    text = clean(TEXTS[language].replace("|", "")).lower()
+    decoded = tokenizer.decode(tokenizer.token_ids([text])[0])
+    assert "".join(decoded.split()) == "".join(text.split())
 
 
 def test_names_from_other_languages_do_not_make_a_text_foreign() -> None:
