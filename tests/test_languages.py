@@ -14,7 +14,7 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.tokenizers.tokenizer import Tokenizer
 
 TEXTS = {  # the sentences of a text, with | between them
-    "german": "Der Turm steht seit dem 3. Oktober dort, d. h. seit Jahren.| Er ist ca. 30 m hoch, z. B. neben dem Haus."
+    "german": "Der Turm steht seit 3. Oktober dort, d. h. seit Jahren.| Er ist ca. 30 m hoch, z. B. neben dem Haus."
     "| Im 19. Jahrhundert baute Hr. Müller es in der Goethestr. 12 bzw. daneben, vgl. Abb. 3.| Er ruft »Halt!« und geht."
     "| Rechts ist ein Baum usw. zu sehen.",
     "french": "M. Dupont et Mme. Martin regardent le chat !| Que fait-il ?| « Viens ici ! » dit l'homme."
