@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check fix mutants benchmarks clean
+.PHONY: demo test oldest check fix mutants benchmarks clean
 
 demo: $(READY)
 	$(BIN)/grainline demo --out out/demo
@@ -12,6 +12,10 @@ demo: $(READY)
 # A file of tests goes to one process as a whole, so that what its tests share is made once.
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# Some tests with the oldest torch, in an environment of its own.
+oldest:
+	bash .ci/oldest
 
 check: $(READY)
 	$(BIN)/ruff format --check .

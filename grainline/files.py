@@ -5,7 +5,6 @@ reads pickles and imports nothing.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +12,6 @@ import pickle
 import re
 import shutil
 import socket
-import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.errors import UserError
+from grainline.system import WRITE, lock, read_at, sync
 
 STATE = "state.json"
 PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
@@ -189,7 +188,7 @@ def move_into_place(target: Path) -> None:
     if target.is_dir():
         os.rename(target, old)
     try:
-        os.rename(temporary_path(target), target)
+        os.replace(temporary_path(target), target)
     except OSError:
         if old.exists():
             os.rename(old, target)
@@ -242,15 +241,6 @@ def link(file: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(file, target)
         sync(target)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def reason(error: Exception) -> str:
@@ -331,20 +321,20 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     file system cannot lock. Children of this process do not keep the lock alive.
     """
     with writing(folder, "choose another folder"):
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(folder / LOCK, WRITE, 0o644)
     _open.add(file)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            number, _, host = os.pread(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
-            holder = f"process {number} on {host}" if host else "another process"
-            raise UserError(f"{what} is being written by {holder}; {hint}") from None
+            alone = lock(file)
         except OSError as error:
             raise NoLocks(f"{what} cannot be locked: {reason(error)}; use another disk") from None
+        if not alone:
+            number, _, host = read_at(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+            holder = f"process {number} on {host}" if host else "another process"
+            raise UserError(f"{what} is being written by {holder}; {hint}")
         with writing(folder, "choose another folder"):
             os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
+            os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())
         yield
     finally:
         _open.discard(file)
@@ -361,5 +351,5 @@ def _close_in_child() -> None:
     _open.clear()
 
 
-if sys.platform != "win32":
+if hasattr(os, "register_at_fork"):  # where a process can fork
     os.register_at_fork(after_in_child=_close_in_child)

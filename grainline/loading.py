@@ -89,10 +89,8 @@ def _load(
 
 
 def default_device() -> str:
-    """CUDA where there is one, else the GPU of a Mac, else the CPU."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    """CUDA where there is one, else the CPU. `mps` has no float64, which heat and regions need: by request."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: str | None) -> Model:

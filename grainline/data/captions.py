@@ -9,6 +9,9 @@ Where captions are ambiguous:
     alone does not make a word of three letters or more an abbreviation;
   - a break in the line is a blank, unless the next line is empty or starts with a list marker;
   - a mark of a list ("1.", "B.") stays with its item; colons and semicolons never end a sentence.
+
+The rules are English. They also know the full stops of Chinese, Japanese, Arabic, Urdu and Hindi, and the
+usual abbreviations of German, French and Spanish that are no English words.
 """
 # ruff: noqa: RUF001 (typographic quotation marks, dashes and full-width marks are what this file is about)
 
@@ -48,6 +51,21 @@ def clean(text: str) -> str:
     if _PLAIN(text) is None:
         text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split())
+
+
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def in_other_script(text: str) -> bool:
+    """Whether most letters are of other alphabets than the Latin one.
+
+    >>> in_other_script("两只狗 (2 dogs)"), in_other_script("Ein Hund läuft. Это")
+    (False, False)
+    >>> in_other_script("Это собака"), in_other_script("两只狗")
+    (True, True)
+    """
+    letters = [] if text.isascii() else _LETTER.findall(text)
+    return sum(letter > "\u024f" for letter in letters) * 2 > len(letters)
 
 
 LONG = 100  # characters; repeated pieces of a shorter text stay
@@ -117,13 +135,14 @@ def joined(pieces: Sequence[str], mode: Mode) -> str:
 
 _CLOSERS = "\"'”’»›)]}*"
 _CANDIDATE = re.compile(
-    r"""(?=[\n.!?…。！？"“(\[hw])(?:  # nothing else begins a candidate: looked at first, for speed
+    r"""(?=[\n.!?…。！？؟۔।॥"“(\[hw])(?:  # nothing else begins a candidate: looked at first, for speed
       (?P<paragraph> \n [^\S\n]*+ \n )
     | (?P<item> \n \s*+ (?= (?: [-*•‣–] | \(?\d{1,3}[.)] | \(?[a-zA-Z][.)] ) \s ) )
     | (?P<address> (?: https?:// | www\. ) \S* [\w/] )
     | (?P<enclosed> (?<!\w)"(?=\S) [^"\n]{0,300} (?<=\S)"(?!\w) | “ [^”\n]{0,300} ”
                   | \( [^()\n]{0,300} (?<![.!?][ ]\w)\) | \[ [^\[\]\n]{0,300} \] )
-    | (?P<stop> [.!?…]++ (?: [ ]++ [.!?…]++ )*+ ["'”’»›)\]}*]*+ (?![a-z0-9_/]) | [。！？]++ ["'”’)」』]*+ )
+    | (?P<stop> [.!?…]++ (?: [ ]++ [.!?…]++ )*+ ["'”’»›)\]}*]*+ (?![a-z0-9_/]) 
+      | [。！？؟۔।॥] [。！？؟۔।॥!?]*+ ["'”’»)」』]*+ )
     )""",
     re.VERBOSE,
 )
@@ -170,6 +189,18 @@ _SHORTENED = _words(  # abbreviations if they start with a capital; in small let
     Miss Neb Okla Ore Penn Tenn Tex Wash Wis Wyo Mon Tue Tues Wed Thu Thur Thurs Fri"""
 )
 _ABBREVIATIONS = _TITLES | _NUMBERED | _INNER | _EITHER | _FREE
+
+
+# Abbreviations of German, French and Spanish after which a sentence goes on; none is an English word.
+_FOREIGN = _words(
+    """abb bspw bzgl bzw evtl exkl ggf inkl jh jhdt mrd sog vgl zzgl mme mlle mmes mlles env sra sres srta dra
+    dña ud uds pág págs núm aprox avda gral"""
+)
+_ORDINALS = _words(  # German words behind the number of a day, a century, a floor
+    "Januar Februar März Mai Juni Juli Oktober Dezember Jahrhundert Jahrhunderts Jh Stock Stockwerk Etage"
+)
+_BEFORE_ORDINALS = _words("vom zum beim dem der im")
+_WIDE = re.compile(r"[\u300a-\u300f\u3040-\u30ff\u3400-\u9fff]")  # Japanese and Chinese have no blanks
 
 
 class _Stop(NamedTuple):
@@ -219,8 +250,8 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     marks = run.group().rstrip(_CLOSERS + "」』")
     closers = run.group()[len(marks) :]
     first = text[after]
-    if marks[-1] in "。！？":
-        return True
+    if marks[0] in "。！？؟۔।॥":
+        return not (closers and first == "と")  # the Japanese "says": 「待て。」と言う
     if first in ",;:)]}”»" or (first in "-–—" and marks == "."):
         return False
     if after == match.end():
@@ -233,6 +264,10 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
 def _ends_without_blank(text: str, start: int, dot: int, after: int, marks: str) -> bool:
     """blue.It: the blank is missing, if a word of small letters with a capital follows."""
     second = text[after + 1 : after + 2]
+    if text[after] in "¿¡":
+        return True
+    if _WIDE.match(text, after) and after == dot + len(marks):  # no quotation before "he says"
+        return marks[-1] in "!?" or (marks == "." and _WIDE.match(text, dot - 1) is not None)
     if not text[after].isupper() or second.isupper() or second.isdigit() or second == ".":
         return False
     if marks != ".":
@@ -271,12 +306,25 @@ def _ends_at_period(stop: _Stop) -> bool:
         return not (stop.closers and stop.first.islower())
     if stop.opens and not stop.closers and _MARKER.fullmatch(word):
         return False
+    if _foreign(stop):
+        return False
     if stop.first.islower():
         return not stop.closers and _ordinary(stop)
     if stop.first.isdigit():
         known = word.lower() in _ABBREVIATIONS or (word in _COARSE and stop.before[-1:].isdigit())
         return not known and (len(word) > 1 or _letter_ends(stop))
     return _ends_before_capital(stop)
+
+
+def _foreign(stop: _Stop) -> bool:
+    """A period inside a German, French or Spanish sentence: Hr. Müller, am 3. Oktober, p. ex., EE. UU."""
+    word, small = stop.word, stop.word.lower()
+    if word.isdigit():
+        return len(word) < 3 and (stop.after in _ORDINALS or stop.before in _BEFORE_ORDINALS)
+    pair = (stop.before, small) == ("p.", "ex") or (word, stop.after) == ("EE", "UU")
+    street = len(word) > 5 and word.endswith("str") and stop.first.isdigit()
+    shortened = small in _FOREIGN and word[1:].islower()
+    return shortened or pair or street or word in ("Hr", "Fr") or (small == "usw" and stop.first.islower())
 
 
 def _ordinary(stop: _Stop) -> bool:

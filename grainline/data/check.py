@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from scipy.fft import dctn
 
+from grainline.data.captions import in_other_script
 from grainline.data.decode import decode, image_size
 from grainline.data.formats.joined import remarks
 from grainline.data.record import CorruptSample, Record, Source, content_of, misplaced
@@ -163,6 +164,7 @@ class _Tally:
         self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
         self.images_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its images
         self.longest: list[tuple[str, int]] = []
+        self.foreign = 0  # captions in other scripts
         self.misplaced: list[str] = []  # the first misplaced region of each image that has one
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
@@ -180,6 +182,7 @@ class _Tally:
             self.hashes.append(image_bits)
         self.images[digest].append(record.key)
         self.numbers["captions"].append(len(record.captions))
+        self.foreign += sum(map(in_other_script, record.captions))
         self.longs += bool(record.longs)
         self.regions += bool(record.regions)
         self.numbers["subtexts"] += [len(record.subtexts)] if record.subtexts else []
@@ -210,6 +213,7 @@ def check(
         if progress is not None:
             progress(done + 1, number)
     keys = [same[0] for same in tally.images.values()]
+    other = f"{amount(tally.foreign, 'caption')} in other scripts than Latin: phrases by rules are English"
     outside = f"regions without a place, in {amount(len(tally.misplaced), 'image')}: {some(tally.misplaced)}"
     report = CheckReport(
         path=source.path,
@@ -229,7 +233,11 @@ def check(
         near_copies=tuple((keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)),
         same_caption=sum(len(images) > 1 for images in tally.images_of.values()),
         longest=tuple(tally.longest),
-        remarks=(*remarks(source), *([outside] if tally.misplaced else [])),
+        remarks=(
+            *remarks(source),
+            *([outside] if tally.misplaced else []),
+            *([other] if tally.foreign else []),
+        ),
         suggestions=(),
     )
     return report._replace(suggestions=tuple(suggestions(report)))

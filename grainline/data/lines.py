@@ -1,6 +1,5 @@
 """Files of JSON Lines that an interrupted run completes later; the first line says what they come from."""
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from grainline.errors import UserError, amount
 from grainline.files import sync, writing
+from grainline.system import lock
 
 Progress = Callable[[int, int], None]
 """Called with the number of records done, and of records to do."""
@@ -87,12 +87,8 @@ def resuming(
     another process writes the file. `header` and `check` as in `complete`.
     """
     with partial.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process is writing {partial}; wait for it, or choose another --out"
-            ) from None
+        if not lock(file.fileno()):
+            raise UserError(f"another process is writing {partial}; wait for it, or choose another --out")
         number = size = 0
         with partial.open("rb+") as whole:
             for line in whole:

@@ -201,8 +201,8 @@ class _Wandb:
         import wandb  # the extra `wandb`
 
         place = out / "wandb.id"
-        name = place.read_text() if step and place.exists() else uuid.uuid4().hex[:8]
-        place.write_text(name)
+        name = place.read_text(encoding="utf-8") if step and place.exists() else uuid.uuid4().hex[:8]
+        place.write_text(name, encoding="utf-8")
         try:
             self.run = wandb.init(project=cfg.wandb, name=out.name, id=name, resume="allow", dir=out)
         except wandb.Error as error:

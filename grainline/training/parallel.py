@@ -136,7 +136,7 @@ def process_group() -> Iterator[torch.device]:
     """The device of this process, and for the length of the block the process group of torchrun.
 
     torchrun sets RANK, WORLD_SIZE and LOCAL_RANK; without them this is the only process. Collectives use
-    nccl on GPUs and gloo on CPUs.
+    nccl on GPUs and gloo on CPUs. A Mac trains on its CPU: losses are summed in float64, which mps lacks.
     """
     device = torch.device("cpu")
     keep_freed_memory()
@@ -146,7 +146,8 @@ def process_group() -> Iterator[torch.device]:
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if many:
         # Both with GPUs, because collectives of CPU tensors, such as a signal, need not wait for a GPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        nccl = device.type == "cuda" and dist.is_nccl_available()  # which Windows has not
+        dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
     try:
         yield device
     finally:

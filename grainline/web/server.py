@@ -11,7 +11,6 @@ ask for /api/health; any other request gets 503. Of connections without a place 
 import asyncio
 import math
 import os
-import resource
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from grainline.errors import UserError
+from grainline.system import openable
 from grainline.web.app import Server
 from grainline.web.engine import Engine
 from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, counted, error_response, is_listed, local
@@ -246,17 +246,6 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
         if server.batcher.worker.is_alive():  # its batch takes longer than anybody waits
             sys.stderr.flush()
             os._exit(0)
-
-
-def openable(files: int) -> int:
-    """Raise the limit of open files, if possible to `files`. Returns the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < files:  # RLIM_INFINITY is -1, so min() would take it
-        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return files if soft == resource.RLIM_INFINITY else soft
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -3,7 +3,7 @@
 `members` reads POSIX ustar, GNU and pax headers, concatenated archives, and reports a truncated archive.
 `Shard` groups the members into samples: all with the same name up to the first dot of the last component of
 their paths. `load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache), one file
-per tar, valid while the tar's size and modification time stay the same. Needs a POSIX system (os.pread).
+per tar, valid while the tar's size and modification time stay the same.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.plain import data_error, regular
+from grainline.system import read_at
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
 # its global header that names are percent-quoted as in URLs, so that any key can be restored.
@@ -89,10 +90,10 @@ def members(path: str) -> Members:
     regular(path)
     with open(path, "rb", buffering=0) as file:
         handle, end = file.fileno(), os.fstat(file.fileno()).st_size
-        _refuse_packed(path, os.pread(handle, 6, 0))
+        _refuse_packed(path, read_at(handle, 6, 0))
         position, extra, common = 0, {}, dict[str, str]()
         while position < end:
-            block = os.pread(handle, _BLOCK, position)
+            block = read_at(handle, _BLOCK, position)
             if block == bytes(_BLOCK):  # two zero blocks end an archive; another one may follow
                 flaw, position = "", position + _BLOCK
                 continue
@@ -169,7 +170,7 @@ def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | No
     """The attributes that an extension header gives the next member; None if its data are incomplete."""
     if header.kind not in (b"x", b"g", b"L", b"K"):
         return {}
-    data = os.pread(handle, min(header.size, _LONGEST + 1), offset)
+    data = read_at(handle, min(header.size, _LONGEST + 1), offset)
     if len(data) != header.size:
         return None
     if header.kind == b"L":

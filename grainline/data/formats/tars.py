@@ -26,6 +26,7 @@ from grainline.data.record import (
     Record,
 )
 from grainline.errors import amount
+from grainline.system import READ, read_at
 
 
 class Tars(Parts):
@@ -112,9 +113,9 @@ class _Handle:
         os.close(self.number)
 
 
-@lru_cache(maxsize=64)  # per process, safe in threads; pread leaves no position that a fork could share
+@lru_cache(maxsize=64)  # per process, safe in threads: read_at leaves no position that a fork could share
 def _open(path: str, size: int, mtime_ns: int) -> _Handle:
-    handle = _Handle(os.open(path, os.O_RDONLY))
+    handle = _Handle(os.open(path, READ))
     state = os.fstat(handle.number)
     if (state.st_size, state.st_mtime_ns) != (size, mtime_ns):
         raise OSError("it was changed after its index was read")
@@ -127,7 +128,7 @@ def _read(shard: Shard, offset: int, size: int, where: str) -> bytes:
         raise CorruptSample(TRUNCATED_TAR, where)
     try:
         handle = _open(shard.path, shard.size, shard.mtime_ns)
-        data = os.pread(handle.number, size, offset)
+        data = read_at(handle.number, size, offset)
     except OSError as error:
         raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
     if len(data) < size:

@@ -146,3 +146,9 @@ STOP = _words(
     whom whose why will with within without would yet you your yours yourself yourselves n't 'd 'll 'm 're 's
     've"""
 )
+
+# German, French and Spanish; a text with more of these than of STOP is not English.
+FOREIGN = _words(
+    """der das und ein eine einen einem einer ist sind auf mit von dem den im zu le les la une est sont dans
+    sur avec et du des au aux il elle qui el los las un una está en con y del de que por"""
+)

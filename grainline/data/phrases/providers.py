@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from grainline.data.captions import sentences
+from grainline.data.captions import in_other_script, sentences
 from grainline.data.phrases import lexicon
 from grainline.data.phrases.context import Sentence, Word
 from grainline.data.phrases.patterns import Phrase, Provider, Tagged, Token, extract
@@ -39,8 +39,23 @@ _OPENED = rf"[DP]+(?:Q(?:[NRAM]+Q(?=[AMNR]))?)?{_MANY}"  # the, the "EXIT" (sign
 CHUNK = re.compile(rf"(?:{_OPENED}|(?<!X){_MANY}|{_FEW}){_NOUN}(?:K{_MANY}{_NOUN})*")
 
 
+def is_english(text: str) -> bool:
+    """Whether the rules can read a text: mostly Latin letters, few German, French or Spanish articles.
+
+    >>> is_english("Two dogs in Los Angeles"), is_english("Der Hund und das Kind"), is_english("两只狗")
+    (True, False, False)
+    """
+    if in_other_script(text):
+        return False
+    words = re.findall(r"\w+", text.lower())
+    foreign = sum(word in lexicon.FOREIGN for word in words)
+    return foreign < 2 or foreign <= sum(
+        word in lexicon.STOP for word in words if word not in lexicon.FOREIGN
+    )
+
+
 class Rules:
-    """The built-in provider."""
+    """The built-in provider. A text that is not English has no phrases."""
 
     name = "rules 1"
 
@@ -51,7 +66,7 @@ class Rules:
         >>> [text[p.start : p.end] for p in Rules().phrases(text)]
         ['Two men', 'a wall on the left of', 'the old house', 'lean against', 'on the left of']
         """
-        return extract(tagged(text))
+        return extract(tagged(text)) if is_english(text) else []
 
 
 def tagged(text: str) -> Tagged:

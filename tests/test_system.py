@@ -1,0 +1,76 @@
+"""Windows, as far as a machine without it can tell: the calls that it lacks are taken away."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from grainline import system
+from grainline.data.open_source import _kind
+from grainline.errors import UserError
+from grainline.files import NoLocks, one_writer, write_text
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """No fcntl, resource, pread; a stand-in for msvcrt. Called with the error of the next locks, or 0."""
+    answer = SimpleNamespace(error=0)
+
+    def locking(descriptor: int, mode: int, number: int) -> None:
+        assert (mode, number) == (2, 1)
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) > 10**6, "readers need the bytes of the content"
+        if answer.error:
+            raise OSError(answer.error, "x")
+
+    msvcrt = ModuleType("msvcrt")
+    msvcrt.locking, msvcrt.LK_NBLCK = locking, 2  # type: ignore[attr-defined]
+    for name, module in {"fcntl": None, "resource": None, "msvcrt": msvcrt}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delattr(os, "pread")
+    monkeypatch.setattr(system.sys, "platform", "win32")
+    return lambda error: setattr(answer, "error", error)
+
+
+def test_without_fcntl_a_folder_has_one_writer(windows: Callable[[int], None], tmp_path: Path) -> None:
+    with one_writer(tmp_path, "run"):
+        assert (tmp_path / "lock").read_text().startswith(f"{os.getpid()} ")
+        windows(errno.EACCES)
+        with (
+            pytest.raises(UserError, match=f"run is being written by process {os.getpid()} on"),
+            one_writer(tmp_path, "run"),
+        ):
+            pass
+        windows(errno.EINVAL)
+        with pytest.raises(NoLocks, match="cannot be locked: invalid argument"), one_writer(tmp_path, "run"):
+            pass
+
+
+def test_without_pread_a_piece_of_a_file_is_read(windows: object, tmp_path: Path) -> None:  # noqa: ARG001
+    (tmp_path / "a").write_bytes(b"0123\x1a56789")
+    descriptor = os.open(tmp_path / "a", system.READ)
+    assert [system.read_at(descriptor, 3, at) for at in (6, 3, 8)] == [b"678", b"3\x1a5", b"89"]
+    os.close(descriptor)
+
+
+def test_without_posix_files_are_synced_and_any_number_is_open(
+    windows: object,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: 1 / 0 if Path(path).is_dir() else real(path, *rest))
+    write_text(tmp_path / "a.txt", "x")
+    write_text(tmp_path / "a.txt", "y")
+    assert (tmp_path / "a.txt").read_text() == "y"
+    assert system.openable(10**7) == 10**7
+
+
+@pytest.mark.parametrize("path", ["C:\\photos", "c:\\photos", "C:/photos", "D:\\a b\\rows.csv?image=photo"])
+def test_the_letter_of_a_drive_is_no_kind_of_source(path: str) -> None:
+    with pytest.raises(UserError, match="nothing at "):
+        _kind(path)
+    assert _kind(f"folder:{path}") == ("folder", path)
