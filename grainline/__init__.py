@@ -16,6 +16,7 @@ from_pretrained  a model of the Hugging Face hub -> Model
 train            a recipe and data -> the folder of the trained weights
 evaluate         a model and data -> Result, with intervals and chance
 Model            encode, similarity, heat, save, push_to_hub
+Callback         what `train` calls after steps and validations; StopTraining ends a run
 UserError        what is raised when an input is wrong: one line that says what is allowed
 
 Importing the package loads neither torch nor transformers; the first use of a name does.
@@ -30,11 +31,22 @@ if TYPE_CHECKING:
     from grainline.evaluation.evaluate_model import evaluate
     from grainline.loading import from_pretrained, load
     from grainline.model import Model
+    from grainline.training.callbacks import Callback, StopTraining
     from grainline.training.run import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "UserError", "__version__", "evaluate", "from_pretrained", "load", "train"]
+__all__ = [
+    "Callback",
+    "Model",
+    "StopTraining",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "from_pretrained",
+    "load",
+    "train",
+]
 
 # Threads of torch that wait spin by default, and take the cores from every other process. Read when torch is
 # loaded, so it has no effect where that has happened. A value that somebody has set wins.
@@ -42,7 +54,9 @@ if "GOMP_SPINCOUNT" not in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _MODULES = {
+    "Callback": "grainline.training.callbacks",
     "Model": "grainline.model",
+    "StopTraining": "grainline.training.callbacks",
     "UserError": "grainline.errors",
     "evaluate": "grainline.evaluation.evaluate_model",
     "from_pretrained": "grainline.loading",

@@ -234,6 +234,18 @@ def test_a_bar_starts_no_thread(tmp_path: Path) -> None:
         assert threading.active_count() == before
 
 
+def test_a_notebook_shows_a_bar_with_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    with Log(tmp_path, LogConfig(plain_every=0), 3, console=console) as log:
+        log.note("a remark", 0, 0.0)
+        log.progress(3, {"loss": 1.5}, 40.0)
+    bar = capsys.readouterr().err
+    assert "training" in bar
+    assert "3/3" in bar
+    assert "loss 1.500  40 images/s" in bar
+    assert console.file.getvalue() == "a remark\n"  # type: ignore[attr-defined]
+
+
 def test_the_time_left_follows_the_speed_since_this_process_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

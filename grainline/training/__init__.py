@@ -1,5 +1,6 @@
 """Training: recipes, runs, the loop and its step.
 
+callbacks   Callbacks, and early stopping.
 checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
 inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.

@@ -122,6 +122,11 @@ def mark(out: Path, checkpoint: Path, name: str) -> Path:
     return target
 
 
+def mark_path(out: Path, name: str) -> Path | None:
+    """The weights that `mark` linked under a name; None without any."""
+    return files.existing_folder(out / name)
+
+
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:

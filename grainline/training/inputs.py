@@ -193,7 +193,12 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
     description = recipe.description
     if resume_from is not None and is_pretrained(description):
         return Start(read_description(out, trust_code=True))
-    return start(description)
+    try:
+        return start(description)
+    except UserError as error:
+        if "the Hugging Face hub gave no model" not in str(error):
+            raise
+        raise UserError(f"{error}; or train photos/scratch, which needs no checkpoint") from None
 
 
 def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | None) -> tuple[Source, Source]:

@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
 
 
 class _Display:
-    """The progress of a run: a bar in a terminal, elsewhere a plain line every `every` seconds.
+    """The progress of a run: a bar in a terminal and a notebook, else a plain line every `every` seconds.
 
     The bar has no refresh thread, because threads do not survive the forks of the data loader.
     """
@@ -250,6 +251,12 @@ class _Display:
         self.console, self.total, self.first, self.every = console, total, step, every
         self.start, self.refreshed = time.monotonic(), -math.inf
         self.bar: Progress | None = None
+        self.notebook: Any = None
+        if console.is_jupyter:
+            from tqdm.std import tqdm  # as in grainline/progress.py: plain text works without ipywidgets
+
+            self.notebook = tqdm(total=total, initial=step, desc="training", unit=" steps", file=sys.stderr)
+            self.every = 0.1
         if console.is_terminal and not console.is_dumb_terminal:
             texts = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
             self.bar = Progress(BarColumn(bar_width=24), *texts, console=console, auto_refresh=False)
@@ -264,18 +271,25 @@ class _Display:
         self.refreshed = now
         left = (now - self.start) / max(step - self.first, 1) * max(self.total - step, 0)
         text = _line(terms, images_per_s, left)
-        if self.bar is None:
+        if self.notebook is not None:
+            self.notebook.set_postfix_str(text.rpartition("  ETA")[0], refresh=False)
+            self.notebook.update(step - self.notebook.n)
+        elif self.bar is None:
             self.print(f"step {step}/{self.total}  {text}")
         else:
             self.bar.update(self.task, completed=step, description=text, refresh=True)
 
     def print(self, text: str) -> None:
-        if self.bar is not None:
+        if self.notebook is not None:
+            self.notebook.write(text, file=self.console.file)
+        elif self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=self.console.file, flush=True)
 
     def close(self) -> None:
+        if self.notebook is not None:
+            self.notebook.close()
         if self.bar is not None:
             self.bar.stop()
 

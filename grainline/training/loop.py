@@ -27,11 +27,11 @@ from grainline.distributed import (
     world_size,
 )
 from grainline.errors import UserError
-from grainline.files import existing_folder
 from grainline.methods.base import Method
 from grainline.methods.shared import clamp_scales
 from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
+from grainline.training.callbacks import Callbacks, TrainingState
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
@@ -62,6 +62,7 @@ class Run(NamedTuple):
     validate: Callable[[Method], Validation] | None  # the first process calls it
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
+    callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -107,6 +108,9 @@ class _Training:
         self.pending: list[Tensor] = []  # these numbers of each step that is not logged, on the device
         self.best: float | None = None
         self.log: Log | None = None  # of the first process
+        self.callbacks = Callbacks(run.callbacks, cfg.early_stopping)
+        self.means: dict[str, float] = {}  # terms in the last line of the log
+        self.stops = False  # after this step, as a callback or early stopping has it
         self.request = Request()
         self.last_flush = 0, time.monotonic()  # step and time when terms were last read
 
@@ -145,19 +149,33 @@ class _Training:
             self.last_flush = self.step, time.monotonic()
             if state is not None and state.extra.get("validation_pending"):
                 self._save(best=self._validate())
-            while self.step < cfg.max_steps:
+            self._agree_to_stop()
+            while self.step < cfg.max_steps and not self.stops:
                 self._step(batches)
                 self._after()
+            if self.stops:
+                self._note(f"stopped after step {self.step} of {cfg.max_steps}: {self.callbacks.reason}")
         if rank() == 0:
             newest = checkpoint.latest(self.out)
             assert newest is not None, "the last step saves"
             checkpoint.mark(self.out, newest, "last")
+            self._call("on_end")
         barrier()
         return self.out / "last"
 
     def _note(self, text: str, kind: str = "note", **fields: Any) -> None:
         if self.log is not None:
             self.log.note(text, self.step, self._epoch(), kind, **fields)
+
+    def _call(self, name: str, *more: Any) -> None:
+        cfg, method = self.cfg, self.method
+        state = TrainingState(self.step, cfg.max_steps, self._epoch(), self.means, self.out, method)
+        self.callbacks.call(name, state, *more)
+
+    def _agree_to_stop(self) -> None:
+        """Stop in every process when the callbacks of the first one stop."""
+        if self.callbacks.may_stop:
+            self.stops = bool(all_reduce_max(torch.tensor(int(bool(self.callbacks.reason)))))
 
     def _note_processes(self, before: int) -> None:
         """Log a changed number of processes, and layers whose noise depends on the number of processes."""
@@ -204,20 +222,24 @@ class _Training:
         end = step == cfg.max_steps
         validates = cfg.validate_every > 0 and self.job.validate is not None
         measure = validates and (step % cfg.validate_every == 0 or end)
+        if rank() == 0:
+            self._call("on_step")
+        self._agree_to_stop()
         # Agreed between processes, which have to stop after the same step.
         signal_number = int(all_reduce_max(torch.tensor(self.request.number)))
-        save = step % cfg.save_every == 0 or end or bool(signal_number)
+        save = step % cfg.save_every == 0 or end or bool(signal_number) or self.stops
         batch = cfg.global_batch_size
         epoch_ends = step * batch // images > (step - 1) * batch // images
         if step % cfg.log_every == 0 or measure or save or epoch_ends:
             self._flush_log()
-        if (epoch_ends or end) and self.log is not None:
-            self.log.write("epoch", step, self._epoch(), **self.corrupt_stats.report())
-            sentence = self.corrupt_stats.sentence()
-            if sentence:
-                self._note(f"epoch {self._epoch():.2f}: {sentence}", "corrupt")
+        counted = epoch_ends or end or self.stops
+        if counted:
+            self._log_epoch()
         better = self._validate() if measure and not signal_number else False
-        if save or better:
+        self._agree_to_stop()
+        if self.stops and not counted:
+            self._log_epoch()
+        if save or better or self.stops:
             path = self._save(best=better, validation_pending=measure and bool(signal_number))
             if signal_number:
                 how = "interrupted" if signal_number == signal.SIGINT else "terminated"
@@ -226,6 +248,13 @@ class _Training:
                     f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
                     "with --resume",
                 )
+
+    def _log_epoch(self) -> None:
+        if self.log is not None:
+            self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
+            sentence = self.corrupt_stats.sentence()
+            if sentence:
+                self._note(f"epoch {self._epoch():.2f}: {sentence}", "corrupt")
 
     def _flush_log(self) -> None:
         """Read the pending terms and log their means; UserError for a term that is not finite."""
@@ -245,6 +274,7 @@ class _Training:
         speed = (self.step - last_step) * self.cfg.global_batch_size / max(time.monotonic() - start, 1e-9)
         if self.log is not None:
             loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
+            self.means = loss
             fields: dict[str, Any] = {"terms": loss}
             if facts:
                 fields["facts"] = dict(zip(facts, columns[len(names) :], strict=True))
@@ -279,6 +309,8 @@ class _Training:
                 text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
                 text = "; ".join([f"{text}, the best so far" if better else text, *notes])
                 self._note(text, "validation", metrics=metrics, images=images)
+                self.callbacks.measure(metrics)
+                self._call("on_validation", dict(metrics))
         self.last_flush = self.step, time.monotonic()
         return bool(all_reduce_max(better))
 
@@ -293,6 +325,7 @@ class _Training:
                 "best": best,
                 "images": len(self.job.data),
                 "validation_pending": validation_pending,
+                **self.callbacks.state(),
             },
         )
         path = checkpoint.save(self.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
@@ -310,6 +343,7 @@ class _Training:
                 "resume with the data it was started with"
             )
         self.step, self.best = state.step, state.best
+        self.callbacks.restore(state.extra)
         if rank() == 0:
             self._mend_best(path, bool(state.extra["best"]))
         self.corrupt_stats.restore(dict(state.extra["corrupt"]))
@@ -317,7 +351,7 @@ class _Training:
 
     def _mend_best(self, path: Path, is_best: bool) -> None:
         """Mark the best weights if the process died before it did; drop `best` if a later step set it."""
-        best_path = existing_folder(self.out / "best")
+        best_path = checkpoint.mark_path(self.out, "best")
         if is_best and (best_path is None or checkpoint.step_of(best_path) != self.step):
             checkpoint.mark(self.out, path, "best")
         elif best_path is None or checkpoint.step_of(best_path) > self.step:

@@ -147,6 +147,14 @@ class OptimizerConfig(Config):
     layer_decay: float | None = Field(default=None, gt=0, le=1)  # times the rate, for each level down
 
 
+class EarlyStopping(Config):
+    """Stop when a metric of validation no longer improves."""
+
+    metric: str | None = None  # None: the first one, rSum, which also selects the best checkpoint
+    patience: int = Field(3, gt=0)  # validations in a row without an improvement
+    min_delta: float = Field(0.0, ge=0)  # by how much it has to improve, in its own unit
+
+
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that the rules train; the others no longer require gradients.
 

@@ -3,6 +3,7 @@
 A file may give `base: NAME` and then only the fields that differ. The recipe.yaml of a run is complete.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.training.log import LogConfig
-from grainline.training.optim import OptimizerConfig, steps_of
+from grainline.training.optim import EarlyStopping, OptimizerConfig, steps_of
 from grainline.training.parallel import Precision
 from grainline.training.step import LoraConfig
+
+DRAWN_MEAN = 0.839, 0.823, 0.811
+"""The pixel mean of `scenes`, as the recipes for drawn scenes have it."""
 
 
 class DataConfig(Config):
@@ -91,6 +95,7 @@ class TrainConfig(Config):
     save_every: int = Field(200, gt=0)
     validate_every: int = Field(0, ge=0)  # 0: never
     keep_checkpoints: int = Field(2, gt=0)  # number of newest checkpoints
+    early_stopping: EarlyStopping | None = None  # on the metrics of validation; None: train all steps
     seed: int = Field(0, ge=0, lt=2**31)
     reshuffle: bool = True  # a new order for each epoch; false repeats that of the first
     log: LogConfig = LogConfig()
@@ -101,6 +106,8 @@ class TrainConfig(Config):
             raise ValueError(
                 f"batch {self.global_batch_size} is not a multiple of grad_accum {self.grad_accum}"
             )
+        if self.early_stopping is not None and not self.validate_every:
+            raise ValueError("early_stopping reads validations: set validate_every to a number of steps")
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
         return self
@@ -162,6 +169,19 @@ class Recipe(Config):
     def description(self) -> Description:
         """The method and its checked config."""
         return Description(self.method, method_config(self.method, self.model, "recipe field model"))
+
+    def remarks(self) -> tuple[str, ...]:
+        """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
+        image = self.model.get("image")
+        mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
+        others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
+        remark = (
+            f"the pixel mean of this recipe is that of drawn scenes, and {others[0]} may hold others; "
+            "for photographs take photos/scratch, or photos/finetune with a checkpoint"
+            if others and mean == DRAWN_MEAN
+            else ""
+        )
+        return (*self.train.remarks(), *([remark] if remark else []))
 
     def settings(self) -> dict[str, Any]:
         """All fields by dotted name."""

@@ -40,7 +40,7 @@ from grainline.training.recipe import Recipe, read_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
-def train(
+def train(  # noqa: PLR0913 - keywords that users give by name
     recipe: Recipe | str | Path,
     out: str | Path,
     *,
@@ -50,6 +50,7 @@ def train(
     changes: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     checkpoint: str | None = None,
+    callbacks: Sequence[Any] = (),
     **settings: Any,
 ) -> Path:
     """Train a recipe into the folder `out` and return the folder of the last weights, OUT/last.
@@ -64,6 +65,8 @@ def train(
     changes     other fields of the recipe by path: {"model.text.context": 128}, or as `--set` takes them
     resume      continue from the newest checkpoint in `out`, or from step 0 if there is none
     checkpoint  with `resume`: the name of the checkpoint to continue from, such as `step-00000200`
+    callbacks   objects of `grainline.Callback`, or functions that are called after every step with its
+                `TrainingState`; each may raise or return `grainline.StopTraining`
     settings    fields of the recipe under `train` and `data` by their name (max_steps, global_batch_size,
                 precision, seed, workers, tokenizer, ...), and lr, weight_decay, pretrained, init_from
 
@@ -80,10 +83,10 @@ def train(
         recipe = read_recipe(str(recipe), changes)
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
-    return _run(recipe, Path(out), resume, checkpoint)
+    return _run(recipe, Path(out), resume, checkpoint, tuple(callbacks))
 
 
-def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Path:
+def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
     recipe, descriptions = with_descriptions(recipe)
     recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
@@ -128,8 +131,9 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None) -> Pat
             recipe.data.workers,
             recipe.data.max_corrupt,
             validator,
-            (*remarks(described), *recipe.train.remarks()),
+            (*remarks(described), *recipe.remarks()),
             recipe.data.features is not None,
+            callbacks,
         )
         before = log_stamp(out)
         try:

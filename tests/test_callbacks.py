@@ -1,0 +1,84 @@
+"""Callbacks and early stopping: what they are called with, clean ends, and exact resumption."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import logged, recipe
+
+import grainline
+from grainline.training.callbacks import TrainingState
+
+NEVER = {"patience": 3, "min_delta": 1e6}
+VALIDATED: dict[str, Any] = {"validation": "scenes:dev?count=4", "validate_every": 1, "save_every": 1}
+
+
+class Watch(grainline.Callback):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def on_step(self, state: TrainingState) -> None:
+        self.calls.append(("step", state.step))
+
+    def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> None:
+        assert "rSum" in metrics
+        self.calls.append(("validation", state.step))
+
+    def on_end(self, state: TrainingState) -> None:
+        assert (state.out / "last").is_dir()
+        assert state.terms["loss"] > 0
+        self.calls.append(("end", state.step))
+
+
+def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
+    watch = Watch()
+    settings = VALIDATED | {"validate_every": 2, "max_steps": 3}
+    grainline.train(recipe(tmp_path), out=tmp_path / "x", callbacks=[watch], **settings)
+    steps = [("step", 1), ("step", 2), ("validation", 2), ("step", 3), ("validation", 3), ("end", 3)]
+    assert watch.calls == steps
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_a_callback_ends_a_run_with_a_checkpoint(how: str, tmp_path: Path) -> None:
+    def stop(state: TrainingState) -> object:
+        if state.step < 3:
+            return None
+        if how == "raise":
+            raise grainline.StopTraining("enough")
+        return grainline.StopTraining("enough")
+
+    out = tmp_path / "x"
+    assert grainline.train(recipe(tmp_path), out, callbacks=[stop]) == out / "last"
+    assert (out / "checkpoints/step-00000003").is_dir()
+    assert logged(out)[-1]["text"] == "stopped after step 3 of 6: enough"
+    grainline.train(recipe(tmp_path), out, resume=True)  # without it the run continues
+    assert (out / "checkpoints/step-00000006").is_dir()
+
+
+def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(tmp_path: Path) -> None:
+    settings = VALIDATED | {"early_stopping": NEVER}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    grainline.train(recipe(tmp_path), whole, **settings)
+    assert logged(whole)[-1]["text"].startswith("stopped after step 4 of 6: early stopping, rSum")
+
+    def kill(state: TrainingState) -> None:
+        if state.step == 3:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        grainline.train(recipe(tmp_path), broken, callbacks=[kill], **settings)
+    for _ in range(2):  # the second one has nothing to do
+        grainline.train(recipe(tmp_path), broken, resume=True, **settings)
+        assert logged(broken) == logged(whole)
+        weights = [(run / "last/model.safetensors").read_bytes() for run in (whole, broken)]
+        assert weights[0] == weights[1]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(grainline.UserError, match="early_stopping reads validations: set validate_every"):
+        grainline.train(recipe(tmp_path), tmp_path / "x", early_stopping={"patience": 2})
+    settings = VALIDATED | {"early_stopping": {"metric": "rsum"}}
+    with pytest.raises(grainline.UserError, match=r"metric is 'rsum' \(did you mean rSum\?\); the metrics"):
+        grainline.train(recipe(tmp_path), tmp_path / "y", **settings)
+    with pytest.raises(grainline.UserError, match="is neither an object of a class derived from"):
+        grainline.train(recipe(tmp_path), tmp_path / "z", callbacks=[3])

@@ -1,0 +1,47 @@
+"""Recipes for photographs, and the remark on recipes for drawn scenes."""
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import yaml
+
+from grainline import recipes
+from grainline.errors import UserError
+from grainline.training.inputs import read_start
+from grainline.training.recipe import DRAWN_MEAN, read_recipe
+
+REMARK = "photographs take photos/scratch"
+
+
+def test_photos_is_short_for_the_finetuning_of_a_checkpoint() -> None:
+    assert read_recipe("photos", []) == read_recipe("photos/finetune", [])
+    assert read_recipe("photos", []).model["pretrained"] == "openai/clip-vit-base-patch16"
+    image = read_recipe("photos/scratch", []).model["image"]
+    assert (image["size"], image["mean"][0]) == (224, pytest.approx(0.4815, abs=1e-4))
+
+
+def test_photographs_under_a_recipe_for_drawn_scenes_are_remarked_on() -> None:
+    for name in recipes.names():
+        if name.endswith("/scenes") or name == "clip/patches":
+            assert any(REMARK in x for x in read_recipe(name, ["data.paths=[photos/]"]).remarks()), name
+            assert not any(REMARK in x for x in read_recipe(name, ["data.paths=[scenes]"]).remarks()), name
+    assert not read_recipe("photos/scratch", ["data.paths=[photos/]"]).remarks()
+
+
+def test_the_mean_of_drawn_scenes_is_that_of_their_recipes() -> None:
+    values = yaml.safe_load(recipes.find("clip/scenes").read_text())
+    assert tuple(values["model"]["image"]["mean"]) == DRAWN_MEAN
+
+
+def test_a_checkpoint_that_cannot_be_had_is_one_line_with_what_else_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    with pytest.raises(UserError, match=r"give its path, or set HF_HOME .*; or train photos/scratch, which"):
+        read_start(read_recipe("photos", []), Path("nowhere"), None)
