@@ -197,7 +197,7 @@ def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
         )
     if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
         raise UserError("vectors are two arrays or files, of images and of texts, or one file with both")
-    names = [str(one) if isinstance(one, str | Path) else "an array" for one in vectors]
+    names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
     arrays = [_read(str(one)) if isinstance(one, str | Path) else {"": one} for one in vectors]
     sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
     first, last = (
