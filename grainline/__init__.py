@@ -9,12 +9,15 @@
     model.heat("a.jpg", texts=["the small striped square"])
 
     grainline.train("clip/scenes", "runs/x", data="photos/")
-    grainline.evaluate("runs/x", "scenes:dev", "retrieval").metrics
+    result = grainline.evaluate("runs/x", "photos/")
+    result["text to image R@1"].value
 
 load             a run folder, a saved model, or a checkpoint by name -> Model
 from_pretrained  a model of the Hugging Face hub -> Model
 train            a recipe and data -> the folder of the trained weights
-evaluate         a model and data -> Result, with intervals and chance
+evaluate         a model, or vectors of another program, and data -> Result, with intervals and chance
+compare          two results on the same data -> the difference of every metric, with intervals
+Result           print, ["text to image R@1"], save, load, to_dict, compare
 Model            encode, similarity, heat, save, push_to_hub
 Callback         what `train` calls after steps and validations; StopTraining ends a run
 UserError        what is raised when an input is wrong: one line that says what is allowed
@@ -28,7 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grainline.errors import UserError
+    from grainline.evaluation.compare import compare
     from grainline.evaluation.evaluate_model import evaluate
+    from grainline.evaluation.result import Result
     from grainline.loading import from_pretrained, load
     from grainline.model import Model
     from grainline.training.callbacks import Callback, StopTraining
@@ -39,9 +44,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "Model",
+    "Result",
     "StopTraining",
     "UserError",
     "__version__",
+    "compare",
     "evaluate",
     "from_pretrained",
     "load",
@@ -58,6 +65,8 @@ _MODULES = {
     "Model": "grainline.model",
     "StopTraining": "grainline.training.callbacks",
     "UserError": "grainline.errors",
+    "Result": "grainline.evaluation.result",
+    "compare": "grainline.evaluation.compare",
     "evaluate": "grainline.evaluation.evaluate_model",
     "from_pretrained": "grainline.loading",
     "load": "grainline.loading",

@@ -64,12 +64,7 @@ def load_class(
     Raises UserError for an unknown name, a module that cannot be imported, another kind of class, and for
     code that is not trusted.
     """
-    module, sign, attribute = str(table.get(str(name), name)).partition(":")
-    if not sign or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(
-            f"{where}: unknown {base.__name__.lower()} {_short(name)}{suggestion(str(name), table)};"
-            f" allowed are {', '.join(table)}, or module:Class"
-        )
+    module, attribute = class_path(name, base.__name__.lower(), table, where)
     builtin = name in table or module.partition(".")[0] == __package__
     if not trust_code and not builtin:
         raise UserError(
@@ -83,6 +78,20 @@ def load_class(
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise UserError(f"{where}: {name} is no class derived from {base.__module__}.{base.__qualname__}")
     return cls
+
+
+def class_path(name: str, kind: str, table: Mapping[str, str], where: str) -> tuple[str, str]:
+    """Module and class of a name in a table, or of "my_module:MyClass", without importing anything.
+
+    kind  what it names, for the message of an unknown one
+    """
+    module, sign, attribute = str(table.get(str(name), name)).partition(":")
+    if not sign or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(
+            f"{where}: unknown {kind} {_short(name)}{suggestion(str(name), table)};"
+            f" allowed are {', '.join(table)}, or module:Class"
+        )
+    return module, attribute
 
 
 def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:

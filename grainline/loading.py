@@ -89,7 +89,7 @@ def _load(
 
 
 def default_device() -> str:
-    """CUDA where there is one, else the CPU. `mps` has no float64, which heat and regions need: by request."""
+    """CUDA where there is one, else the CPU: mps has no float64, which heat and regions need."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -22,9 +22,9 @@ PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
     "lines": 43_000,  # goal 35,000; the rest came with later features
-    "files": 211,
+    "files": 220,
     "siblings": 20,
-    "small files": 11,
+    "small files": 15,
     "names twice in a folder": 0,
     "shared names": 8,
     "fan-out": 15,

@@ -20,7 +20,7 @@ from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
-from grainline.data.formats.table import without_images as bare
+from grainline.data.formats.joined import without_images as bare
 from grainline.data.open_source import open_source, open_sources, takes_images
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, keys_of
 from grainline.data.texts import TextsConfig, windows

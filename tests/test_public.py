@@ -50,7 +50,7 @@ def test_options_go_with_the_name_of_a_suite() -> None:
     from grainline.evaluation.suite import load_suite
 
     with pytest.raises(grainline.UserError, match="options go with the name of a suite"):
-        grainline.evaluate("nowhere", "scenes:dev", load_suite("retrieval"), options=["k=1"])
+        grainline.evaluate("nowhere", "scenes:dev", load_suite("retrieval"), k=1)
 
 
 def test_the_import_loads_no_torch_and_knows_its_names() -> None:

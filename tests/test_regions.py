@@ -27,12 +27,13 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
+from grainline.evaluation import SUITES
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import SUITES, Settings, variant
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
     FgOvdOptions,

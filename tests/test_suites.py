@@ -15,12 +15,13 @@ from runs import call, complaint
 
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
+from grainline.evaluation import SUITES
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
-from grainline.evaluation.suite import SUITES, Settings, load_suite, suite_class, suite_of
+from grainline.evaluation.suite import Settings, load_suite, suite_class, suite_of
 from grainline.evaluation.suites.transfer import Named, Training
 from grainline.model import Model
 

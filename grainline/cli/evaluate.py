@@ -16,15 +16,40 @@ from grainline.cli.options import (
     check_changes,
     check_model,
     check_sources,
+    check_suite,
     next_step,
 )
+from grainline.errors import UserError
 from grainline.progress import progress
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
-    model: Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Run folder, weights inside one, or a checkpoint; none with --vectors.", show_default=False
+        ),
+    ] = None,
     data: Data = None,
     images: Images = None,
+    vectors: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="In place of MODEL and --data: vectors of another program, of images and of texts, in two"
+            " files (.npy, .npz, .safetensors), or one with both."
+        ),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help='With --vectors: a line {"image": ROW or NAME, "text": "..."} for each text.'),
+    ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="Scores [images, texts] in a .npy file, which rank in place of the vectors."),
+    ] = None,
+    similarity: Annotated[
+        str, typer.Option(help="Of --vectors: cosine, or dot for products of the vectors as they are.")
+    ] = "cosine",
     suite: Annotated[
         str, typer.Option(help="A name that `grainline suites` lists, or module:Class of your own.")
     ] = "retrieval",
@@ -66,24 +91,36 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
     max_corrupt: MaxCorrupt = 0.02,
 ) -> None:
-    """Measure a model, with intervals and chance."""
-    check_model(model)
-    check_sources(data)
+    """Measure a model, or vectors of another program, with intervals and chance."""
+    check_suite(suite)
     check_changes(changes)
+    if model is not None:
+        check_model(model)
+    elif not vectors and scores is None:
+        raise UserError(
+            "no MODEL and no --vectors; give a run folder or a checkpoint, or vectors of another program"
+        )
+    check_sources(data)
     from rich.console import Console
 
     from grainline.evaluation.evaluate_model import evaluate as run
     from grainline.evaluation.evaluate_model import tables
-    from grainline.evaluation.suite import Settings, load_suite
+    from grainline.evaluation.suite import load_suite
     from grainline.training.recipe import descriptions_for
 
-    loaded = load_suite(suite, changes or ())
-    captions = loaded.choose_captions(captions)
     result = run(
         model,
-        data or (),
-        loaded,
-        Settings(captions, batch_size, max_corrupt, seed, memory=memory * 2**20),
+        data,
+        load_suite(suite, changes or ()),
+        vectors=vectors or None,
+        pairs=pairs,
+        scores=scores,
+        similarity=similarity,
+        captions=captions,
+        batch_size=batch_size,
+        max_corrupt=max_corrupt,
+        seed=seed,
+        memory=memory * 2**20,
         images=images,
         scoring=scoring,
         patches=patches,
@@ -91,19 +128,18 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         json=json,
         html=html,
         png=png,
-        descriptions=lambda opened: descriptions_for(opened, model, descriptions),
-        progress=lambda: progress("encoding"),
+        descriptions=lambda opened: descriptions_for(opened, str(model), descriptions),
     )
     for table in tables(result):
         Console().print(table)
     for path in filter(None, (json, html, png)):
         print(f"written: {path}")
+    of = [model] if vectors is None and scores is None else ["--vectors", *(vectors or ()), "--pairs", pairs]
+    of += ["--data", *data] if data else []
     if json is None:
-        next_step(
-            "grainline", "evaluate", model, "--data", *(data or ()), "--suite", suite, "--html", "out.html"
-        )
-    else:
-        next_step("grainline", "evaluate", "ANOTHER_MODEL", "--data", *(data or ()), "--compare-to", json)
+        next_step("grainline", "evaluate", *of, "--suite", suite, "--html", "out.html")
+    elif model is not None:
+        next_step("grainline", "evaluate", "ANOTHER_MODEL", *of[1:], "--compare-to", json)
 
 
 def suites(
@@ -112,11 +148,14 @@ def suites(
     ] = None,
 ) -> None:
     """List the suites of `grainline evaluate`, or the options of one."""
+    if name is not None:
+        check_suite(name)
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from grainline.evaluation.suite import SUITES, suite_class
+    from grainline.evaluation import SUITES
+    from grainline.evaluation.suite import suite_class
 
     if name is None:
         columns = ["suite", "what it measures", "--png draws"]

@@ -1,7 +1,7 @@
 """Options and arguments that several commands share, checks that need no torch, and the line "next:".
 
 A mistake that can be found without loading torch is reported before that: `check_recipe`, `check_model`,
-`check_sources`, `check_changes`.
+`check_sources`, `check_changes`, `check_suite`.
 """
 
 import shlex
@@ -76,6 +76,14 @@ def check_sources(paths: Sequence[str] | None) -> None:
 
     for path in paths or ():
         takes_images(path)
+
+
+def check_suite(name: str) -> None:
+    """UserError for an unknown suite."""
+    from grainline.config import class_path
+    from grainline.evaluation import SUITES
+
+    class_path(name, "suite", SUITES, "--suite")
 
 
 def next_step(*words: object) -> None:

@@ -11,6 +11,7 @@ descriptions  Dense descriptions of images: one longer text for each.
 lines         Files of JSON Lines that an interrupted run completes later.
 open_source   From a path to the source of its records.
 pack          Any source as WebDataset tars: `grainline data pack`.
+pairs         Data as a Python program has them: a path, a source, a list of images with their captions.
 record        What every source yields, and why a sample cannot be used.
 texts         The texts of a training sample, and texts as token ids of their parts.
 transforms    From an image of any size to a square of pixels.

@@ -139,6 +139,27 @@ def register(data: Any) -> list[str]:
     return [f"python:{key}"]
 
 
+def open_data(data: Any, *, images: str | None = None, size: int | None = None) -> Source:
+    """The source of what a caller has: a path, several paths, a `Source`, or pairs of image and captions.
+
+    images  folder of the images, for data and pairs that name them by path
+    size    side of drawn images in pixels
+
+    Raises UserError for anything else.
+    """
+    if isinstance(data, str | os.PathLike):
+        data = [data]
+    elif isinstance(data, Source):
+        if images is not None:
+            raise data_error("images goes with a path of data; a Source has opened its own")
+        return data
+    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
+        return open_sources([os.fspath(one) for one in data], images=images, size=size)
+    from grainline.data.pairs import source_of  # imports torch
+
+    return source_of(data, images)
+
+
 def takes_images(path: str, trust_code: bool = True) -> bool:
     """Whether the data at a path names its images by path, so that `images` says where they are."""
     return bool(getattr(_load(_kind(split_skip(path)[0])[0], trust_code), "images_by_path", False))

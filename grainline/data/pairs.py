@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from grainline.data.formats.common import FileSource, digest, read_captions, split_query
-from grainline.data.formats.plain import data_error
+from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.formats.table import COLUMNS, choose_columns, fields_of
-from grainline.data.image_inputs import open_image
+from grainline.data.image_inputs import ImageLike, open_image
 from grainline.data.record import (
     MISSING_CAPTION,
     MISSING_IMAGE,
@@ -32,6 +34,66 @@ from grainline.errors import UserError
 
 OPTIONS = ("config", *COLUMNS)
 PROBES = 16  # records of a data set without a fingerprint of its own, whose texts are part of ours
+
+
+FORM = 'a pair is (image, caption) or (image, [captions]), such as ("a.jpg", "A dog runs.")'
+
+
+class ImageTextPairs:
+    """Images in memory or by their paths, each with its captions. Fulfils grainline.data.record.Source.
+
+    Pairs with the same path, or the same object, are captions of one image. Key: the path, else the number
+    of the image, from 0.
+    """
+
+    def __init__(self, pairs: Iterable[Any], images: str | None = None, path: str = "") -> None:
+        """
+        pairs   (image, caption) or (image, [captions]); images as `Model.encode` takes them
+        images  folder of the images, for relative paths
+        path    the name of the data; "": how many pairs there are
+        """
+        rows: dict[Any, tuple[ImageLike, list[str]]] = {}
+        number = 0
+        for number, pair in enumerate(pairs, 1):
+            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise UserError(f"pair {number} is of type {type(pair).__name__}; {FORM}")
+            image, captions = pair
+            texts = [captions] if isinstance(captions, str) else captions
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                raise UserError(f"the captions of pair {number} are no strings; {FORM}")
+            same = str(image) if isinstance(image, str | Path) else id(image)
+            rows.setdefault(same, (image, []))[1].extend(texts)
+        self.path = path or f"a list of {number:,} pairs"
+        self._folder, self._rows = Path(images or ""), list(rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        return Record(self._key(index), self._image(index), tuple(self._rows[index][1]))
+
+    def keys(self) -> list[str]:
+        """The keys of all records in order."""
+        return [self._key(i) for i in range(len(self))]
+
+    def fingerprint(self) -> str:
+        """sha256 over keys, captions, and the content of images that are no paths."""
+        of = enumerate(self.keys())
+        return digest(part for i, key in of for part in (key, _identity(self._rows[i][0]), *self._rows[i][1]))
+
+    def _key(self, index: int) -> str:
+        image = self._rows[index][0]
+        return str(image) if isinstance(image, str | Path) else str(index)
+
+    def _image(self, index: int) -> bytes | Image.Image:
+        image = self._rows[index][0]
+        if not isinstance(image, str | Path):
+            return open_image(image)
+        try:
+            return read_plain(self._folder / image)
+        except (OSError, ValueError):  # ValueError: a path with a null character
+            raise CorruptSample(MISSING_IMAGE, str(self._folder / image)) from None
 
 
 class Pairs(FileSource):
@@ -132,7 +194,7 @@ class Registered(FileSource):
         return REGISTERED[key]
 
 
-def source_of(data: Any) -> Source:
+def source_of(data: Any, images: str | None = None) -> Source:
     """Data that are given in Python as a source. UserError for what is none."""
     if isinstance(data, Source):
         return data
@@ -146,6 +208,8 @@ def source_of(data: Any) -> Source:
             f"data of type {type(data).__name__}; give a path, a list of (image, captions), or a data set"
             " with a length and items by number"
         )
+    if isinstance(data, list | tuple) and data and not isinstance(data[0], Mapping):
+        return ImageTextPairs(data, images)
     return Pairs(data)
 
 

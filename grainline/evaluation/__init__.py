@@ -9,6 +9,28 @@ ranks           Ranks from scores, recalls from ranks, and the folds of publishe
 result          The result of a suite and its JSON file; the validation result of a run.
 score           All images against all texts in tiles, never the whole score matrix; ranks among a shortlist.
 show            `grainline show`: segments, attention of texts, selected patches.
-suite           The frame of all suites, and their table.
+suite           The frame of all suites.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
+vectors         Embeddings of another program, measured as those of a model are.
+
+The table of suites stands here, because a name is checked before torch is loaded.
 """
+
+SUITES: dict[str, str] = {
+    "retrieval": "grainline.evaluation.suites.retrieval:RetrievalSuite",
+    "probes": "grainline.evaluation.suites.probes:ProbesSuite",
+    "zeroshot": "grainline.evaluation.suites.zeroshot:ZeroshotSuite",
+    "monotonicity": "grainline.evaluation.suites.monotonicity:MonotonicitySuite",
+    "cola": "grainline.evaluation.suites.cola:ColaSuite",
+    "stability": "grainline.evaluation.suites.stability:StabilitySuite",
+    "fg-ovd": "grainline.evaluation.suites.fgovd:FgOvdSuite",
+    "similarity": "grainline.evaluation.suites.similarity:SimilaritySuite",
+    "own-caption": "grainline.evaluation.suites.similarity:OwnCaptionSuite",
+    "referring": "grainline.evaluation.suites.referring:ReferringSuite",
+    "comprehension": "grainline.evaluation.suites.comprehension:ComprehensionSuite",
+    "inactivity": "grainline.evaluation.suites.inactivity:InactivitySuite",
+    "phrases": "grainline.evaluation.suites.phrases:PhrasesSuite",
+    "long-retrieval": "grainline.evaluation.suites.long_retrieval:LongRetrievalSuite",
+    "transfer": "grainline.evaluation.suites.transfer:TransferSuite",
+}
+"""Name -> `module:Class`, imported when the suite is used. A new suite is one line here."""

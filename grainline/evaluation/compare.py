@@ -13,7 +13,18 @@ from scipy.stats import ttest_rel
 
 from grainline.errors import UserError
 from grainline.evaluation.intervals import from_replicates
-from grainline.evaluation.result import DECIMALS, Result, Unit, labelled, now, read, versions
+from grainline.evaluation.result import (
+    DECIMALS,
+    Result,
+    Table,
+    Unit,
+    html_table,
+    labelled,
+    now,
+    read,
+    text_table,
+    versions,
+)
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
 
 MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")  # settings that identify a model
@@ -47,7 +58,33 @@ class Difference(NamedTuple):
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
 
 
-def compare(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
+class Differences(list[Difference]):
+    """Differences of metrics, which print as a table."""
+
+    def __str__(self) -> str:
+        return text_table(*self._table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    def _table(self) -> Table:
+        head = ["metric", "before", "after", "difference", "paired interval"]
+        return (
+            "after minus before",
+            head,
+            [
+                [
+                    *(one.label, one.text(one.before), one.text(one.after), one.text(one.value, "+")),
+                    f"{one.text(one.low, '+')} to {one.text(one.high, '+')}",
+                ]
+                for one in self
+            ],
+        )
+
+
+def compare(after: Result, before: Result, where: str = "the earlier result") -> Differences:
     """The difference of every metric of both, with the seed, resamples and level of `after`.
 
     where  the name of `before` in an error
@@ -57,7 +94,7 @@ def compare(after: Result, before: Result, where: str = "the earlier result") ->
     refuse_other(after, before, where, "be compared")
     suite, settings = suite_of(after), settings_of(after)
     metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))
-    out = []
+    out = Differences()
     for name in filter(earlier.__contains__, metrics):
         one = metrics[name]
         value = one.value - earlier[name].value

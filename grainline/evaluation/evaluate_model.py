@@ -3,8 +3,8 @@
 The same file shows a result: as tables in the terminal, and as a page.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,85 +13,174 @@ from rich.markup import escape
 from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
-from grainline.data.open_source import open_sources
-from grainline.errors import UserError, amount, escape_controls
+from grainline.data.open_source import open_data
+from grainline.errors import UserError, amount, escape_controls, suggestion
 from grainline.evaluation.compare import Difference, read_earlier, refuse_options, with_comparison
-from grainline.evaluation.encode import Progress
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, validation_summary, writable, write
-from grainline.evaluation.suite import Settings, Suite, load_suite
+from grainline.evaluation.score import MEMORY
+from grainline.evaluation.suite import Settings, Suite, load_suite, suite_class
+from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
 from grainline.fingerprint import origin
 from grainline.loading import load
 from grainline.model import Model
+from grainline.progress import progress
 from grainline.report.charts import whisker
 from grainline.report.page import Section, hint, render, render_page, summary, write_page
 
+IN_MEMORY = "in-memory"
+"""The name of a model that no run folder belongs to, in results."""
+
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
-    model: str | Path,
-    data: str | Sequence[str],
+    model: str | Path | Model | None = None,
+    data: Any = None,
     suite: str | Suite[Any] = "retrieval",
-    settings: Settings = Settings(),  # noqa: B008
     *,
-    options: Sequence[str] = (),
+    vectors: Any = None,
+    pairs: Any = None,
+    scores: Any = None,
+    similarity: str = "cosine",
+    captions: str | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    max_corrupt: float = 0.1,
+    memory: int = MEMORY,
     images: str | None = None,
     scoring: str | None = None,
     patches: str | None = None,
-    compare_to: str | None = None,
-    json: Path | None = None,
-    html: Path | None = None,
-    png: Path | None = None,
+    compare_to: str | Path | None = None,
+    json: str | Path | None = None,
+    html: str | Path | None = None,
+    png: str | Path | None = None,
     descriptions: Callable[[Model], Descriptions | None] = lambda model: None,  # noqa: ARG005
-    progress: Callable[[], AbstractContextManager[Progress | None]] = nullcontext,
+    show_progress_bar: bool | None = None,
+    **options: Any,
 ) -> Result:
     """Measure a model with a suite and return the metrics, with intervals and chance.
 
-    model         run folder, weights inside one, or a checkpoint: folder, file or name
-    data, images  one source or several, and the folder of the images for files that hold only file names
+    model         a `Model`, run folder, weights inside one, or a checkpoint: folder, file or name
+    data, images  a source by its path, several, a `Source`, or a list of (image, captions); and the folder of
+                  the images for data that name them by path
     suite         a name that `grainline suites` lists, `my_module:MySuite`, or a `Suite`
-    settings      which captions, batch size, seed of the bootstrap, and what else all suites share
-    options       options of the suite, as `--set` takes them: `["k=10"]`
+    options       of the suite, by their names: protocol="coco-5k"
+    vectors, pairs, scores, similarity  vectors of another program in place of model and data, for the suite
+                  retrieval (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
+    captions      the texts of a record: "whole", "each" or "first"; None: the default of the suite
+    batch_size    images and texts encoded at a time
+    seed          of the bootstrap
+    max_corrupt   share of samples that may be skipped
+    memory        bytes of a tile of scores
     scoring       how pairs are scored, for methods with several ways
     patches       image tokens of a CLIP: "attention" or "values"
     compare_to    path of an earlier result on the same data; the differences are added to the result
     json, html, png  files for the result, the page and the figure
     descriptions  of the images, for a model that reads them
-    progress      shows how many samples are encoded
+    show_progress_bar  None: in a terminal and in a notebook
 
     Raises UserError for a wrong model, source, suite or option, before the model is loaded where possible.
     """
-    model, data = str(model), [data] if isinstance(data, str) else data
-    if options and not isinstance(suite, str):
-        raise UserError("options go with the name of a suite; a Suite has its own")
-    suite = load_suite(suite, options) if isinstance(suite, str) else suite
-    settings = settings._replace(captions=suite.choose_captions(settings.captions))
-    _refuse_options(suite, scoring, html, png)
-    if not data:
-        raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
-    earlier = None if compare_to is None else read_earlier(compare_to, suite.key)
-    if earlier is not None and compare_to is not None:
-        refuse_options(suite, earlier, compare_to)
-    suite.open_run(model)
-    for path in filter(None, (json, html, png)):
+    suite = _suite(suite, options)
+    given = {"model": model, "data": data, "captions": captions, "scoring": scoring, "png": png}
+    others = vectors is not None or scores is not None
+    _refuse_missing(suite, others, pairs, given)
+    if batch_size < 1 or seed < 0:
+        raise UserError(f"batch_size is {batch_size} and seed {seed}; they must be at least 1 and 0")
+    settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
+    outputs = [None if path is None else Path(path) for path in (json, html, png)]
+    _refuse_options(suite, scoring, *outputs[1:])
+    earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
+    if earlier is not None:
+        refuse_options(suite, earlier, str(compare_to))
+    name = str((model.run or IN_MEMORY) if isinstance(model, Model) else model)
+    if not others:
+        suite.open_run(name)
+    for path in filter(None, outputs):
         writable(path)
-    loaded = load(model, scoring=scoring, patches=patches)
-    if png:
-        suite.check_figure(loaded)
-    source = open_sources(data, images=images, size=loaded.method.size)
-    with progress() as step:
-        encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
-    result = suite.measure(loaded.method, encodings, settings)
-    result = result._replace(settings=result.settings | origin(loaded, model))
-    if earlier is not None and compare_to is not None:
-        result = with_comparison(result, earlier, compare_to)
+    if others:
+        evaluation = _of_vectors(suite, open_vectors(vectors, pairs, scores, similarity, images), settings)
+    else:
+        loaded = _loaded(model, scoring, patches)
+        if png:
+            suite.check_figure(loaded)
+        source = open_data(data, images=images, size=loaded.method.size)
+        with progress("encoding", show=show_progress_bar) as step:
+            encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
+        result = suite.measure(loaded.method, encodings, settings)
+        about = origin(loaded, name) | ({"weights": IN_MEMORY, "step": None} if loaded is model else {})
+        evaluation = Evaluation(loaded, source, encodings, result._replace(settings=result.settings | about))
+    if earlier is not None:
+        result = with_comparison(evaluation.result, earlier, str(compare_to))
+        evaluation = evaluation._replace(result=result)
+    _write(suite, evaluation, *outputs)
+    return evaluation.result
+
+
+def _write(
+    suite: Suite[Any], evaluation: Evaluation, json: Path | None, html: Path | None, png: Path | None
+) -> None:
     if json:
-        write(result, json)
-    evaluation = Evaluation(loaded, source, encodings, result)
+        write(evaluation.result, json)
     if html:
         write_html(html, suite, evaluation)
     if png:
         suite.draw(png, evaluation)
-    return result
+
+
+def _loaded(model: Any, scoring: str | None, patches: str | None) -> Model:
+    if not isinstance(model, Model):
+        return load(str(model), scoring=scoring, patches=patches)
+    if scoring is not None or patches is not None:
+        raise UserError("scoring and patches go with the path of a model: grainline.load(PATH, scoring=...)")
+    return model
+
+
+def _of_vectors(suite: Suite[Any], embeddings: Embeddings, settings: Settings) -> Evaluation:
+    result = suite.measure(embeddings.method, embeddings.data, settings)
+    return evaluation_of(embeddings, result._replace(settings=result.settings | embeddings.about))
+
+
+def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
+    """The suite with its options. Raises UserError for an unknown one, with the nearest keyword."""
+    if not isinstance(suite, str):
+        if options:
+            raise UserError(
+                f"{next(iter(options))}: options go with the name of a suite; a Suite has its own"
+            )
+        return suite
+    cls = suite_class(suite)
+    own = list(cls.Options.model_fields)
+    for name in options:
+        if name not in own:
+            near = suggestion(name, [*own, *signature(evaluate).parameters])
+            raise UserError(
+                f"evaluate has no option {name!r}{near};"
+                f" those of the suite {suite}: {', '.join(own) or 'none'}"
+            )
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return load_suite(suite, **values)
+
+
+def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[str, Any]) -> None:
+    """Raise UserError without a model or data, and for what does not go with vectors of another program.
+
+    others  there are vectors, or scores, of another program
+    """
+    if not others:
+        if pairs is not None:
+            raise UserError("pairs go with vectors, or scores, of another program; a model takes data")
+        if given["model"] is None:
+            raise UserError("no model; give a run folder, a checkpoint, or the vectors of another program")
+        if given["data"] is None or (isinstance(given["data"], Sequence) and not given["data"]):
+            raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
+        return
+    if not suite.takes_vectors:
+        raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"{name} does not go with vectors of another program; leave it out")
+    if getattr(suite.options, "shortlist", None) is not None:
+        raise UserError("shortlist is for models that score pair by pair, not for vectors; leave it out")
 
 
 def _refuse_options(suite: Suite[Any], scoring: str | None, html: Path | None, png: Path | None) -> None:

@@ -71,6 +71,11 @@ class Evaluation(NamedTuple):
         single = list(dict.fromkeys(one[i % len(one)].text for one, i in parts if one))
         return single if len(single) >= FEWEST else None
 
+    def look(self, row: int, text: str) -> CaseImage | None:
+        """The sentences of a text in an image, with their heat; None where no model can look."""
+        description = self.data.described[row] if self.data.described else None
+        return look_at(self.model, self.image(row), text, description, self.null(row))
+
     def given(self, row: int, image: Image.Image) -> ImageLike:
         """The image as the model takes it: with its description, where the method reads one."""
         return given(image, self.data.described[row] if self.data.described else None)

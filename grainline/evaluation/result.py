@@ -5,7 +5,7 @@ A run also measures itself while it is trained; `validation_summary` gives that 
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 import grainline
-from grainline.errors import UserError
+from grainline.errors import UserError, amount, escape_controls
 from grainline.files import STATE, temporary_path
 from grainline.loading import find_run
-from grainline.report.page import write_page
+from grainline.report.page import render, write_page
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
 DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
@@ -77,6 +77,10 @@ def labelled(name: str, unit: Unit) -> str:
     return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
 
 
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head and rows of a table of text."""
+
+
 class Result(NamedTuple):
     """The metrics of a suite on some data. `queries` has every outcome, so that seeds can be pooled later."""
 
@@ -97,6 +101,69 @@ class Result(NamedTuple):
         if name not in by_name:
             raise KeyError(f"no metric {name!r}; there are: {', '.join(by_name)}")
         return by_name[name]
+
+    def __getitem__(self, name: Any) -> Any:
+        """The metric of a name: `result["text to image R@1"]`. A number is a place in the tuple."""
+        return self.metric(name) if isinstance(name, str) else tuple.__getitem__(self, name)
+
+    def __str__(self) -> str:
+        """Value, interval and chance of every metric, as an aligned table."""
+        return text_table(*self._table())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    def _table(self) -> Table:
+        data, level = self.data, self.settings["level"]
+        size = f"{amount(data['images'], 'image')}, {amount(data['texts'], 'text')}"
+        head = ["metric", "value", f"{100 * level:g} % interval", "chance"]
+        rows = [[m.label, m.text(m.value), m.ends(), m.text(m.chance)] for m in self.metrics]
+        return f"{self.suite}, protocol {self.protocol}: {size} of {data['path']}", head, rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, the content of its JSON file."""
+        return dict(json.loads(to_json(self)))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the result as JSON, as `grainline evaluate --json` does. Returns the path."""
+        write(self, path)
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | Path) -> "Result":
+        """The result in a JSON file. Raises UserError if there is none."""
+        return read(path)
+
+    def compare(self, other: "Result | str | Path") -> Any:
+        """The difference of every metric to an earlier result, or its file, on the same data: a list that
+        prints as a table (`evaluation.compare.compare`). Raises UserError for a result on other data."""
+        if isinstance(other, Result):
+            return grainline.compare(self, other)
+        return grainline.compare(self, read(other), str(other))
+
+
+def text_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text: the first column is aligned left, all others right.
+
+    >>> print(text_table("t", ["metric", "value"], [["R@1", "31.3 %"], ["median rank", "4.0"]]))
+    t
+    metric        value
+    R@1          31.3 %
+    median rank     4.0
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (head, *rows)
+    ]
+    return "\n".join([escape_controls(title), *lines])
+
+
+def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same table for a notebook, in whatever colours this has."""
+    return render("result.html", title=title, head=head, rows=rows)
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The frame of all suites: the class of a suite, the table of them, and the way from outcomes to a result.
+"""The frame of all suites: the class of a suite, and the way from outcomes to a result.
 
 A suite asks one question of a model. `Suite.encode` walks over a source once with the suite's collector,
 `Suite.measure` makes a `Result` of the collected data. A suite of one's own is a subclass in any module that
@@ -18,10 +18,10 @@ from pydantic import BeforeValidator
 
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
-from grainline.data.formats.joined import Joined, WithoutCaptions
-from grainline.data.formats.table import without_images
+from grainline.data.formats.joined import Joined, WithoutCaptions, without_images
 from grainline.data.record import Source
-from grainline.errors import UserError
+from grainline.errors import UserError, suggestion
+from grainline.evaluation import SUITES
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
@@ -31,25 +31,6 @@ from grainline.model import Model
 from grainline.report.case import CaseList, cases_html
 from grainline.report.page import Section, facts, hint
 from grainline.report.png import require_matplotlib
-
-SUITES: dict[str, str] = {
-    "retrieval": "grainline.evaluation.suites.retrieval:RetrievalSuite",
-    "probes": "grainline.evaluation.suites.probes:ProbesSuite",
-    "zeroshot": "grainline.evaluation.suites.zeroshot:ZeroshotSuite",
-    "monotonicity": "grainline.evaluation.suites.monotonicity:MonotonicitySuite",
-    "cola": "grainline.evaluation.suites.cola:ColaSuite",
-    "stability": "grainline.evaluation.suites.stability:StabilitySuite",
-    "fg-ovd": "grainline.evaluation.suites.fgovd:FgOvdSuite",
-    "similarity": "grainline.evaluation.suites.similarity:SimilaritySuite",
-    "own-caption": "grainline.evaluation.suites.similarity:OwnCaptionSuite",
-    "referring": "grainline.evaluation.suites.referring:ReferringSuite",
-    "comprehension": "grainline.evaluation.suites.comprehension:ComprehensionSuite",
-    "inactivity": "grainline.evaluation.suites.inactivity:InactivitySuite",
-    "phrases": "grainline.evaluation.suites.phrases:PhrasesSuite",
-    "long-retrieval": "grainline.evaluation.suites.long_retrieval:LongRetrievalSuite",
-    "transfer": "grainline.evaluation.suites.transfer:TransferSuite",
-}
-"""Name -> `module:Class`, imported when the suite is used. A new suite is one line here."""
 
 HEAT = "heat maps"  # the figure of many suites
 _OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
@@ -128,6 +109,7 @@ class Suite(ABC, Generic[O]):
     encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
+    takes_vectors: ClassVar[bool] = False  # True: vectors of another program can be measured
     replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
     model_fields: ClassVar[frozenset[str]] = frozenset({"rank", "tied", "right", "scores", "cut"})
     """Fields of `Outcomes.queries` that the model decides; all others must be equal to be compared."""
@@ -292,7 +274,7 @@ class Suite(ABC, Generic[O]):
             return self.captions[0]
         if given not in self.captions:
             raise UserError(
-                f"--captions is {given!r}; {self.name} reads {self.reads}; "
+                f"--captions is {given!r}{suggestion(given, self.captions)}; {self.name} reads {self.reads}; "
                 f"allowed: {', '.join(self.captions)}"
             )
         return given
@@ -324,13 +306,15 @@ def suite_class(name: str) -> type[Suite[Any]]:
     return cls
 
 
-def load_suite(name: str, changes: Sequence[str] = ()) -> Suite[Any]:
+def load_suite(name: str, changes: Sequence[str] = (), **options: Any) -> Suite[Any]:
     """A suite with options, each "key=value" or "SUITE.key=value", as `--suite` and `--set` take them.
+
+    options  the same as values: protocol="coco-5k"
 
     Raises UserError as `suite_class` does, for an unknown option and for a value that is not allowed.
     """
     cls = suite_class(name)
-    values = override({}, list(changes))
+    values = override({}, list(changes)) | options
     with_prefix = values.pop(cls.name, {}) if cls.name not in cls.Options.model_fields else {}
     if not cls.Options.model_fields and (values or with_prefix):
         raise UserError(f"--set {next(iter(values or with_prefix))}: --suite {cls.name} has no options")

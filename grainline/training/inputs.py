@@ -25,7 +25,7 @@ from grainline.build import (
     write_description,
 )
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
-from grainline.data.formats.table import without_images
+from grainline.data.formats.joined import without_images
 from grainline.data.open_source import open_sources, register
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenized import TextTokenizer

@@ -80,6 +80,7 @@ class FileSource(ABC):
 
     path: str
     remarks: tuple[str, ...] = ()  # what a user should know about the data, in plain words
+    has_images: ClassVar[bool] = True  # False: captions alone
     images_by_path: ClassVar[bool] = False  # whether images are named by path, so that --images says where
 
     @classmethod

@@ -151,3 +151,8 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
         )
     rest = "&".join(option for option in options if option not in skips)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))
+
+
+def without_images(source: Source) -> str:
+    """The path of the first part of a source without images; "" if all have images."""
+    return next((part.path for part in parts_of(source) if not getattr(part, "has_images", True)), "")

@@ -21,10 +21,9 @@ from PIL import Image
 from grainline.data.formats.checked import brief_json
 from grainline.data.formats.common import FIELDS as RECAPTIONED
 from grainline.data.formats.common import LONG_FIELDS, Captions, FileSource, digest, name_of, read_captions
-from grainline.data.formats.joined import parts_of
 from grainline.data.formats.listed import Entry, ListedImages, wrong_row
 from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record, Source
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -284,6 +283,7 @@ TEXT_COLUMNS = {
 class TextsAlone(FileSource):
     """The rows of a file of texts. Key: the number of the row, from 1."""
 
+    has_images = False
     remarks = ("captions without images: a grey square stands for each",)
 
     def __init__(self, path: str) -> None:
@@ -318,11 +318,6 @@ class TextsAlone(FileSource):
         for number, texts, error in self._rows:
             parts += [number, *(() if error else texts.texts)]
         return digest(parts)
-
-
-def without_images(source: Source) -> str:
-    """The path of the first part of a source without images; "" if all have images."""
-    return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
 
 
 def _text_rows(path: str) -> list[Row]:

@@ -163,6 +163,7 @@ class LongRetrievalSuite(RetrievalSuite):
     name = "long-retrieval"
     card = ("Protocol", "What was compared, and how far it is from published numbers")
     Options = LongRetrievalOptions
+    takes_vectors = False
     captions = ("whole", "first")
     reads = "one text an image"
 

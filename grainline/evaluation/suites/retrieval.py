@@ -16,7 +16,7 @@ from torch import Tensor
 from grainline.config import Config
 from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
+from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.score import (
@@ -68,6 +68,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     noted_if_other = ("shortlist",)
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     figure = HEAT
+    takes_vectors = True
 
     @property
     def fold_protocol(self) -> str:
@@ -125,7 +126,8 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         queries = []
         parts = folds(self.fold_protocol, evaluation.data.images, evaluation.data.texts, evaluation.data.path)
         for fold, part in zip(parts, evaluation.result.queries["folds"], strict=True):
-            places = (fold.texts if way == "t2i" else fold.images).tolist()
+            texts = fold.texts[evaluation.data.texts.image[fold.texts].cpu() >= 0]  # others are no queries
+            places = (texts if way == "t2i" else fold.images).tolist()
             outcomes = zip(places, part[way]["rank"], part[way]["tied"], strict=True)
             queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
         return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
@@ -248,12 +250,11 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
         which = "the right image" if row == own else "a wrong image"
         alt = f"{data.keys[row]}, rank {place}, {which}"
         panels.append(Panel("", evaluation.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
-    description = data.described[own] if data.described else None
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
         look_title="The sentences in the right image",
-        look=look_at(evaluation.model, evaluation.image(own), text, description, evaluation.null(own)),
+        look=evaluation.look(own, text),
     )
 
 

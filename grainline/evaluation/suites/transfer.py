@@ -82,6 +82,7 @@ class TransferSuite(RetrievalSuite):
 
     name = "transfer"
     Options = TransferOptions
+    takes_vectors = False
     card = ("Data", "What was trained on, and what is tested on")
 
     def open_run(self, path: str) -> None:

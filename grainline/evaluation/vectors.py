@@ -1,0 +1,372 @@
+"""Vectors of another program, measured as those of a model are: arrays or files, and pairs of their rows.
+
+A file of pairs has one line of JSON for each row of the texts, in their order:
+
+    {"image": 0, "text": "A dog runs."}                          the row of the image, from 0
+    {"image": 0, "text": "A dog runs.", "key": "photos/a.jpg"}   the same, with a name for the image
+    {"image": "photos/a.jpg", "text": "A dog runs."}             names: rows in order of first appearance
+
+An image may have several texts, a text has one image. `"image": null` is a text of no image: it competes, and
+is no query. Names that are files, seen from the folder of the pairs, are shown on the page.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from grainline.data.decode import decode
+from grainline.data.formats.common import digest
+from grainline.data.formats.plain import parse_json, read_text
+from grainline.data.pairs import ImageTextPairs
+from grainline.data.record import CorruptSample
+from grainline.errors import UserError, amount, some, suggestion
+from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.score import Cosine
+from grainline.model import Model
+from grainline.report.case import CaseImage
+from grainline.report.page import MissingImage
+from grainline.types import Encoded
+
+SIMILARITIES = "cosine", "dot"
+NAMES = {  # of arrays in a file: those of grainline, transformers and open_clip
+    "images": ("images", "image", "image_embeds", "image_features"),
+    "texts": ("texts", "text", "text_embeds", "text_features"),
+}
+KINDS = ".npy, .npz, .safetensors, or the folder of `grainline encode`"
+BLOCK = 4096  # rows that are converted at a time
+FORM = '{"image": ROW or NAME, "text": "..."}'
+
+
+class Dot(Cosine):
+    """Products of the vectors, which are cosines where these have unit length."""
+
+    has_layout = False
+
+
+class ScoreMatrix:
+    """Scores of all pairs that somebody else computed: [N, M]"""
+
+    pairwise = blockwise = True
+    has_layout = False
+
+    def __init__(self, scores: Any) -> None:
+        self.scores = scores
+
+    def precompute(self, images: Encoded) -> Encoded:
+        return images
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        rows, columns = images.item.numpy(), texts.item.numpy()
+        return torch.from_numpy(np.array(self.scores[rows[:, None], columns], dtype=np.float32))
+
+
+class Embeddings(NamedTuple):
+    """What takes the place of a model and its encodings."""
+
+    method: Any  # a `Scorer`
+    data: Encodings
+    source: ImageTextPairs  # the images behind the rows, as far as pairs name files
+    about: dict[str, Any]  # for `Result.settings`, as `fingerprint.origin` has it of a model
+
+
+class VectorEvaluation(Evaluation):
+    """A result of vectors: images are shown whole, and nothing looks into them."""
+
+    def image(self, row: int) -> Image.Image | MissingImage:
+        try:
+            return decode(self.source[row])
+        except CorruptSample:
+            return MissingImage(f"image {self.data.keys[row]}")
+
+    def look(self, row: int, text: str) -> CaseImage | None:
+        return None
+
+    def crop_sentence(self) -> str:
+        return "Images are shown where the pairs name files."
+
+
+def evaluation_of(embeddings: Embeddings, result: Any) -> Evaluation:
+    """What a page is made of."""
+    return VectorEvaluation(cast(Model, embeddings), embeddings.source, embeddings.data, result)
+
+
+def open_vectors(
+    vectors: Any,
+    pairs: Any = None,
+    scores: Any = None,
+    similarity: str = "cosine",
+    images: str | None = None,
+) -> Embeddings:
+    """Vectors with their pairs, ready for `Suite.measure`.
+
+    vectors     (images [N, D], texts [M, D]): numpy, torch, or files (.npy, .npz, .safetensors); or one
+                file, or the folder of `grainline encode`, with both; None: `scores` alone
+    pairs       a file as above; or for each text the row of its image, (row, text), or the fields of such a
+                line; None: those of a folder of `grainline encode`
+    scores      [N, M], an array or a .npy file: they rank, in place of products of the vectors
+    similarity  "cosine": of vectors of any length; "dot": products of the vectors as they are
+    images      folder of the images that pairs name; None: that of the file of pairs
+
+    Raises UserError for sizes that do not fit, numbers that are NaN or infinite, and pairs of unknown rows.
+    """
+    if similarity not in SIMILARITIES:
+        near = suggestion(similarity, SIMILARITIES)
+        raise UserError(f"similarity is {similarity!r}{near}; allowed: {', '.join(SIMILARITIES)}")
+    if vectors is None and scores is None:
+        raise UserError("no vectors and no scores; give the vectors of images and of texts")
+    name, rows = "scores", _Rows(None, None)
+    if vectors is not None:
+        (a, b), name, rows = _both_sides(vectors)
+        image, text = _vectors(a, "image", similarity), _vectors(b, "text", similarity)
+        if image.shape[1] != text.shape[1]:
+            raise UserError(
+                f"vectors of images have {image.shape[1]} numbers and those of texts {text.shape[1]};"
+                " they must have as many to be compared"
+            )
+    method: Any = Dot()
+    if scores is not None:
+        matrix = _matrix(scores)
+        method = ScoreMatrix(matrix)
+        if vectors is None:
+            image, text = (torch.zeros(number, 1) for number in matrix.shape)
+        if matrix.shape != (len(image), len(text)):
+            raise UserError(
+                f"scores are {list(matrix.shape)}; {amount(len(image), 'image')} and"
+                f" {amount(len(text), 'text')} need [{len(image)}, {len(text)}], images in the rows"
+            )
+    where = str(pairs) if isinstance(pairs, str | Path) else "the pairs"
+    if pairs is None:
+        if rows.pairs is None:
+            raise UserError(
+                f"no pairs: give a file with one line a text, {FORM}, or the row of the image of each"
+            )
+        pairs, where = rows.pairs, "rows.jsonl"
+    owner, strings, keys = _matched(_lines(pairs, where), where, len(image), len(text), rows.keys)
+    folder = images or (str(Path(where).parent) if Path(where).suffix else ".")
+    number = torch.arange(len(image))
+    data = Encodings(
+        images=_encoded(image, number),
+        texts=_encoded(text, torch.tensor(owner)),
+        keys=tuple(keys),
+        strings=tuple(strings),
+        path=where,
+        fingerprint=digest([*keys, *map(str, owner), *strings]),
+        captions="each",
+        samples=len(image),
+        damaged={},
+        damaged_first=(),
+        blank=0,
+        cut=0,
+        positions=tuple(range(len(image))),
+    )
+    about = {
+        "model": name,
+        "method": "scores" if scores is not None else "vectors",
+        "similarity": "scores" if scores is not None else similarity,
+    }
+    return Embeddings(method, data, ImageTextPairs(zip(keys, [()] * len(keys), strict=True), folder), about)
+
+
+class _Rows(NamedTuple):
+    """What rows.jsonl of `grainline encode` says."""
+
+    keys: list[str] | None  # of the images
+    pairs: list[dict[str, Any]] | None  # of the texts
+
+
+def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
+    """The arrays of images and of texts, their name, and the rows of a folder."""
+    if isinstance(vectors, str | Path):
+        vectors = [vectors]
+    if isinstance(vectors, Mapping):
+        return (
+            (_array(vectors, "images", "vectors"), _array(vectors, "texts", "vectors")),
+            "arrays",
+            _Rows(None, None),
+        )
+    if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
+        raise UserError("vectors are two arrays or files, of images and of texts, or one file with both")
+    names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
+    arrays = [_read(str(one)) if isinstance(one, str | Path) else {"": one} for one in vectors]
+    sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
+    first, last = (
+        _folder_rows(name, one)
+        for name, one in zip((names[0], names[-1]), (vectors[0], vectors[-1]), strict=True)
+    )
+    return sides, " and ".join(dict.fromkeys(names)), _Rows(first.keys, last.pairs)
+
+
+def _folder_rows(name: str, one: Any) -> _Rows:
+    file = Path(name) / "rows.jsonl"
+    if not isinstance(one, str | Path) or not file.is_file():
+        return _Rows(None, None)
+    rows = [json.loads(line) for line in read_text(str(file)).splitlines()]
+    texts = [
+        {"image": row["key"], "text": row["text"]} for row in rows if row["side"] == "texts" and "key" in row
+    ]
+    return _Rows([row["key"] for row in rows if row["side"] == "images"] or None, texts or None)
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    """The arrays of a file by their names; a large .npy is not read before its rows are used."""
+    file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
+    try:
+        if file.suffix == ".npy":
+            return {"": np.load(file, mmap_mode="r", allow_pickle=False)}
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        if file.suffix == ".safetensors":
+            return load_file(file)
+    except OSError as error:
+        raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
+        raise UserError(f"vectors {file} cannot be read: {error}") from None
+    raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
+
+
+def _array(arrays: Mapping[str, Any], side: str, where: str, both: bool = False) -> Any:
+    """The array of a side; the only one of a file that has one side."""
+    name = next((name for name in NAMES[side] if name in arrays), None)
+    if name is None and len(arrays) == 1 and not both:
+        return next(iter(arrays.values()))
+    if name is None:
+        there = some(list(filter(None, arrays))) or "one array without a name"
+        raise UserError(f"{where} has no array {' or '.join(NAMES[side])}; there is {there}")
+    return arrays[name]
+
+
+def _vectors(array: Any, side: str, similarity: str) -> Tensor:
+    """Vectors [N, D] in float32, of unit length for cosines."""
+    shape = list(array.shape) if hasattr(array, "shape") else list(np.shape(array))
+    if len(shape) != 2 or 0 in shape:
+        raise UserError(f"vectors of {side}s are {shape}; they must be [rows, numbers]")
+    out = torch.empty(shape, dtype=torch.float32)
+    for start, block in _blocks(array, f"vectors of {side}s"):
+        finite = block.isfinite().all(1)
+        if not bool(finite.all()):
+            row = start + int((~finite).nonzero()[0, 0])
+            raise UserError(f"vector {row} of the {side}s has numbers that are NaN or infinite")
+        if similarity == "cosine":
+            empty = (block == 0).all(1)
+            if bool(empty.any()):
+                row = start + int(empty.nonzero()[0, 0])
+                raise UserError(
+                    f"vector {row} of the {side}s has length 0, so no cosine; leave it out, or take dot"
+                )
+            block = F.normalize(block / block.abs().amax(1, keepdim=True), dim=1)
+        out[start : start + len(block)] = block
+    return out
+
+
+def _blocks(array: Any, what: str) -> Iterator[tuple[int, Tensor]]:
+    """Rows of numpy or torch in float64, some at a time."""
+    if not isinstance(array, Tensor):
+        array = np.asarray(array) if not isinstance(array, np.ndarray) else array
+        if array.dtype.kind not in "fiu":
+            raise UserError(f"{what} are of type {array.dtype}; they must be numbers")
+    for start in range(0, len(array), BLOCK):
+        some_rows = array[start : start + BLOCK]
+        yield (
+            start,
+            some_rows.detach().cpu().double()
+            if isinstance(some_rows, Tensor)
+            else torch.from_numpy(np.array(some_rows, dtype=np.float64)),
+        )
+
+
+def _matrix(scores: Any) -> np.ndarray:
+    """Scores [N, M], from a file or an array, none of them NaN."""
+    array = _array(_read(str(scores)), "images", str(scores)) if isinstance(scores, str | Path) else scores
+    matrix = array.detach().cpu().float().numpy() if isinstance(array, Tensor) else np.asanyarray(array)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise UserError(f"scores are {list(matrix.shape)}; they must be [images, texts]")
+    for start, block in _blocks(matrix, "scores"):
+        if bool(block.isnan().any()):
+            row, column = block.isnan().nonzero()[0].tolist()
+            raise UserError(f"the score of image {start + row} and text {column} is NaN")
+    return matrix
+
+
+def _lines(pairs: Any, where: str) -> list[Mapping[str, Any]]:
+    """The fields of each text, in the order of the texts."""
+    if isinstance(pairs, str | Path):
+        lines = [line for line in read_text(str(pairs)).split("\n") if line.strip()]
+        try:
+            pairs = [parse_json(line) for line in lines]
+        except ValueError as error:
+            raise UserError(f"{where} is no file of JSON lines, each {FORM}: {error}") from None
+    if isinstance(pairs, Tensor | np.ndarray):
+        pairs = pairs.tolist()
+    if not isinstance(pairs, Sequence):
+        raise UserError(
+            f"{where} are of type {type(pairs).__name__}; give a file, or a list with one entry a text"
+        )
+    return [_line(one, i, where) for i, one in enumerate(pairs)]
+
+
+def _line(one: Any, number: int, where: str) -> Mapping[str, Any]:
+    if isinstance(one, tuple | list) and len(one) == 2:
+        one = {"image": one[0], "text": one[1]}
+    elif one is None or isinstance(one, int | str | np.integer):
+        one = {"image": one}
+    if not isinstance(one, Mapping) or "image" not in one or not isinstance(one.get("text", ""), str):
+        raise UserError(f"{where}: entry {number + 1} is no pair; write {FORM}")
+    if isinstance(one["image"], bool | list | dict | float):
+        raise UserError(f"{where}: entry {number + 1}: image is a row or a name, one of them, or null")
+    return one
+
+
+def _matched(
+    lines: list[Mapping[str, Any]], where: str, images: int, texts: int, keys: list[str] | None
+) -> tuple[list[int], list[str], list[str]]:
+    """The row of the image of each text (-1 for none), the texts, and the names of the images."""
+    if len(lines) != texts:
+        raise UserError(
+            f"{where} has {amount(len(lines), 'line')} for {amount(texts, 'text vector')};"
+            " one a text is needed"
+        )
+    values = [line["image"] for line in lines]
+    named = list(dict.fromkeys(value for value in values if isinstance(value, str)))
+    if named and any(isinstance(value, int | np.integer) for value in values):
+        raise UserError(f"{where} has rows and names of images; use one of them throughout")
+    if named and keys is None and len(named) != images:
+        raise UserError(
+            f"{where} names {amount(len(named), 'image')} for {amount(images, 'image vector')}; names"
+            " stand for rows in order of first appearance, so each image needs a text; or give rows"
+        )
+    rows = {key: i for i, key in enumerate(named if keys is None else keys)}
+    names = dict(enumerate(rows)) if rows and (named or keys) else {}
+    owner = []
+    for i, (line, value) in enumerate(zip(lines, values, strict=True), 1):
+        row = -1 if value is None else rows.get(value, -1) if isinstance(value, str) else int(value)
+        if value is not None and not 0 <= row < images:
+            near = suggestion(value, rows) if isinstance(value, str) else f"; rows are 0 to {images - 1}"
+            raise UserError(f"{where}: entry {i}: there is no image {value!r}{near}")
+        if "key" in line and names.setdefault(row, str(line["key"])) != str(line["key"]):
+            raise UserError(f"{where}: entry {i}: image {row} has another key before, {names[row]}")
+        owner.append(row)
+    strings = [line.get("text", f"text {i}") for i, line in enumerate(lines)]
+    return owner, strings, [names.get(row, str(row)) for row in range(images)]
+
+
+def _encoded(vector: Tensor, image: Tensor) -> Encoded:
+    number = len(vector)
+    return Encoded(
+        vector,
+        vector.new_zeros(number, 0, vector.shape[1]),
+        torch.zeros(number, 0).bool(),
+        torch.arange(number),
+        image,
+    )
