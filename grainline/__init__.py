@@ -7,6 +7,7 @@
     texts = model.encode(texts="A red circle. Below it stands a small striped square.")
     model.similarity(images, texts)              # [2, 1]
     model.heat("a.jpg", texts=["the small striped square"])
+    model.heat_image("a.jpg", "the small striped square").save("look.png")
 
     grainline.train("clip/scenes", "runs/x", data="photos/")
     grainline.evaluate("runs/x", "scenes:dev", "retrieval").metrics
@@ -15,7 +16,7 @@ load             a run folder, a saved model, or a checkpoint by name -> Model
 from_pretrained  a model of the Hugging Face hub -> Model
 train            a recipe and data -> the folder of the trained weights
 evaluate         a model and data -> Result, with intervals and chance
-Model            encode, similarity, heat, save, push_to_hub
+Model            encode, similarity, heat, heat_image, segment, save, push_to_hub
 UserError        what is raised when an input is wrong: one line that says what is allowed
 
 Importing the package loads neither torch nor transformers; the first use of a name does.

@@ -77,7 +77,7 @@ def test_heat_lies_on_the_area_that_is_read_and_the_rest_is_dark(tmp_path: Path)
     assert found.size == WIDE
     toward = np.abs(pixels - FOR).sum(2) <= np.abs(plain - FOR).sum(2)
     assert toward[:3, 5:9].all(), "orange begins where the square begins, in column 5"
-    assert np.array_equal(pixels[15:, 21:24], plain[15:, 21:24])
+    assert (pixels[15:, 21:24, 2] > pixels[15:, 21:24, 0]).mean() > 0.6, "blue where less"
     for outside in (pixels[:, :4], pixels[:, 26:]):
         assert (outside == outside[..., :1]).all(), "grey"
         assert outside.max() <= 0.3 * 255 + 1
@@ -154,7 +154,7 @@ def test_every_method_shows_where_texts_are(method: str, tmp_path: Path, capsys:
     changes = {"caft": ("heads=2", "composer.depth=1", "composer.heads=2"), "flair": ("heads=2",)}
     changes |= {"tgt": ("text.groups=3", "text.later=1")}
     model = saved(tiny_model(method, changes=changes.get(method, ())), tmp_path / "model")
-    (tmp_path / "told.jsonl").write_text('{"key": "wide.png", "descriptions": ["A dog."]}\n')
+    (tmp_path / "told.jsonl").write_text('{"image_id": "wide.png", "text": "A dog."}\n')
     png, html = tmp_path / "x.png", tmp_path / "x.html"
     more = ("--descriptions", tmp_path / "told.jsonl") if method == "seps" else ()
     line = ("show", model, photo(tmp_path), "--text", "A red dog runs.", "--out", png, "--out", html, *more)
