@@ -82,10 +82,10 @@ def other_texts(source: str | None, run: Path | None, own: Collection[str] = ())
     if source is not None:
         some, words = _of_source(source), f"sentences of {source}"
     else:
-        drawn = _trained_on_scenes(run)
-        some = [*(() if drawn else PHOTOGRAPHS), *(() if drawn is False else _of_source(SCENES))]
+        only_scenes = _trained_on_scenes(run)
+        some = [*(() if only_scenes else PHOTOGRAPHS), *(() if only_scenes is False else _of_source(SCENES))]
         kinds = {True: "drawn scenes", False: "photographs", None: "photographs and of drawn scenes"}
-        words = f"built-in sentences of {kinds[drawn]}"
+        words = f"built-in sentences of {kinds[only_scenes]}"
     apart = {text.casefold() for text in own}
     left = [text for text in dict.fromkeys(some) if text.casefold() not in apart]
     if len(left) < FEWEST:
@@ -122,9 +122,9 @@ def _trained_on_scenes(run: Path | None) -> bool | None:
     """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
     try:
         recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
-        drawn = {
+        kinds = {
             str(path).partition(":")[0].partition("?")[0] == "scenes" for path in recipe["data"]["paths"]
         }
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
-    return drawn.pop() if len(drawn) == 1 else None
+    return are_scenes.pop() if len(are_scenes) == 1 else None

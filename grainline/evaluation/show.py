@@ -302,8 +302,8 @@ def heat_rows(model: Model, photo: Photo, texts: Sequence[str], null: Encoded) -
                 words = part.text if part is sentence else f"{OPEN}{part.text}{CLOSE}"
                 where = place(over, FLOOR)
                 below = f"score {part.score:.3f}{f', {NOTHING}' * (where == NOTHING)}"
-                drawn = heat_overlay(photo.image, over, photo.area)
-                panels.append(Panel(words, drawn, below, alt=f"heat of '{part.text}': {where}"))
+                image_with_heat = heat_overlay(photo.image, over, photo.area)
+                panels.append(Panel(words, image_with_heat, below, alt=f"heat of '{part.text}': {where}"))
             out.append(Row(panels, head, large=True))
             head = ""
     return out
