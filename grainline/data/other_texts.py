@@ -122,7 +122,7 @@ def _trained_on_scenes(run: Path | None) -> bool | None:
     """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
     try:
         recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
-        kinds = {
+        are_scenes = {
             str(path).partition(":")[0].partition("?")[0] == "scenes" for path in recipe["data"]["paths"]
         }
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
