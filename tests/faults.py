@@ -1514,7 +1514,7 @@ SHOWN = [
     Fault("methods/heat.py", "tests/test_heat_image.py", "a mask has something where nothing stands out",
           "if inside.max() >= FLOOR:", "if True:"),
     Fault("data/other_texts.py", "tests/test_heat_image.py", "a text is compared with itself",
-          "if text.casefold() not in apart", "if text"),
+          "if text.casefold() not in excluded", "if text"),
     Fault("evaluation/show.py", "tests/test_heat_image.py", "a map without colour does not say so",
           "f', {NOTHING}' * (where == NOTHING)", "'' * (where == NOTHING)"),
     Fault("report/heatmap.py", "tests/test_show.py", "lines of all stages are equally heavy",

@@ -86,8 +86,8 @@ def other_texts(source: str | None, run: Path | None, own: Collection[str] = ())
         some = [*(() if only_scenes else PHOTOGRAPHS), *(() if only_scenes is False else _of_source(SCENES))]
         kinds = {True: "drawn scenes", False: "photographs", None: "photographs and of drawn scenes"}
         words = f"built-in sentences of {kinds[only_scenes]}"
-    apart = {text.casefold() for text in own}
-    left = [text for text in dict.fromkeys(some) if text.casefold() not in apart]
+    excluded = {text.casefold() for text in own}
+    left = [text for text in dict.fromkeys(some) if text.casefold() not in excluded]
     if len(left) < FEWEST:
         raise UserError(
             f"{source} has {len(left)} other sentences; heat is measured against {FEWEST} or more"
