@@ -7,6 +7,7 @@
     texts = model.encode(texts="A red circle. Below it stands a small striped square.")
     model.similarity(images, texts)              # [2, 1]
     model.heat("a.jpg", texts=["the small striped square"])
+    model.heat_image("a.jpg", "the small striped square").save("look.png")
 
     grainline.train("clip/scenes", "runs/x", data="photos/")
     result = grainline.evaluate("runs/x", "photos/")
@@ -18,7 +19,7 @@ train            a recipe and data -> the folder of the trained weights
 evaluate         a model, or vectors of another program, and data -> Result, with intervals and chance
 compare          two results on the same data -> the difference of every metric, with intervals
 Result           print, ["text to image R@1"], save, load, to_dict, compare
-Model            encode, similarity, heat, save, push_to_hub
+Model            encode, similarity, heat, heat_image, segment, save, push_to_hub
 Callback         what `train` calls after steps and validations; StopTraining ends a run
 UserError        what is raised when an input is wrong: one line that says what is allowed
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -21,15 +22,15 @@ from torch import Tensor
 from grainline import hub
 from grainline.build import Description, image_settings
 from grainline.data.descriptions import Described
-from grainline.data.image_inputs import ImageLike, count_of, is_one_image, open_image, several
-from grainline.data.record import CorruptSample
+from grainline.data.image_inputs import ImageLike, count_of, is_one_image, original, several
+from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.transforms import EvalTransform
+from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError
 from grainline.methods.base import Method
+from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
-from grainline.nn.upsample import contrast, on_grid, on_segments
 from grainline.progress import progress
 from grainline.types import (
     Encoded,
@@ -206,11 +207,70 @@ class Model:
         of sum 1 over the tokens, or less where the text attends to nothing. For many methods it is nearly the
         same number everywhere, and only `null` makes differences visible.
         """
-        if not self.method.has_layout:
-            raise UserError(f"the image tokens of {self.description.method} have no places in the image")
+        self.require_layout()
         others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
         a, b = self.encode(images=[image]), self.encode(texts=texts)
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
+
+    def heat_image(
+        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
+    ) -> Any:
+        """Where a text shows, as colours over the whole image at its own resolution: a PIL image in RGB.
+
+        text  one string, or several: a list of images then
+        null  16 or more other texts to compare with, as in `heat`; None: built-in sentences of photographs,
+              of drawn scenes, or of both, as the recipe of the run says
+
+        Orange is where the image shows more of the text than of other texts and blue where less, from the
+        reach of other texts on; an image without colour has no contrast. What the model does not read of the
+        image is dark.
+        """
+        single, whole = isinstance(text, str), original(image)
+        area, maps = self._contrast(image, whole.size, text, null)
+        images = [heat_overlay(whole, one, area) for one in maps]
+        return images[0] if single else images
+
+    def segment(
+        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
+    ) -> np.ndarray:
+        """Where a text shows, as a mask over the whole image at its own resolution: [H, W] bool
+
+        text  one string, or several: [M, H, W] then
+        null  as in `heat_image`
+
+        Where contrast reaches 1 somewhere, as it does for one of five other texts, the mask is what lies
+        above Otsu's threshold of the contrast, the rule of `--suite referring`; else it is empty, where Otsu
+        alone would split any map in two. What the model does not read is never in it.
+        """
+        single, whole = isinstance(text, str), original(image)
+        area, maps = self._contrast(image, whole.size, text, null)
+        masks = np.stack([mask_of(one, area) for one in maps])
+        return masks[0] if single else masks
+
+    @torch.no_grad()
+    def _contrast(
+        self,
+        image: ImageLike,
+        size: tuple[int, int],
+        text: str | Sequence[str],
+        null: Encoded | Sequence[str] | None,
+    ) -> tuple[Box, Iterator[np.ndarray]]:
+        """The area of an image of this width and height that is read, and the contrast of each text."""
+        texts = [text] if isinstance(text, str) else list(several(text, "text"))
+        if not (texts and all(isinstance(one, str) and one.strip() for one in texts)):
+            raise UserError("give a text with words to look for, or several")
+        if null is None:
+            null = other_texts(None, self.run, texts).sentences
+        others = null if isinstance(null, Encoded) else self.encode(texts=null)
+        self.require_layout()
+        a, area = self.encode(images=[image]), read_area(self.transform, size)
+        heat = token_heat(self.method, a, self.encode(texts=texts), others)
+        return area, (over_image(self.method, a, one, area, size) for one in heat)
+
+    def require_layout(self) -> None:
+        """Raise UserError where image tokens have no places in the image."""
+        if not self.method.has_layout:
+            raise UserError(f"the image tokens of {self.description.method} have no places in the image")
 
     def save(
         self,
@@ -353,13 +413,7 @@ class Model:
         return description_texts(tokens.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:
-        if isinstance(image, Described):
-            return self._square(image.image)
-        name = str(image) if isinstance(image, str | Path) else "image"
-        try:
-            return self.transform(open_image(image), name)
-        except CorruptSample as error:
-            raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
+        return self.transform(original(image))
 
 
 @torch.no_grad()
@@ -383,42 +437,6 @@ def _encoder(config: Any) -> str:
     """The name of an encoder in words: its checkpoint, or its kind and size."""
     checkpoint = getattr(config, "pretrained", None)
     return str(checkpoint or f"{type(config).__name__.removesuffix('Config')} of width {config.width}")
-
-
-def heat_of(
-    method: Method, image: Encoded, texts: Encoded, null: Encoded | None, size: tuple[int, int]
-) -> Tensor:
-    """Where texts show in one image: [M, H, W]
-
-    image  one row, as the method encodes it
-    null   other texts to compare with, as in `Model.heat`
-    size   (H, W) of the result
-    """
-
-    def own(of: Encoded) -> tuple[Encoded, Tensor]:
-        same = rows(image, torch.zeros(len(of.item), dtype=torch.int64, device=of.vector.device))
-        return same, method.heat(same, of)
-
-    same, heat = own(texts)
-    if null is not None:
-        heat = contrast(heat, own(null)[1], image.mask[0])
-    return on_pixels(method, same, heat, size)
-
-
-def on_pixels(method: Method, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:
-    """Heat over image tokens [N, L] as heat over the square that the method reads: [N, H, W]
-
-    images  [N] with their tokens
-    size    (H, W) of the result
-
-    Tokens on a grid are interpolated between their centres. A segment has one heat and sharp borders; a
-    smaller result has the means.
-    """
-    if method.segmented:
-        assert images.places is not None, "segments without places"
-        return on_segments(heat, images.places, size)
-    assert method.grid is not None, "image tokens without a layout; ask `has_layout` first"
-    return on_grid(heat, method.grid, size)
 
 
 def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:

@@ -24,9 +24,10 @@ from grainline.methods.base import Method
 from grainline.methods.caft import BLEND, CAFT, Adapter, Composer, ComposerConfig
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
+from grainline.methods.heat import on_pixels
 from grainline.methods.shared import clamp_scales
 from grainline.methods.text_parts import Parts, row_ids
-from grainline.model import Model, on_pixels
+from grainline.model import Model
 from grainline.nn.pooling import unit
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe

@@ -41,9 +41,10 @@ from grainline.evaluation.suites.regions import (
     box_iou,
     box_scores,
     box_sums,
-    unit_range,
 )
-from grainline.model import Model, on_pixels
+from grainline.methods.heat import on_pixels
+from grainline.model import Model
+from grainline.nn.upsample import unit_range
 from grainline.report.heatmap import dashed, ruled
 from grainline.report.page import MissingImage
 from grainline.types import Encoded

@@ -16,12 +16,13 @@ from torch import nn
 from tuning import method
 
 from grainline.build import Description, image_settings, method_config, start
-from grainline.data.transforms import EvalTransform
+from grainline.data.transforms import Box, EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
-from grainline.evaluation.show import segment_panels
+from grainline.evaluation.show import Photo, segment_panels
 from grainline.methods.base import Method
-from grainline.model import Model, on_pixels
+from grainline.methods.heat import on_pixels
+from grainline.model import Model
 from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
 from grainline.types import Images, Texts
 
@@ -95,7 +96,8 @@ def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
-    (row,) = segment_panels(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
+    photo = Photo("a", square, square, Box(0, 0, made.size, made.size))
+    (row,) = segment_panels(Model(description, made, tokenizer()), photo, [], 1.0).rows
     assert row.panels[1].words.endswith(" segments")
 
 

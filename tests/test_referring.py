@@ -30,17 +30,15 @@ from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.referring import (
-    BINS,
     BOX,
     WHOLE,
     ReferringSuite,
     centred_box,
-    otsu_mask,
     overlap,
-    thresholds,
 )
-from grainline.evaluation.suites.regions import HEAT, unit_range
+from grainline.evaluation.suites.regions import HEAT
 from grainline.model import Model
+from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
 from grainline.report.heatmap import outlined
 
 Capture = pytest.CaptureFixture[str]

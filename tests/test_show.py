@@ -14,6 +14,7 @@ from runs import call, complaint
 from test_viz import EVIL, Page
 
 from grainline.data.texts import balanced_chunks
+from grainline.data.transforms import Box
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
 from grainline.evaluation.examples import (
@@ -22,29 +23,28 @@ from grainline.evaluation.examples import (
     attention_of,
     end_of_scale,
 )
-from grainline.evaluation.show import check_texts, segment_panels, segmentations
+from grainline.evaluation.show import Photo, check_texts, segment_panels, segmentations
 from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
+from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, ramp, segmented
 from grainline.report.png import (
     DPI,
     LINE,
     MAPS_FOOT,
     MAPS_GAP,
     MAPS_HEAD,
-    PIXELS,
     SIDE,
     SPACE,
     UNDER,
-    ramp,
     write_panels,
 )
 from grainline.types import Images
 
 Capture = pytest.CaptureFixture[str]
 CAFT_CHANGES = ("heads=2", "composer.depth=1", "composer.heads=2")
+ALL = Box(0, 0, 8, 8)
 LONG = "A red dog runs. The cat sleeps. A blue bird. Sand, grass. The house is green."
 
 
@@ -54,6 +54,12 @@ def segmenting(seed: int = 0) -> Model:
 
 def square(model: Model, folder: Path, seed: int = 0) -> Image.Image:
     return model.cropped(photo(folder / f"{seed}.png", seed))
+
+
+def whole(seen: Image.Image, folder: Path) -> Photo:
+    """A square as an image that is read whole."""
+    seen.save(folder / "square.png")
+    return Photo(str(folder / "square.png"), seen, seen, ALL)
 
 
 # Segments
@@ -132,7 +138,7 @@ def test_who_can_look() -> None:
 def test_each_part_looks_as_it_would_alone(values: dict[str, object], tmp_path: Path) -> None:
     model = tiny_model("caft", 0, values, CAFT_CHANGES)
     seen = square(model, tmp_path)
-    (found,) = attention_maps(model, seen, [LONG])
+    (found,) = attention_maps(model, seen, [LONG], ALL, (8, 8))
     method = model.method
     assert isinstance(method, CAFT)
     words = balanced_chunks(LONG, 4, method.cfg.chunking)
@@ -171,19 +177,19 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
     limit = end_of_scale(model, seen)
     assert limit == min(1, TIMES / 6) == 1
     for end in (limit, 0.2):
-        stages, *found = (
-            row.panels for row in segment_panels(model, "a", seen, [LONG, "The cat sleeps."], end).rows
-        )
+        texts = [LONG, "The cat sleeps."]
+        rows = segment_panels(model, whole(seen, tmp_path), texts, end).rows
+        stages, *found = (row.panels for row in rows)
         assert [len(row) for row in (stages, *found)] == [5, 4, 1]
         assert [panel.words[:4] for panel in found[0]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
         assert found[1][0].words == "2  The cat sleeps."
-        parts = [one for text in attention_maps(model, seen, [LONG, "The cat sleeps."]) for one in text]
+        parts = [one for text in attention_maps(model, seen, texts, ALL, (8, 8)) for one in text]
         for panel, (part, heat) in zip([*found[0], *found[1]], parts, strict=True):
             assert panel.below == f"empty {part.empty:.2f}"
             drawn = np.asarray(overlay(seen, heat, end))
-            assert np.array_equal(np.asarray(panel.image), enlarged(drawn, PIXELS))
+            assert np.array_equal(np.asarray(panel.image), drawn)
     assert [panel.words for panel in stages] == [
-        "as the model sees it",
+        "the image",
         "16 superpixels",
         "6 segments",
         "4 segments",
@@ -193,10 +199,10 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
 
 def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
     model = tiny_model("flair", changes=("heads=2",))
-    found = segment_panels(model, "a", square(model, tmp_path), [LONG, "The cat."], 0.5)
+    found = segment_panels(model, whole(square(model, tmp_path), tmp_path), [LONG, "The cat."], 0.5)
     words = [[panel.words for panel in row.panels] for row in found.rows]
-    assert words == [["as the model sees it", f"1  {LONG}", "2  The cat."]]
-    alone = segment_panels(model, "a", square(model, tmp_path), ["The cat."], 0.5)
+    assert words == [["the image", f"1  {LONG}", "2  The cat."]]
+    alone = segment_panels(model, whole(square(model, tmp_path), tmp_path), ["The cat."], 0.5)
     assert [panel.words for panel in alone.rows[0].panels[1:]] == ["The cat."]
 
 
@@ -224,7 +230,7 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     assert [at(1, 1), at(0, 2)] == [panel.image.getpixel((0, 0)) for panel in (panels[6], panels[2])]
     assert at(0, 1) == (255, 255, 255)
     assert MAPS_GAP > 0
-    bar = np.asarray(ramp())[0].astype(int)
+    bar = np.asarray(ramp(120, 24))[0].astype(int)
     assert np.abs(bar[0] - 255).max() <= 5
     assert (np.diff(bar[:, 2]) <= 0).all(), "from no colour to the full one"
 
@@ -243,7 +249,7 @@ def tall(png: Path) -> int:
 
 def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture) -> None:
     model, png, html = segmenting(), tmp_path / "x.png", tmp_path / "x.html"
-    given = run(tmp_path, model, "--text", LONG, EVIL, "--png", png, "--html", html)
+    given = run(tmp_path, model, "--text", LONG, EVIL, "--out", png, "--out", html)
     assert call(*given) == 0
     assert capsys.readouterr().out.count("written: ") == 2
     words = Page(html.read_text()).words
@@ -251,16 +257,16 @@ def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture)
         assert part in words
     assert "longer than the model reads" in words
     large = tall(png)
-    assert call(*run(tmp_path, model, "--png", png)) == 0
+    assert call(*run(tmp_path, model, "--out", png)) == 0
     assert tall(png) < large
-    assert call(*run(tmp_path, model, "--text", LONG, "--scale", "0.05", "--html", html)) == 0
+    assert call(*run(tmp_path, model, "--text", LONG, "--scale", "0.05", "--out", html)) == 0
     assert "full orange: 0.05" in Page(html.read_text()).words
 
 
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     model = segmenting()
-    out = ("--html", tmp_path / "x.html")
-    assert complaint(capsys, *run(tmp_path, model)).endswith("give --png FILE or --html FILE")
+    out = ("--out", tmp_path / "x.html")
+    assert complaint(capsys, *run(tmp_path, model)).endswith("give --out FILE.png, --out FILE.html or both")
     for wrong in ("0", "1.5"):
         said = complaint(capsys, *run(tmp_path, model, *out, "--text", "a", "--scale", wrong))
         assert f"--scale is {wrong}; it is a weight above 0" in said
@@ -268,10 +274,6 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
     assert "--text number 2 has no words" in complaint(
         capsys, *run(tmp_path, model, *out, "--text", "a", " ")
     )
-    with pytest.raises(
-        UserError, match=r"^clip has neither segments .*`grainline evaluate MODEL .* --png FILE`$"
-    ):
-        check_texts(tiny_model("clip"), ["a"])
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
         check_texts(tiny_model("flair", changes=("heads=2",)), [])
     (tmp_path / "c.png").write_text("no image")

@@ -323,7 +323,7 @@ def test_the_command_shows_selected_patches_with_captions_and_descriptions(
 ) -> None:
     model, png, html = tiny_model("seps"), tmp_path / "x.png", tmp_path / "x.html"
     told = file(tmp_path / "told.jsonl", {"a.png": f"The dog. {EVIL}", str(tmp_path / "b.png"): "The cat."})
-    given = run(tmp_path, model, "--text", "A red dog.", EVIL, "--png", png, "--html", html)
+    given = run(tmp_path, model, "--text", "A red dog.", EVIL, "--out", png, "--out", html)
     assert "a.png has none" in complaint(capsys, *given, "--descriptions", "long")
     assert "--descriptions" in complaint(capsys, *given)
     assert not html.exists()
@@ -345,7 +345,7 @@ def test_the_command_shows_selected_patches_with_captions_and_descriptions(
 
 def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Path, capsys: Capture) -> None:
     model, html = tiny_model("laps"), tmp_path / "x.html"
-    given = run(tmp_path, model, "--text", "A red dog.", "--html", html)
+    given = run(tmp_path, model, "--text", "A red dog.", "--out", html)
     assert call(*given) == 0
     words = Page(html.read_text()).words
     assert words.count("kept for the caption") == 2

@@ -239,7 +239,19 @@ def show(
     model: Model,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="One or more files.")],
     text: Annotated[
-        list[str] | None, typer.Option(help="One or more texts; each part of one has a map of its own.")
+        list[str] | None,
+        typer.Option(help="One or more texts; each sentence and phrase of one has a map of its own."),
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="File to write: .png for a figure, .html for a page; give it twice for both."),
+    ] = None,
+    others: Annotated[
+        str | None,
+        typer.Option(
+            help="Other texts that heat is measured against: a .txt file with a text a line, or a data source"
+            " with captions (default: built-in sentences of photographs or of drawn scenes)."
+        ),
     ] = None,
     scale: Annotated[
         float | None,
@@ -254,10 +266,9 @@ def show(
             " are paths as they are given, or names of files (default: those of the run's recipe)."
         ),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a figure.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
 ) -> None:
-    """Show the segments of images, where texts attend, or which patches are selected for a text."""
+    """Show where texts are in images, and the segments, attention or selected patches of a method."""
+    check_model(model)
     from grainline.evaluation.show import show as run
     from grainline.training.recipe import descriptions_for
 
@@ -265,10 +276,10 @@ def show(
         model,
         images,
         text or (),
+        out=out or (),
         scale=scale,
-        png=png,
-        html=html,
+        others=others,
         descriptions=lambda opened: descriptions_for(opened, model, descriptions),
     )
-    for path in filter(None, (png, html)):
+    for path in out or ():
         print(f"written: {path}")

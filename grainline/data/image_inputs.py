@@ -13,8 +13,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from grainline.data.decode import decode
 from grainline.data.descriptions import Described
 from grainline.data.formats.plain import read_plain
+from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
 
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor | Described
@@ -66,6 +68,17 @@ def open_image(image: ImageLike) -> bytes | Image.Image:
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"image {image} cannot be read: {why}") from None
+
+
+def original(image: ImageLike) -> Image.Image:
+    """An image whole, in RGB, upright. Raises UserError for what is no image."""
+    if isinstance(image, Described):
+        return original(image.image)
+    name = str(image) if isinstance(image, str | Path) else "image"
+    try:
+        return decode(Record(name, open_image(image), ()))
+    except CorruptSample as error:
+        raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
 
 
 def _holds_objects(inputs: np.ndarray | Tensor) -> bool:

@@ -19,11 +19,13 @@ from grainline.data.decode import decode
 from grainline.data.phrases.patterns import Phrase, select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
+from grainline.data.transforms import Box
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
 from grainline.methods.base import HasAttention, Method, parts_of
+from grainline.methods.heat import over_image
 from grainline.methods.patch_selection.types import SelectsPatches
-from grainline.model import ImageLike, Model, given, on_pixels
+from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
@@ -153,6 +155,17 @@ def look_at(
     """
     if isinstance(image, MissingImage):
         return CaseImage(image, "")
+    described, located = given(image, description), model.method.has_layout
+    scored, strings, left_out = scored_parts(model, described, text)
+    heat = model.heat(described, strings, null).cpu().numpy() if located else None
+    return CaseImage(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+
+
+def scored_parts(model: Model, image: ImageLike, text: str) -> tuple[list[SentenceScore], list[str], str]:
+    """The sentences of a text with the phrases in each, scored in an image; all as strings; what is left out.
+
+    In the strings each sentence comes right before its phrases.
+    """
     everything = sentences(text)
     first, located = everything[:SENTENCES], model.method.has_layout
     phrases = phrases_of(text, first) if located else [[] for _ in first]
@@ -160,15 +173,13 @@ def look_at(
     number = Counter(i for _, i in turns[:PHRASES])  # turn by turn: a long sentence leaves room for others
     phrases = [inside[: number[i]] for i, inside in enumerate(phrases)]
     strings = [part for one, inside in zip(first, phrases, strict=True) for part in (one.text, *inside)]
-    described = given(image, description)
-    score = iter(model.score([described], strings)[0].tolist())
+    score = iter(model.score([image], strings)[0].tolist())
     scored = [
         SentenceScore(
             one.text, next(score), phrases=[SentenceScore(phrase, next(score)) for phrase in inside]
         )
         for one, inside in zip(first, phrases, strict=True)
     ]
-    heat = model.heat(described, strings, null).cpu().numpy() if located else None
     cut_sentences = len(everything) - len(first)
     cut_phrases, all_phrases = len(turns) - number.total(), len(turns)
     parts = []
@@ -177,8 +188,7 @@ def look_at(
     if cut_phrases:
         where = " in those shown" if cut_sentences else ""
         parts.append(f"{cut_phrases} of {all_phrases} phrases{where}, at the end of their sentences")
-    left_out = f"Left out: {'; '.join(parts)}." if parts else ""
-    return CaseImage(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+    return scored, strings, f"Left out: {'; '.join(parts)}." if parts else ""
 
 
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
@@ -249,16 +259,17 @@ def end_of_scale(model: Model, square: ImageLike) -> float:
 
 
 def attention_maps(
-    model: Model, square: ImageLike, texts: Sequence[str]
+    model: Model, image: ImageLike, texts: Sequence[str], area: Box, size: tuple[int, int]
 ) -> list[list[tuple[Part, np.ndarray]]]:
-    """Where the parts of each text attend in a square: each with its weights over the pixels, [S, S]"""
-    method, size = model.method, (model.method.size, model.method.size)
-    images = model.encode(images=[square])
+    """Where the parts of each text attend in an image: each with its weights over the pixels, [H, W]
+
+    area, size  what is read of the image, its width and height, as in `methods.heat.over_image`
+    """
+    method, images = model.method, model.encode(images=[image])
     same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
 
-    def on_square(part: Part) -> np.ndarray:
-        heat = on_pixels(method, images, part.weight[None, :-1].to(model.device), size)[0]
-        return heat.cpu().numpy()
+    def on_image(part: Part) -> np.ndarray:
+        return over_image(method, images, part.weight[:-1].to(model.device), area, size)
 
     parts_of_texts = attention_of(method, same, model.encode(texts=texts), texts)
-    return [[(part, on_square(part)) for part in parts] for parts in parts_of_texts]
+    return [[(part, on_image(part)) for part in parts] for parts in parts_of_texts]

@@ -1,7 +1,8 @@
-"""`grainline show`: the segments of images, where the parts of texts attend, or the patches that stay.
+"""`grainline show`: where texts show in images, over the whole images.
 
-A map that is stretched to its own range hides that a text looks at nothing, so all maps are drawn on one
-scale, and the weight of the empty slot stands below each.
+Methods have a map of contrast for each sentence and phrase of a text; those with segments, attention or a
+choice of patches have figures of their own. A map that is stretched to its own range hides that a text looks
+at nothing, so all maps are on one scale, and the weight of the empty slot stands below each.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +14,28 @@ import torch
 from PIL import Image
 
 from grainline.data.descriptions import Descriptions
+from grainline.data.image_inputs import original
+from grainline.data.other_texts import OtherTexts, other_texts
+from grainline.data.transforms import Box
 from grainline.errors import UserError
-from grainline.evaluation.examples import attention_maps, end_of_scale
+from grainline.evaluation.examples import attention_maps, end_of_scale, scored_parts
 from grainline.evaluation.result import writable
 from grainline.evaluation.suites.phrases import pieces
 from grainline.loading import load
-from grainline.methods.base import HasAttention, require_attention
+from grainline.methods.base import HasAttention, Method
+from grainline.methods.heat import heat_overlay, over_image, read_area, token_heat
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
-from grainline.model import Model, given
-from grainline.nn.upsample import place
+from grainline.model import ImageLike, Model, given
+from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.case import Case, Panel, Row, cases_html
 from grainline.report.heatmap import (
-    enlarged,
+    LegendEntry,
+    dark_outside,
     legend,
-    overlay,
     patch_count,
+    ramp,
+    ruled,
+    scale_bar,
     segmented,
     selected_patches,
     shares,
@@ -35,8 +43,10 @@ from grainline.report.heatmap import (
 )
 from grainline.report.page import Section, hint, render_page, write_page
 from grainline.report.png import PIXELS, require_matplotlib, write_panels
-from grainline.types import Images, each, rows
+from grainline.types import Encoded, Images, each, rows
 
+BAR = 90, 18  # pixels of a colour scale
+LONGEST = 720  # pixels of the longer side of an image in a figure; larger ones are shrunk first
 SCALE = (
     "No colour: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
     " The weights of all segments or patches and of the empty slot sum to 1."
@@ -46,8 +56,42 @@ SELECTION_SCALE = (
     " that it is made of. No colour: no share, full orange: {limit:.3g} or more of the token, in all maps"
     " alike; a frame is around the largest."
 )
+CONTRAST = (
+    "Heat is orange where the image shows more of a text than of other texts and blue where less; 1 is what"
+    " one of five of these reaches, and less has no colour. The others: {number} {source}."
+)
+COSINES = "It is the cosine of each patch with the text; the score of {name} compares whole images."
+UNREAD = "What is dark outside the line is not read by the model."
 LINES = "Lines are heavier, the more stages keep them."
-SQUARE = "as the model sees it"
+OPEN, CLOSE = "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"  # around a phrase
+SQUARE, WHOLE = "the image; what is dark is not read", "the image"
+
+
+class Photo(NamedTuple):
+    """An image of a figure."""
+
+    name: str
+    image: Image.Image  # whole, at most LONGEST pixels high and wide
+    square: Image.Image  # as `model.cropped` gives it
+    area: Box  # of the image, in the square
+    description: str | None = None  # where the method reads one
+
+    @property
+    def input(self) -> ImageLike:
+        """What the model encodes."""
+        return given(self.name, self.description)
+
+    def panel(self, *scales: LegendEntry) -> Panel:
+        """The image alone, with the scales of its maps."""
+        all_read = self.area == (0, 0, *self.image.size)
+        return Panel(WHOLE if all_read else SQUARE, dark_outside(self.image, self.area), legend=scales)
+
+
+def photo_of(model: Model, name: str, description: str | None = None) -> Photo:
+    """An image file for a figure. Raises UserError where it is none."""
+    whole, square = original(name), model.cropped(name)
+    whole.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+    return Photo(name, whole, square, read_area(model.transform, whole.size), description)
 
 
 def show(
@@ -55,55 +99,120 @@ def show(
     images: Sequence[str],
     texts: Sequence[str] = (),
     *,
+    out: Sequence[Path] = (),
     scale: float | None = None,
-    png: Path | None = None,
-    html: Path | None = None,
+    others: str | None = None,
     descriptions: Callable[[Model], Descriptions | None] = lambda model: None,  # noqa: ARG005
 ) -> None:
-    """Write a figure and a page that show images as a model reads them, for some texts.
+    """Write figures and pages that show images as a model reads them, for some texts.
 
+    out           files, which end in .png for a figure or in .html for a page
     scale         weight of a token that has the full colour; by default 8 times an even share
+    others        a .txt file or a data source: texts that heat is measured against (`other_texts`)
     descriptions  of the images, for a method that reads them
 
     Raises UserError where the method has nothing to show, or an image has no description.
     """
-    if not (png or html):
-        raise UserError("nothing to write; give --png FILE or --html FILE")
-    if scale is not None and not (texts and 0 < scale <= 1):
-        raise UserError(f"--scale is {scale:g}; it is a weight above 0 and at most 1, and goes with --text")
-    if png:
+    check_options(out, texts, scale, others)
+    if any(file.suffix == ".png" for file in out):
         require_matplotlib()
-    for file in filter(None, (png, html)):
+    for file in out:
         writable(file)
     loaded = load(model)
     check_texts(loaded, texts)
-    selects = isinstance(loaded.method, SelectsPatches)
+    null = None
+    if texts and not isinstance(loaded.method, HasAttention):
+        null = other_texts(others, loaded.run, texts)
+    elif others is not None:
+        raise UserError("--others is for maps of contrast, and this method has maps of weights; leave it out")
+    weighs = isinstance(loaded.method, HasAttention | SelectsPatches)
+    if scale is not None and not weighs:
+        raise UserError("--scale is for maps of weights, and this method has maps of contrast; leave it out")
     known = descriptions(loaded)
-    described = [None if known is None else known.of_file(image) for image in images]
-    for image, description in zip(images, described, strict=True):
-        if known is not None and description is None:
-            raise UserError(
-                f"the method reads a description of each image, and {image} has none in {known}: name"
-                " a file of `grainline data describe` with --descriptions"
-            )
-    squares = [loaded.cropped(image) for image in images]
-    limit = scale or end_of_scale(loaded, squares[0])
-    panels = [
-        selection_panels(loaded, image, square, texts, description, limit)
-        if selects
-        else segment_panels(loaded, image, square, texts, limit)
-        for image, square, description in zip(images, squares, described, strict=True)
-    ]
-    cut = sum(loaded.read(texts).truncated) if texts else 0
-    note = f" {cut} of {len(texts)} texts are longer than the model reads, and were cut." if cut else ""
-    rule = (SELECTION_SCALE if selects else SCALE).format(limit=limit) + note if texts else ""
+    described = [description_of(known, image) for image in images]
+    photos = [photo_of(loaded, *one) for one in zip(images, described, strict=True)]
+    limit = scale or (end_of_scale(loaded, photos[0].input) if weighs else 1.0)
+    encoded = loaded.encode(texts=null.sentences) if null else None
+    panels = [panels_of(loaded, photo, texts, limit, encoded) for photo in photos]
     title = f"{loaded.description.method}, {model}"
-    if png:
-        write_panels(png, panels, title, rule)
-    if html:
-        lines = LINES if loaded.method.segmented else ""
-        body = hint(f"{lines} {rule}".strip()) + cases_html(panels, "image")
-        write_page(html, render_page(title, "", [Section("Images", body)]))
+    rule = how_to_read(loaded, photos, texts, limit, null)
+    for file in out:
+        if file.suffix == ".png":
+            write_panels(file, panels, title, rule)
+        else:
+            lines = LINES if loaded.method.segmented else ""
+            body = hint(lines) * bool(lines) + cases_html(panels, "image") + hint(rule)
+            write_page(file, render_page(title, "", [Section("Images", body)]))
+
+
+def check_options(out: Sequence[Path], texts: Sequence[str], scale: float | None, others: str | None) -> None:
+    """Raise UserError for options of `show` that do not go together."""
+    if not out:
+        raise UserError("nothing to write; give --out FILE.png, --out FILE.html or both")
+    for file in out:
+        if file.suffix not in (".png", ".html"):
+            raise UserError(f"--out {file} must end in .png, for a figure, or in .html, for a page")
+    if scale is not None and not (texts and 0 < scale <= 1):
+        raise UserError(f"--scale is {scale:g}; it is a weight above 0 and at most 1, and goes with --text")
+    if others is not None and not texts:
+        raise UserError(f"--others {others} has texts to compare those of --text with; give --text")
+
+
+def description_of(known: Descriptions | None, image: str) -> str | None:
+    """The description of an image file; None where the method reads none. Raises UserError for none."""
+    description = None if known is None else known.of_file(image)
+    if known is not None and description is None:
+        raise UserError(
+            f"the method reads a description of each image, and {image} has none in {known}: name"
+            " a file of `grainline data describe` with --descriptions"
+        )
+    return description
+
+
+def panels_of(model: Model, photo: Photo, texts: Sequence[str], limit: float, null: Encoded | None) -> Case:
+    """All that is shown of an image: what the method has of its own, and contrast with other texts.
+
+    limit  the weight that has the full colour
+    null   the other texts; None: no contrast
+    """
+    if isinstance(model.method, SelectsPatches):
+        case = selection_panels(model, photo, texts, limit)
+    else:
+        attends = isinstance(model.method, HasAttention)
+        case = segment_panels(model, photo, texts if attends else (), limit)
+    if null is None:
+        return case
+    more = heat_rows(model, photo, texts, null)
+    image = case.rows[0].panels[0]
+    bar = _bar(scale_bar(*BAR, FLOOR / FULL), "from blue to orange", f"-{FULL:g} to +{FULL:g}")
+    image = image._replace(legend=[*image.legend, bar])
+    alone = len(case.rows) == 1 and len(case.rows[0].panels) == 1
+    if alone:
+        first = more[0]._replace(panels=[image, *more[0].panels])
+        return case._replace(rows=[first, *more[1:]])
+    first = case.rows[0]._replace(panels=[image, *case.rows[0].panels[1:]])
+    return case._replace(rows=[first, *case.rows[1:], *more])
+
+
+def how_to_read(
+    model: Model, photos: Sequence[Photo], texts: Sequence[str], limit: float, null: OtherTexts | None
+) -> str:
+    """What stands below a figure: its scales, what is not read of images, and how many texts are cut."""
+    method, parts = model.method, []
+    if isinstance(method, SelectsPatches):
+        parts.append(SELECTION_SCALE.format(limit=limit))
+    elif texts and isinstance(method, HasAttention):
+        parts.append(SCALE.format(limit=limit))
+    if null is not None:
+        parts.append(CONTRAST.format(number=len(null.sentences), source=null.source))
+        if type(method).heat is Method.heat and not method.pairwise:
+            parts.append(COSINES.format(name=model.description.method))
+    if any(photo.area != (0, 0, *photo.image.size) for photo in photos):
+        parts.append(UNREAD)
+    cut = sum(model.read(texts).truncated) if texts else 0
+    if cut:
+        parts.append(f"{cut} of {len(texts)} texts are longer than the model reads, and were cut.")
+    return " ".join(parts)
 
 
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
@@ -129,42 +238,75 @@ def check_texts(model: Model, texts: Sequence[str]) -> None:
         if not texts:
             raise UserError(f"{name} keeps patches for a text; give --text, to show which ones")
         return
-    if not isinstance(method, HasAttention) and not method.segmented:
-        heat = "; its heat is drawn by `grainline evaluate MODEL --data DATA --png FILE`" * method.has_layout
-        raise UserError(f"{name} has neither segments nor texts that look at image tokens{heat}")
-    if texts:
-        require_attention(method, name, "--text")
-    elif not method.segmented:
+    model.require_layout()
+    if not texts and not method.segmented:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def segment_panels(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Case:
+def segment_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
     """An image as its segments of all stages, and where each part of each text looks.
 
-    square  as `model.cropped` gives it
-    limit   the weight that has the full colour
+    limit  the weight that has the full colour
     """
-    maps = segmentations(model, square)
+    maps = segmentations(model, photo.square)
     stages = [
         Panel(
             f"{len(np.unique(label))} {'segments' if i or len(maps) == 1 else 'superpixels'}",
-            segmented(square, maps[i:], PIXELS),
+            segmented(photo.square, maps[i:], PIXELS),
         )
         for i, label in enumerate(maps)
     ]
     lines = []
-    for i, parts in enumerate(attention_maps(model, square, texts) if texts else (), 1):
+    looks = attention_maps(model, photo.input, texts, photo.area, photo.image.size) if texts else ()
+    for i, parts in enumerate(looks, 1):
         panels = []
         for j, (part, heat) in enumerate(parts, 1):
             # The numbers of text and part, where there are several.
             mark = ".".join(filter(None, (str(i) * (len(texts) > 1), str(j) * (len(parts) > 1))))
-            image = Image.fromarray(enlarged(np.asarray(overlay(square, heat, limit)), PIXELS))
+            image = heat_overlay(photo.image, heat, photo.area, limit, floor=0.0)
             panels.append(Panel(f"{mark}  {part.words}".strip(), image, f"empty {part.empty:.2f}"))
         lines.append(panels)
     if not stages and all(len(panels) == 1 for panels in lines):
-        lines = [[panel for panels in lines for panel in panels]]
-    first, *more = ([stages] if stages else []) + lines
-    return Case(name, rows=[Row([Panel(SQUARE, square), *first]), *map(Row, more)])
+        lines = [[panel for panels in lines for panel in panels]] if lines else []
+    first, *more = ([stages] if stages else []) + lines or [[]]
+    scales = [_weights(limit)] if texts else []
+    whole = [Row([photo.panel(*scales), *first], large=True), *(Row(panels, large=True) for panels in more)]
+    return Case(photo.name, rows=whole)
+
+
+def _weights(limit: float) -> LegendEntry:
+    return _bar(ramp(*BAR), "from none to orange", f"0 to {limit:.3g}")
+
+
+def _bar(colours: Image.Image, how: str, words: str) -> LegendEntry:
+    """A colour scale in a thin frame, since its middle is as white as the page."""
+    return LegendEntry(ruled(colours, [(0, 0, *BAR)]), f"colour scale {how}", words)
+
+
+def heat_rows(model: Model, photo: Photo, texts: Sequence[str], null: Encoded) -> list[Row]:
+    """The sentences of each text, a row for each with its phrases: contrast over the whole image, and scores.
+
+    null  the other texts
+    """
+    image, out = model.encode(images=[photo.input]), []
+    for i, text in enumerate(texts, 1):
+        scored, strings, left_out = scored_parts(model, photo.input, text)
+        with torch.no_grad():
+            heat = iter(token_heat(model.method, image, model.encode(texts=strings), null))
+        number = f"Text {i}." if len(texts) > 1 else ""
+        head = " ".join(filter(None, (number, left_out)))
+        for sentence in scored:
+            panels = []
+            for part in (sentence, *sentence.phrases):
+                over = over_image(model.method, image, next(heat), photo.area, photo.image.size)
+                words = part.text if part is sentence else f"{OPEN}{part.text}{CLOSE}"
+                where = place(over, FLOOR)
+                below = f"score {part.score:.3f}{f', {NOTHING}' * (where == NOTHING)}"
+                image_with_heat = heat_overlay(photo.image, over, photo.area)
+                panels.append(Panel(words, image_with_heat, below, alt=f"heat of '{part.text}': {where}"))
+            out.append(Row(panels, head, large=True))
+            head = ""
+    return out
 
 
 # The patches that a method selects of an image for a caption, for the description, and together; and for each
@@ -182,20 +324,12 @@ class Match(NamedTuple):
     share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
 
 
-def selection_panels(
-    model: Model,
-    name: str,
-    square: Image.Image,
-    texts: Sequence[str],
-    description: str | None,
-    limit: float,
-) -> Case:
+def selection_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
     """An image with the patches that stay for each of some captions, and the tokens that their words find.
 
-    square       as `model.cropped` gives it
-    description  of the image, where the method reads one
-    limit        the share of a patch in a token that has the full colour
+    limit  the share of a patch in a token that has the full colour
     """
+    square, description = photo.square, photo.description
     selection, grid = selection_of(model, square, texts, description), model.method.grid
     out = []
     for i, text in enumerate(texts):
@@ -204,7 +338,7 @@ def selection_panels(
         before = f"Description: {description}\n" if description and not i else ""
         panels = stays(one, square, grid, joint=model.method.reads_descriptions)
         head = f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}"
-        out.append(Row(panels if i else [Panel(SQUARE, square), *panels], head, large=True))
+        out.append(Row(panels if i else [photo.panel(_weights(limit)), *panels], head, large=True))
         words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
         panels = []
         for match in matches(one, words, grid):
@@ -213,7 +347,7 @@ def selection_panels(
             image = shares(square, match.share, limit, PIXELS)
             panels.append(Panel(of, image, match.token, alt=f"{of}: {match.token}, {where}"))
         out.append(Row(panels, summed(one, len(words)), large=True))
-    return Case(name, rows=out)
+    return Case(photo.name, rows=out)
 
 
 def selection_of(

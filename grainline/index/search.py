@@ -25,7 +25,8 @@ from grainline.index.image_files import read_indexed, relative
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader, model_of
 from grainline.index.store import VECTORS
-from grainline.model import ImageLike, Model, given, heat_of
+from grainline.methods.heat import heat_of
+from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
 from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to

@@ -1,4 +1,4 @@
-"""Values of image tokens as maps over pixels, as contrast against other texts, and in words.
+"""Values of image tokens as maps over pixels, as contrast against other texts, as masks, and in words.
 
 Where image tokens and texts lie in two narrow cones, every cosine of an image is about the same positive
 number, and its map shows nothing. `contrast` measures where a text fits better than other texts do.
@@ -128,3 +128,49 @@ def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     if size[0] < on_places.shape[1] and size[1] < on_places.shape[2]:
         return F.interpolate(on_places[:, None], size=size, mode="area")[:, 0]
     return F.interpolate(on_places[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+# Masks.
+
+BINS = 256  # of Otsu's histogram
+
+
+def unit_range(heat: Tensor) -> Tensor:
+    """Each map stretched to 0 .. 1 in float64; one that is the same everywhere becomes 0: [N, H, W] both"""
+    values = heat.double()
+    low, high = values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)
+    return (values - low) / torch.where(high > low, high - low, 1.0)
+
+
+def thresholds(values: Tensor) -> Tensor:
+    """Otsu's threshold of each map (IEEE Trans. SMC 9, 1979): [N]. values: [N, H, W] float64 in 0 .. 1
+
+    It separates values into the two classes whose means lie furthest apart, weighted by their sizes. No
+    threshold has to be chosen, and none is fitted to the data that it is measured on.
+
+    Bin k of 256 holds what is larger than k / 256 and at most (k + 1) / 256, the first one 0 as well. So
+    a threshold separates whole bins. With w0, w1 the shares of values up to it and above it and m0,
+    m1 the means of their bins:
+
+        for k in 0 .. 254: between[k] = w0 * w1 * (m0 - m1) ** 2
+        threshold = (argmax(between) + 1) / 256     (the lowest of equals; 1 where all values share a bin)
+
+    >>> thresholds(torch.tensor([[[0.0, 0.1, 0.5, 1.0]], [[0.0, 0.0, 0.0, 0.0]]]).double()).tolist()
+    [0.1015625, 1.0]
+    """
+    place = ((values * BINS).ceil().long() - 1).clamp(0, BINS - 1).flatten(1)
+    place = place + BINS * torch.arange(len(values), device=values.device)[:, None]
+    count = torch.bincount(place.flatten(), minlength=BINS * len(values)).view(-1, BINS).double()
+    below = count.cumsum(1)  # whole numbers, exact in float64
+    total = (count * torch.arange(BINS, device=values.device)).cumsum(1)
+    above, rest = below[:, -1:] - below, total[:, -1:] - total
+    # w0 w1 (m0 - m1)^2 without its divisions, which would round equal values apart
+    between = (total * above - rest * below).square() / (below * above).clamp(min=1)
+    highest, best = between.max(1)
+    return torch.where(highest > 0, (best + 1.0).double() / BINS, 1.0)
+
+
+def otsu_mask(heat: Tensor) -> Tensor:
+    """What stands out in each map: [N, H, W] bool, nothing where it is the same everywhere"""
+    values = unit_range(heat)
+    return values > thresholds(values)[:, None, None]

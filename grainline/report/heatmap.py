@@ -121,6 +121,14 @@ def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+def dark_outside(image: Image.Image, box: Box) -> Image.Image:
+    """The image in RGB, dark and grey outside a box, with a thin line around the box. box: in whole pixels"""
+    mask = np.zeros((image.height, image.width), bool)
+    left, top, right, bottom = map(round, box)
+    mask[top:bottom, left:right] = True
+    return outlined(Image.fromarray(_dimmed(np.asarray(image.convert("RGB")), mask)), mask)
+
+
 def _shrunk(mask: np.ndarray) -> np.ndarray:
     """The pixels whose four neighbours are in the mask too; what lies beyond the rim counts as in it."""
     around = np.pad(mask, 1, constant_values=True)
@@ -134,6 +142,11 @@ def scale_bar(width: int = 120, height: int = 10, floor: float = 0.0) -> Image.I
     """
     ramp = np.tile(np.linspace(-1, 1, width), (height, 1))
     return overlay(Image.new("RGB", (width, height), "white"), ramp, 1.0, floor)
+
+
+def ramp(width: int, height: int) -> Image.Image:
+    """The colours from no weight to the end of the scale."""
+    return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
 
 
 # Nested segments of an image: mean colours with borders, those of coarser stages heavier.
@@ -220,9 +233,11 @@ class LegendEntry(NamedTuple):
 
 
 def scaled_pixels(image: Image.Image, side: int) -> np.ndarray:
-    """A square image in so many pixels: [side, side, 3] uint8; small ones keep their pixels as squares."""
-    how = Image.Resampling.NEAREST if image.width < side else Image.Resampling.LANCZOS
-    return np.array(image.convert("RGB").resize((side, side), how))
+    """An image whose longer side has so many pixels: [H, W, 3] uint8; those of small ones stay squares."""
+    longer = max(image.size)
+    how = Image.Resampling.NEAREST if 2 * longer <= side else Image.Resampling.LANCZOS
+    size = [max(1, round(side * of / longer)) for of in image.size]
+    return np.array(image.convert("RGB").resize((size[0], size[1]), how))
 
 
 def selected_patches(image: Image.Image, mask: np.ndarray, side: int) -> Image.Image:

@@ -26,7 +26,7 @@ from grainline.report.charts import (
     added,
     ties,
 )
-from grainline.report.heatmap import scale_bar, scaled_pixels
+from grainline.report.heatmap import scaled_pixels
 from grainline.report.page import MissingImage, short
 
 DPI = 150
@@ -47,11 +47,11 @@ def require_matplotlib() -> None:
 class Sheet:
     """A figure; places are distances from its upper left corner."""
 
-    def __init__(self, wide: float, tall: float) -> None:
+    def __init__(self, wide: float, tall: float, dpi: int = DPI) -> None:
         from matplotlib.figure import Figure
 
-        self.wide, self.tall = wide, tall
-        self.figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
+        self.wide, self.tall, self.dpi = wide, tall, dpi
+        self.figure = Figure(figsize=(wide, tall), dpi=dpi, facecolor="white")
 
     def axes(self, left: float, top: float, wide: float, tall: float) -> Any:
         """Axes in a rectangle."""
@@ -204,8 +204,8 @@ def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
     sheet.save(path)
 
 
-def _maps_sheet(tall: float, title: str) -> Sheet:
-    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), MAPS_HEAD + tall + MAPS_FOOT)
+def _maps_sheet(tall: float, title: str, dpi: int = DPI) -> Sheet:
+    sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), MAPS_HEAD + tall + MAPS_FOOT, dpi)
     sheet.write(SPACE, 0.28, title, 11)
     return sheet
 
@@ -274,6 +274,8 @@ def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str)
 
     cases  the first panel of each is its image, which begins its first line; the others begin with a gap
     rule   how to read the colours; "" where there is no heat
+
+    The longest image has a pixel of the file for each of its own, if it has 300 pixels or more.
     """
     lines: list[tuple[list[str], list[Panel | None]]] = []
     for case in cases:
@@ -290,40 +292,49 @@ def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str)
         for (head, _), real in zip(lines, filled, strict=True)
     ]
     below = [UNDER + LEGEND * max(len(panel.legend) for panel in real) for real in filled]
-    sheet = _maps_sheet(sum(above) + len(lines) * SIDE + sum(below), title)
+    high = [SIDE * max(_shape(panel)[1] for panel in real) for real in filled]
+    longest = max(_longer(panel) for real in filled for panel in real)
+    sheet = _maps_sheet(sum(above) + sum(high) + sum(below), title, max(DPI, round(longest / SIDE)))
     if rule:
-        sheet.draw(SPACE, sheet.tall - 0.24, (0.5, 0.1), ramp())
-        sheet.write(SPACE + 0.6, sheet.tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
+        sheet.write(SPACE, sheet.tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
     top = MAPS_HEAD
-    for (head, line), over, under in zip(lines, above, below, strict=True):
+    for (head, line), over, tall, under in zip(lines, above, high, below, strict=True):
         sheet.write(SIDE + 2 * SPACE, top + SPACE + LINE * len(head), "\n".join(head))
         for column, panel in enumerate(line):
             if panel is not None:
-                _panel(sheet, SPACE + column * (SIDE + SPACE), top + over, panel)
-        top += over + SIDE + under
+                _panel(sheet, SPACE + column * (SIDE + SPACE), top + over, tall, panel)
+        top += over + tall + under
     sheet.save(path)
-
-
-def ramp(width: int = 120, height: int = 24) -> Image.Image:
-    """The colours from no weight to the end of the scale."""
-    return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
 
 
 def _wrapped(words: str) -> list[str]:
     return _wrap(short(words, MAPS_COLUMNS * PANEL_LINES), MAPS_COLUMNS, PANEL_LINES)
 
 
-def _panel(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
-    """top  of the square"""
+def _shape(panel: Panel) -> tuple[float, float]:
+    """Width and height of the image of a panel, as shares of its longer side."""
+    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
+    return panel.image.width / _longer(panel), panel.image.height / _longer(panel)
+
+
+def _longer(panel: Panel) -> int:
+    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
+    return max(panel.image.size)
+
+
+def _panel(sheet: Sheet, left: float, top: float, tall: float, panel: Panel) -> None:
+    """top, tall: of the image, where the highest one of the row has its height"""
     sheet.write(left, top - MAPS_GAP, "\n".join(_wrapped(panel.words)))
     assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
-    sheet.draw(left, top, (SIDE, SIDE), Image.fromarray(scaled_pixels(panel.image, PIXELS)))
-    sheet.write(left, top + SIDE + 0.05, panel.below, SMALL, va="top", color=SOFT)
+    across, down = _shape(panel)
+    pixels = scaled_pixels(panel.image, round(SIDE * sheet.dpi))
+    sheet.draw(left, top, (SIDE * across, SIDE * down), Image.fromarray(pixels))
+    sheet.write(left, top + tall + 0.05, panel.below, SMALL, va="top", color=SOFT)
     for i, line in enumerate(panel.legend):
-        high = top + SIDE + UNDER + i * LEGEND
+        foot = top + tall + UNDER + i * LEGEND
         size = 0.8 * LEGEND * line.swatch.width / line.swatch.height, 0.8 * LEGEND
-        sheet.draw(left, high, size, line.swatch)
-        sheet.write(left + 0.32, high, line.words, SMALL, va="top", color=SOFT)
+        sheet.draw(left, foot, size, line.swatch)
+        sheet.write(left + size[0] + 0.08, foot, line.words, SMALL, va="top", color=SOFT)
 
 
 # Groups of tokens: the mean share of each group along a caption, then captions with the share of each group

@@ -35,9 +35,9 @@ from grainline.evaluation.suites.regions import (
     ImageExpressions,
     number_flat,
     pixel_maps,
-    unit_range,
 )
 from grainline.model import Model
+from grainline.nn.upsample import otsu_mask
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded
 
@@ -47,7 +47,6 @@ MASKS = (HEAT, WHOLE, BOX)
 MASKLESS = "regions have no mask and were skipped"
 EMPTY = "regions have a mask without a pixel and were skipped"
 FIELDS = ("intersection", "union")  # pixels of a mask and the right one
-BINS = 256  # of Otsu's histogram
 
 
 class ReferringSuite(ExpressionSuite[NoOptions]):
@@ -147,40 +146,6 @@ class MaskCollector(ExpressionCollector):
             yield one._replace(
                 target=None, by={name: (both[k], either[k]) for name, (both, either) in counts.items()}
             )
-
-
-def thresholds(values: Tensor) -> Tensor:
-    """Otsu's threshold of each map (IEEE Trans. SMC 9, 1979): [N]. values: [N, H, W] float64 in 0 .. 1
-
-    It separates values into the two classes whose means lie furthest apart, weighted by their sizes. No
-    threshold has to be chosen, and none is fitted to the data that it is measured on.
-
-    Bin k of 256 holds what is larger than k / 256 and at most (k + 1) / 256, the first one 0 as well. So
-    a threshold separates whole bins. With w0, w1 the shares of values up to it and above it and m0,
-    m1 the means of their bins:
-
-        for k in 0 .. 254: between[k] = w0 * w1 * (m0 - m1) ** 2
-        threshold = (argmax(between) + 1) / 256     (the lowest of equals; 1 where all values share a bin)
-
-    >>> thresholds(torch.tensor([[[0.0, 0.1, 0.5, 1.0]], [[0.0, 0.0, 0.0, 0.0]]]).double()).tolist()
-    [0.1015625, 1.0]
-    """
-    place = ((values * BINS).ceil().long() - 1).clamp(0, BINS - 1).flatten(1)
-    place = place + BINS * torch.arange(len(values), device=values.device)[:, None]
-    count = torch.bincount(place.flatten(), minlength=BINS * len(values)).view(-1, BINS).double()
-    below = count.cumsum(1)  # whole numbers, exact in float64
-    total = (count * torch.arange(BINS, device=values.device)).cumsum(1)
-    above, rest = below[:, -1:] - below, total[:, -1:] - total
-    # w0 w1 (m0 - m1)^2 without its divisions, which would round equal values apart
-    between = (total * above - rest * below).square() / (below * above).clamp(min=1)
-    highest, best = between.max(1)
-    return torch.where(highest > 0, (best + 1.0).double() / BINS, 1.0)
-
-
-def otsu_mask(heat: Tensor) -> Tensor:
-    """What stands out in each map: [N, H, W] bool, nothing where it is the same everywhere"""
-    values = unit_range(heat)
-    return values > thresholds(values)[:, None, None]
 
 
 def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,9 @@ from grainline.evaluation.score import Cosine, Scorer
 from grainline.evaluation.suite import HEAT as HEAT_MAPS
 from grainline.evaluation.suite import O, Suite
 from grainline.methods.base import Method
+from grainline.methods.heat import on_pixels
 from grainline.methods.text_parts import PartPool
-from grainline.model import Model, on_pixels
+from grainline.model import Model
 from grainline.nn.pooling import roi_align
 from grainline.types import Encoded, full, rows
 
@@ -185,13 +186,6 @@ class ExpressionCollector(RegionCollector):
         self.truncated -= sum(self.model.read(known).truncated) if known else 0
         self._texts.update(texts)
         return self.model.encode(texts=texts)
-
-
-def unit_range(heat: Tensor) -> Tensor:
-    """Each map stretched to 0 .. 1 in float64; one that is the same everywhere becomes 0: [N, H, W] both"""
-    values = heat.double()
-    low, high = values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)
-    return (values - low) / torch.where(high > low, high - low, 1.0)
 
 
 def pixel_maps(method: Method, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:

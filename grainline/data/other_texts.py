@@ -1,0 +1,130 @@
+"""Sentences of other images, which heat is measured against where nobody names any.
+
+Contrast (`nn.upsample.contrast`) says where an image shows more of a text than of other texts, so it needs
+some: sentences of photographs for a model of photographs, of drawn scenes for one of drawn scenes. What a
+model was trained on stands in the recipe of its run; where no recipe says so, both halves are used.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from grainline.data.captions import sentences
+from grainline.data.formats.plain import read_lines
+from grainline.data.open_source import open_source
+from grainline.data.record import CorruptSample, Source
+from grainline.errors import UserError
+from grainline.nn.upsample import FEWEST, NULL_TEXTS
+
+PHOTOGRAPHS = (
+    "A brown dog runs through shallow water.",
+    "Two children sit on a wooden bench.",
+    "A man in a blue shirt rides a bicycle.",
+    "Snow covers the roof of a small house.",
+    "A woman holds a red umbrella in the rain.",
+    "A white cat sleeps on a grey sofa.",
+    "Three boats lie in a quiet harbour.",
+    "A train stops at an empty platform.",
+    "A plate of pasta stands next to a glass of wine.",
+    "A boy jumps into a swimming pool.",
+    "People walk across a busy street.",
+    "A black horse stands in a green field.",
+    "The sky is clear and blue.",
+    "A girl in a pink dress blows soap bubbles.",
+    "A climber hangs from a steep rock.",
+    "Yellow flowers grow beside a stone wall.",
+    "A player kicks a ball on the grass.",
+    "An old man reads a newspaper.",
+    "A group of friends poses for a photo.",
+    "A skateboarder jumps over some stairs.",
+    "Tall trees stand along the road.",
+    "A bird sits on a thin branch.",
+    "A baby looks at a mirror.",
+    "Cars wait in front of a traffic light.",
+    "A band plays on a dark stage.",
+    "A surfer rides a large wave.",
+    "A laptop and a cup of coffee are on the table.",
+    "A worker with a yellow helmet repairs the roof.",
+    "Mountains rise behind the lake.",
+    "A woman with sunglasses talks on her phone.",
+    "Two dogs play with a stick.",
+    "A market stall is full of fresh fruit.",
+    "A child builds a castle of sand.",
+    "The room has a large window.",
+    "A red bus drives past a tall building.",
+    "Fans in a stadium wave their flags.",
+    "A cyclist in a race wears a number.",
+    "A wooden bridge leads over the river.",
+    "A couple dances at a wedding.",
+    "The background is blurred.",
+)
+SCENES = f"scenes:dev?count={len(PHOTOGRAPHS)}&seed=2718"
+
+
+class OtherTexts(NamedTuple):
+    """Sentences, and where they come from in words."""
+
+    sentences: list[str]
+    source: str
+
+
+def other_texts(source: str | None, run: Path | None, own: Collection[str] = ()) -> OtherTexts:
+    """At least 16 sentences to measure heat against.
+
+    source  a .txt file with a text a line, or a data source with captions; None: built-in sentences
+    run     folder of the run that trained the model, whose recipe says which built-in ones fit
+    own     texts that heat is measured of, which do not count
+
+    Of a source at most 64 texts, evenly over it, have one sentence each. Raises UserError for fewer than 16.
+    """
+    if source is not None:
+        some, words = _of_source(source), f"sentences of {source}"
+    else:
+        only_scenes = _trained_on_scenes(run)
+        some = [*(() if only_scenes else PHOTOGRAPHS), *(() if only_scenes is False else _of_source(SCENES))]
+        kinds = {True: "drawn scenes", False: "photographs", None: "photographs and of drawn scenes"}
+        words = f"built-in sentences of {kinds[only_scenes]}"
+    excluded = {text.casefold() for text in own}
+    left = [text for text in dict.fromkeys(some) if text.casefold() not in excluded]
+    if len(left) < FEWEST:
+        raise UserError(
+            f"{source} has {len(left)} other sentences; heat is measured against {FEWEST} or more"
+        )
+    return OtherTexts(left, words)
+
+
+def _of_source(path: str) -> list[str]:
+    if path.endswith(".txt"):
+        texts: Sequence[str] = read_lines(path)
+    else:
+        texts = _captions(open_source(path, size=32, allow_bare=True))  # scenes are drawn, but not used
+    some = (
+        [texts[i * len(texts) // NULL_TEXTS] for i in range(NULL_TEXTS)] if len(texts) > NULL_TEXTS else texts
+    )
+    parts = [sentences(text) for text in some]
+    return [one[i % len(one)].text for i, one in enumerate(parts) if one]
+
+
+def _captions(source: Source) -> list[str]:
+    """Texts of at most twice as many records as are needed. Corrupt samples are left out."""
+    texts = []
+    for i in range(0, len(source), max(1, len(source) // (2 * NULL_TEXTS))):
+        try:
+            texts.append(source[i].whole)
+        except CorruptSample:
+            continue
+    return [text for text in texts if text.strip()]
+
+
+def _trained_on_scenes(run: Path | None) -> bool | None:
+    """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
+    try:
+        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
+        are_scenes = {
+            str(path).partition(":")[0].partition("?")[0] == "scenes" for path in recipe["data"]["paths"]
+        }
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return are_scenes.pop() if len(are_scenes) == 1 else None

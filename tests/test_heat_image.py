@@ -1,0 +1,184 @@
+"""Heat and masks over whole images at their own resolution, other texts, and `show` for every method."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, saved, texts, tiny_model
+from PIL import Image
+from runs import call, complaint
+from test_viz import Page
+
+from grainline.data.other_texts import PHOTOGRAPHS, other_texts
+from grainline.data.transforms import Box, EvalTransform
+from grainline.errors import UserError
+from grainline.evaluation.show import Photo, heat_rows
+from grainline.methods import METHODS
+from grainline.methods.heat import heat_overlay, mask_of, over_image, read_area
+from grainline.model import Model
+from grainline.report.heatmap import FOR
+from grainline.types import Encoded
+
+Capture = pytest.CaptureFixture[str]
+WIDE = (30, 20)
+
+
+class Spot:
+    """Stands in for the heat of a method: text 0 is on the upper left patch, the others are on nothing."""
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+
+    def __call__(self, images: Encoded, of: Encoded) -> torch.Tensor:
+        heat = torch.zeros(len(of.vector), images.tokens.shape[1])
+        if len(of.vector) < 16:
+            heat[0, 0] = self.strength
+        else:
+            heat[torch.arange(len(heat)), torch.arange(len(heat)) % heat.shape[1]] = 0.1
+        return heat
+
+
+def spotted(strength: float) -> Model:
+    model = tiny_model("clip")
+    model.method.heat = Spot(strength)  # type: ignore[method-assign, assignment]
+    return model
+
+
+def photo(folder: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (WIDE[1], WIDE[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "wide.png")
+    return folder / "wide.png"
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (90, 31)])
+@pytest.mark.parametrize(
+    "transform", [EvalTransform(64), EvalTransform(64, "squash"), EvalTransform(64, margin=1.5)]
+)
+def test_the_area_that_is_read_is_where_the_square_lies(
+    transform: EvalTransform, size: tuple[int, int]
+) -> None:
+    area = read_area(transform, size)
+    placed = transform.place(area, size)
+    unit = max(64 / (area.right - area.left), 64 / (area.bottom - area.top))
+    assert np.abs(np.array(placed) - (0, 0, 64, 64)).max() <= 2 * unit
+    assert 0 <= area.left < area.right <= size[0]
+    assert 0 <= area.top < area.bottom <= size[1]
+
+
+def test_heat_lies_on_the_area_that_is_read_and_the_rest_is_dark(tmp_path: Path) -> None:
+    model = spotted(5.0)
+    path = photo(tmp_path)
+    found = model.heat_image(path, "A dog.", null=TEXTS[:20])
+    with Image.open(path) as opened:
+        plain = np.asarray(opened.convert("RGB")).astype(int)
+    pixels = np.asarray(found).astype(int)
+    assert found.size == WIDE
+    toward = np.abs(pixels - FOR).sum(2) <= np.abs(plain - FOR).sum(2)
+    assert toward[:3, 5:9].all(), "orange begins where the square begins, in column 5"
+    assert (pixels[15:, 21:24, 2] > pixels[15:, 21:24, 0]).mean() > 0.6, "blue where less"
+    for outside in (pixels[:, :4], pixels[:, 26:]):
+        assert (outside == outside[..., :1]).all(), "grey"
+        assert outside.max() <= 0.3 * 255 + 1
+    assert (pixels[:, 4] == 255).all(), "a thin line"
+    assert [one.size for one in model.heat_image(path, ["A dog.", "A cat."], null=TEXTS[:20])] == [WIDE] * 2
+
+
+def test_a_mask_is_what_stands_out_and_empty_where_nothing_does(tmp_path: Path) -> None:
+    path = photo(tmp_path)
+    mask = spotted(5.0).segment(path, "A dog.", null=TEXTS[:20])
+    assert mask.shape == (WIDE[1], WIDE[0])
+    assert mask.dtype == bool
+    assert mask[:5, 5:10].all()
+    assert not mask[:, :5].any()
+    assert not mask[10:, 15:].any()
+    assert not spotted(0.01).segment(path, "A dog.", null=TEXTS[:20]).any()
+    assert spotted(5.0).segment(path, ["A dog.", "A cat."], null=TEXTS[:20]).shape == (2, WIDE[1], WIDE[0])
+    low = np.full((4, 4), -3.0, np.float32)
+    low[0] = 0.9
+    assert not mask_of(low, Box(0, 0, 4, 4)).any()
+
+
+def test_paths_images_and_arrays_have_the_same_heat(tmp_path: Path) -> None:
+    model, path = tiny_model(), photo(tmp_path)
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    forms: list[Any] = [path, str(path), path.read_bytes(), image, np.asarray(image)]
+    forms.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    images = [model.heat_image(one, "A red dog.").tobytes() for one in forms]
+    assert len(set(images)) == 1
+    masks = [model.segment(one, "A red dog.").tobytes() for one in forms]
+    assert len(set(masks)) == 1
+    with pytest.raises(UserError, match="give a text with words"):
+        model.heat_image(path, " ")
+
+
+def test_other_texts_fit_what_a_model_was_trained_on(tmp_path: Path) -> None:
+    both = other_texts(None, None)
+    assert both.source.endswith("photographs and of drawn scenes")
+    for paths, words in (("['scenes:train?count=9']", "drawn scenes"), ("[photos/]", "photographs")):
+        (tmp_path / "recipe.yaml").write_text(f"data: {{paths: {paths}}}")
+        found = other_texts(None, tmp_path)
+        assert found.source == f"built-in sentences of {words}"
+        assert set(PHOTOGRAPHS).isdisjoint(found.sentences) == (words == "drawn scenes")
+        assert set(found.sentences) < set(both.sentences)
+    (tmp_path / "recipe.yaml").write_text("data: {paths: [photos/, scenes]}")
+    assert other_texts(None, tmp_path) == both
+    assert PHOTOGRAPHS[0] not in other_texts(None, None, [PHOTOGRAPHS[0].upper()]).sentences
+    assert len(other_texts("scenes:dev?count=200", None).sentences) > 60
+    (tmp_path / "few.txt").write_text("A dog.\nA dog.\n")
+    with pytest.raises(UserError, match=r"few.txt has 1 other sentences; .* 16 or more"):
+        other_texts(str(tmp_path / "few.txt"), None)
+
+
+def test_each_sentence_and_phrase_has_a_map_over_the_whole_image(tmp_path: Path) -> None:
+    model, path = spotted(5.0), photo(tmp_path)
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    area = read_area(model.transform, WIDE)
+    one = Photo(str(path), image, model.cropped(path), area)
+    first, second = heat_rows(model, one, ["A red dog runs. The cat sleeps."], model.encode(texts=TEXTS[:20]))
+    assert [panel.words[:5] for panel in first.panels] == ["A red", "“A re"]
+    assert second.panels[0].words == "The cat sleeps."
+    assert "no contrast" not in first.panels[0].below
+    assert all(panel.below.endswith(", no contrast") for panel in (*first.panels[1:], *second.panels))
+    assert first.panels[0].alt == "heat of 'A red dog runs.': strongest at the upper left"
+    encoded = model.encode(images=[path])
+    flat = over_image(model.method, encoded, torch.zeros(4), area, WIDE)
+    assert first.panels[1].image.tobytes() == heat_overlay(image, flat, area).tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_shows_where_texts_are(method: str, tmp_path: Path, capsys: Capture) -> None:
+    changes = {"caft": ("heads=2", "composer.depth=1", "composer.heads=2"), "flair": ("heads=2",)}
+    changes |= {"tgt": ("text.groups=3", "text.later=1")}
+    model = saved(tiny_model(method, changes=changes.get(method, ())), tmp_path / "model")
+    (tmp_path / "told.jsonl").write_text('{"image_id": "wide.png", "text": "A dog."}\n')
+    png, html = tmp_path / "x.png", tmp_path / "x.html"
+    more = ("--descriptions", tmp_path / "told.jsonl") if method == "seps" else ()
+    line = ("show", model, photo(tmp_path), "--text", "A red dog runs.", "--out", png, "--out", html, *more)
+    assert call(*line) == 0, capsys.readouterr().err
+    words = Page(html.read_text()).words
+    assert "What is dark outside the line is not read by the model." in words
+    weighs = method in ("caft", "flair")
+    assert ("of photographs and of drawn scenes" in words) != weighs
+    assert ("empty 0." in words) == weighs
+    with Image.open(png) as figure:
+        assert figure.width > 1000
+
+
+def test_options_that_do_not_go_together_are_one_line(tmp_path: Path, capsys: Capture) -> None:
+    clip = saved(tiny_model("clip"), tmp_path / "clip")
+    flair = saved(tiny_model("flair", changes=("heads=2",)), tmp_path / "flair")
+    page, others = tmp_path / "x.html", texts(tmp_path, 72)
+    first = ("show", clip, photo(tmp_path), "--out", page)
+    assert "others.jpg must end in .png" in complaint(capsys, *first, "--out", tmp_path / "others.jpg")
+    assert "give --text" in complaint(capsys, *first, "--others", others)
+    assert "--scale is for maps of weights" in complaint(capsys, *first, "--text", "a", "--scale", "0.5")
+    assert "this clip sees patches, not segments; give --text" in complaint(capsys, *first)
+    attends = ("show", flair, *first[2:], "--text", "a", "--others", others)
+    assert "--others is for maps of contrast" in complaint(capsys, *attends)
+    assert not page.exists()
+    assert call(*first, "--text", "A red dog.", "--others", others) == 0
+    assert f"sentences of {others}" in Page(page.read_text()).words
