@@ -1537,8 +1537,8 @@ POOLED = [
 ]
 
 SHOWN = [
-    Fault("methods/heat.py", "tests/test_heat_image.py", "heat of the square is stretched over the whole image",
-          "on_image(-left, across, size[0])", "0"),
+    Fault("methods/heat.py", "tests/test_heat_image.py",
+          "heat of the square is stretched over the whole image", "on_image(-left, across, size[0])", "0"),
     Fault("methods/heat.py", "tests/test_heat_image.py", "a mask has something where nothing stands out",
           "if inside.max() >= FLOOR:", "if True:"),
     Fault("data/other_texts.py", "tests/test_heat_image.py", "a text is compared with itself",
