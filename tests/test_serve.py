@@ -648,13 +648,15 @@ def test_the_command_serves_until_ctrl_c(
         assert found, line + (program.stderr.read() if program.stderr and not line else "")
         with httpx.Client(base_url=found.group(), trust_env=False) as client:
             assert ask(client).status_code == 200
+            assert client.get("/api/health").status_code == client.get("/page.js").status_code == 200
         taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE)
     finally:
         program.kill()
-    assert (program.returncode, out, err) == (0, "ended\n", "")
+    assert (program.returncode, err) == (0, "")
+    assert re.fullmatch(r'\d\d:\d\d:\d\d search "A red dog runs\..*": 3 images, \d+ ms\nended\n', out)
 
 
 def test_without_the_extra_the_command_is_one_line(

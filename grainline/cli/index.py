@@ -1,5 +1,6 @@
 """The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
 
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -124,16 +125,14 @@ def search(  # noqa: PLR0913 - each is an option of the command
         typer.Option(help="With --image: files of descriptions, for methods that read them."),
     ] = None,
 ) -> None:
-    """Search an index by text or by image."""
+    """Search an index by text or by image. Piped: lines of path, score, p, sure, shown, query."""
     _check_queries((text, image, queries), image is not None, heat, descriptions)
     _require_index(folder)
     from tempfile import mkdtemp
 
-    from rich.console import Console
-
     from grainline.data.formats.plain import read_lines
     from grainline.evaluation.result import writable
-    from grainline.index.output import table, write_heat, write_html, write_json
+    from grainline.index.output import write_heat, write_html, write_json
     from grainline.index.search import Options, image_queries, open_index
 
     page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
@@ -147,22 +146,42 @@ def search(  # noqa: PLR0913 - each is an option of the command
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
     else:
         results = image_index.search([text] if text is not None else read_lines(str(queries)), k, options)
-    for result in results:
-        Console().print(table(result))
-    if image_index.validated:
-        print(image_index.validated)
+    _print_hits(results, image_index)
     if heat is not None:
-        print(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
+        _say(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
     if json is not None:
         write_json(json, results, image_index)
-        print(f"written: {json}")
+        _say(f"written: {json}")
     if page is not None:
         written = write_html(page, results, image_index, options, images=image is not None)
         note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
-        print(f"written: {page}{note}")
+        _say(f"written: {page}{note}")
         _open(page, show)
     else:
         next_step("grainline", "serve", folder)
+
+
+def _print_hits(results: Any, image_index: Any) -> None:
+    """Tables in a terminal; elsewhere a line for each hit, and what is no hit goes to stderr."""
+    from rich.console import Console
+
+    from grainline.index.output import plain_lines, table
+
+    for result in results:
+        if sys.stdout.isatty():
+            Console().print(table(result, image_index.root))
+        else:
+            print(*plain_lines(result, image_index.root), sep="\n", end="\n" if result.hits else "")
+    if not sys.stdout.isatty():
+        for note in dict.fromkeys(note for result in results for note in result.notes):
+            _say(note)
+    if image_index.validated:
+        _say(image_index.validated)
+
+
+def _say(line: str) -> None:
+    """A line about the search, which is no hit: not into the pipe."""
+    print(line, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
 
 
 def _find_with_qdrant(image_index: Any, address: str) -> None:
@@ -182,12 +201,65 @@ def _open(page: Path, wanted: bool) -> None:
             print("no browser could be started; open the page by its path", file=sys.stderr)
 
 
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
+
+
+def photos(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Run folder or checkpoint; default: the best public one that can be had."),
+    ] = None,
+    index: Annotated[
+        Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
+    ] = None,
+    port: Port = 8017,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
+) -> None:
+    """Index a folder of photographs, or bring its index up to date, and search it in the browser."""
+    _require_folder(folder)
+    root = Path(folder).resolve()
+    place = index or root.with_name(f"{root.name}.index")
+    if index is None and not place.exists() and not os.access(root.parent, os.W_OK):
+        raise UserError(f"the index cannot be written beside {root}; give another place with --index")
+    if model is not None:
+        check_model(model)
+    _require_server()
+    from grainline.encoders.pretrained.hub import public_checkpoint
+    from grainline.index import store, sync
+    from grainline.index.reader import model_of
+    from grainline.web.limits import Limits
+    from grainline.web.server import serve as run
+
+    known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()
+    if known:
+        manifest = store.read_manifest(place)
+        if Path(manifest.root) != root:
+            raise UserError(f"{place} is an index of {manifest.root}, not of {root}; choose another --index")
+        loaded = model_of(place, manifest, model)
+    name = manifest.model_id.path if known else model or public_checkpoint()
+    print(f"model: {name}", flush=True)
+    with progress("indexing") as step:
+        report = (
+            sync.refresh(place, model=loaded, progress=step)
+            if known
+            else sync.build(root, place, model=name, progress=step)
+        )
+    _print_report(place, report, time.monotonic() - started)
+    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)
+
+
+def _require_server() -> None:
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
+        raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
+
+
 def serve(
     folder: Folder,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets every machine in that can reach this one.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
+    port: Port = 8017,
     model: Weights = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that the model answers together.")] = 16,
     queue: Annotated[
@@ -207,8 +279,7 @@ def serve(
     from grainline.config import parse
     from grainline.web.limits import Limits
 
-    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise UserError("grainline serve needs more packages: pip install 'grainline[serve]'")
+    _require_server()
     from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}

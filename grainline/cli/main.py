@@ -74,6 +74,9 @@ def demo(
     next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
 
 
+app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(index.photos)
+
+
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 def recipes(
     name: Annotated[

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from grainline import __version__
 from grainline.data.captions import sentences
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
 from grainline.index.store import CorruptIndex
 from grainline.web.engine import Batcher, Engine, ImageQuery
@@ -45,6 +46,7 @@ DISCONNECTED = 499  # nobody reads it
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
+SEARCHES = "grainline.web.searches"
 log = logging.getLogger("uvicorn.error")
 
 
@@ -105,7 +107,7 @@ class Server:
         async def search(request: Request, query: TextQuery) -> SearchOut:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
-            return await self._answer(request, query)
+            return await self._answer(request, query, f'"{shortened(query.text)}"')
 
         @app.post("/api/search/image")
         async def search_image(
@@ -116,7 +118,7 @@ class Server:
             model = self.engine.now.image_index.model
             decode = partial(decode_upload, await image.read(), model, self.limits.pixels)
             query = ImageQuery(await to_thread.run_sync(decode, limiter=self.decoders), k)
-            return await self._answer(request, query)
+            return await self._answer(request, query, "an image")
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
@@ -179,8 +181,12 @@ class Server:
         if not len(self.engine.now.image_index):
             raise HTTPException(409, "this index holds no images yet")
 
-    async def _answer(self, request: Request, query: Any) -> Any:
-        """The answer of the model. A request is withdrawn on a disconnect or a timeout."""
+    async def _answer(self, request: Request, query: Any, name: str = "") -> Any:
+        """The answer of the model. A request is withdrawn on a disconnect or a timeout.
+
+        name  of a search, which is logged
+        """
+        started = time.monotonic()
         future = asyncio.wrap_future(self.batcher.submit(query))
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -188,7 +194,13 @@ class Server:
                 {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
             )
             if future.done():
-                return future.result()
+                answer = future.result()
+                if name:
+                    took = 1000 * (time.monotonic() - started)
+                    logging.getLogger(SEARCHES).info(
+                        "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
+                    )
+                return answer
             if gone.done():
                 raise HTTPException(DISCONNECTED, "the client has disconnected")
             raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
@@ -197,6 +209,12 @@ class Server:
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
+
+
+def shortened(text: str) -> str:
+    """A query in a line of the log: its first 60 characters, without control characters."""
+    line = " ".join(text.split())
+    return escape_controls(line if len(line) <= 60 else f"{line[:59]}…")
 
 
 async def _disconnected(request: Request) -> None:

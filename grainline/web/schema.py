@@ -9,7 +9,7 @@ from PIL import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from grainline.data.decode import FORMATS, decode
+from grainline.data.decode import FORMATS, decode, formats_of
 from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
 from grainline.index.search import QueryHits, Verdict
@@ -188,10 +188,12 @@ def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
     pixels  of an image at most: its header says how many there are, before anything is decoded
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = pixels  # Pillow will not say how large it is
+    except CorruptSample as error:  # a HEIC or AVIF without its decoder
+        raise HTTPException(415, f"this server cannot read it: {error.cause}") from None
     except Exception:
         raise HTTPException(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
     if width * height > pixels:
