@@ -674,6 +674,19 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert call("serve", "--help") == 0
 
 
+def test_threads_of_the_server_sleep_while_they_wait() -> None:
+    code = "import grainline.cli.main, grainline.web.server, os; print(os.environ['OMP_WAIT_POLICY'])"
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "TRUE"},
+    )  # fmt: skip
+    assert done.stdout == "PASSIVE\n"
+    if "OMP_WAIT_POLICY" in done.stderr:  # what the library itself read
+        assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+
+
 def test_help_does_not_load_the_server() -> None:
     code = (
         "import sys, grainline.cli.main; "

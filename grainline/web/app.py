@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -39,6 +39,7 @@ from grainline.web.schema import (
     TextOnly,
     TextQuery,
     decode_upload,
+    sample_out,
     thumbnail,
 )
 
@@ -46,6 +47,7 @@ DISCONNECTED = 499  # nobody reads it
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
+STATIC = Path(__file__).with_name("static")
 SEARCHES = "grainline.web.searches"
 log = logging.getLogger("uvicorn.error")
 
@@ -91,7 +93,7 @@ class Server:
         )
         self._add_queries(app)
         self._add_facts(app)
-        app.mount("/", StaticFiles(directory=Path(__file__).with_name("static"), html=True))
+        app.mount("/", StaticFiles(directory=STATIC, html=True))
         self.app = Guard(app, limits, host)
 
     @asynccontextmanager
@@ -153,7 +155,8 @@ class Server:
         @app.get("/api/index")
         def index() -> IndexOut:
             """The index, and the limits of the server."""
-            now = self.engine.now.image_index
+            snapshot = self.engine.now
+            now = snapshot.image_index
             model_id, images = now.reader.manifest.model_id, len(now)
             limits = LimitsOut(
                 characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
@@ -168,8 +171,14 @@ class Server:
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],
+                samples=[sample_out(now.reader.rows[row]) for row in snapshot.samples],
+                examples=snapshot.examples,
                 limits=limits,
             )
+
+        @app.get("/docs", include_in_schema=False)
+        async def docs() -> Response:
+            return FileResponse(STATIC / "docs.html")
 
         @app.get("/api/health")
         async def health() -> Health:
