@@ -19,7 +19,7 @@ function kind(schema) {
   if (schema.type === "array") return `list of ${kind(schema.items)}`;
   const limits = { minimum: "at least", maximum: "at most", maxLength: "characters at most", default: "default" };
   const said = Object.entries(limits).filter(([name]) => name in schema).map(([name, words]) => `${words} ${schema[name]}`);
-  return [schema.format === "binary" ? "file" : schema.type ?? "any", ...said].join(", ");
+  return [schema.format === "binary" || schema.contentMediaType ? "file" : schema.type ?? "any", ...said].join(", ");
 }
 
 function fields(title, rows) {
