@@ -227,6 +227,7 @@ def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -
 def test_an_empty_text_is_requested_and_costs_nothing(site: Site) -> None:
     site.one("#ask .main").click()
     assert "Write a description first" in site.text("#problem")
+    assert site.one("#problem").location["y"] < site.one("#samples").location["y"], "not below the images"
     assert not site.one("#problem button").is_displayed()
     site.search(QUERY)
     assert not site.one("#problem").is_displayed()

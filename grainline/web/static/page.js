@@ -73,6 +73,8 @@ function searchImage(file, push = true) {
   document.title = "By image - grainline";
   const preview = at("query");
   URL.revokeObjectURL(preview.firstElementChild.src);
+  preview.firstElementChild.hidden = false;
+  preview.firstElementChild.onerror = () => { preview.firstElementChild.hidden = true; }; // HEIC: few browsers show it
   preview.firstElementChild.src = URL.createObjectURL(file);
   preview.lastElementChild.textContent = `Images like ${file.name || "the one you pasted"}`;
   preview.hidden = false;
@@ -208,9 +210,9 @@ function card(hit, number, query, large = false) {
     frame.addEventListener("click", () => openDetail(hit, query));
   }
   find(".facts").hidden = hit.score === undefined; // an image of the start, that nothing was asked about
-  if (hit.score === undefined) { where.hidden = true; find("h2").textContent = hit.path; return item; }
   image.addEventListener("error", () => heat.say("This image cannot be shown: its file has changed or is gone."));
   find("h2").textContent = hit.path;
+  if (hit.score === undefined) { where.hidden = true; return item; }
   const sure = find(".sure");
   sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
   sure.classList.toggle("yes", hit.sure);
