@@ -1,6 +1,5 @@
 """The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
 
-import os
 import sys
 import time
 from importlib.util import find_spec
@@ -43,13 +42,13 @@ def build(
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
     check_model(model)
-    _require_folder(images)
+    require_folder(images)
     from grainline.index.sync import build as run
 
     texts, about, started = calibration_texts, descriptions or (), time.monotonic()
     with progress("indexing") as step:
         report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
-    _print_report(out, report, time.monotonic() - started)
+    print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
@@ -60,7 +59,7 @@ def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: Descr
 
     with progress("indexing") as step:
         report = run(folder, paths, model=model, descriptions=descriptions or (), progress=step)
-    _print_report(folder, report)
+    print_report(folder, report)
 
 
 @index.command()
@@ -68,7 +67,7 @@ def remove(folder: Folder, paths: Paths) -> None:
     """Remove images from the index and exclude them from later refreshes; files are not deleted."""
     from grainline.index.sync import remove as run
 
-    _print_report(folder, run(folder, paths))
+    print_report(folder, run(folder, paths))
 
 
 @index.command()
@@ -85,7 +84,7 @@ def refresh(
 
     with progress("indexing") as step:
         report = run(folder, model=model, full=full, descriptions=descriptions or (), progress=step)
-    _print_report(folder, report)
+    print_report(folder, report)
 
 
 @index.command()
@@ -204,52 +203,7 @@ def _open(page: Path, wanted: bool) -> None:
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
 
 
-def photos(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Run folder or checkpoint; default: the best public one that can be had."),
-    ] = None,
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
-    ] = None,
-    port: Port = 8017,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
-) -> None:
-    """Index a folder of photographs, or bring its index up to date, and search it in the browser."""
-    _require_folder(folder)
-    root = Path(folder).resolve()
-    place = index or root.with_name(f"{root.name}.index")
-    if index is None and not place.exists() and not os.access(root.parent, os.W_OK):
-        raise UserError(f"the index cannot be written beside {root}; give another place with --index")
-    if model is not None:
-        check_model(model)
-    _require_server()
-    from grainline.encoders.pretrained.hub import public_checkpoint
-    from grainline.index import store, sync
-    from grainline.index.reader import model_of
-    from grainline.web.limits import Limits
-    from grainline.web.server import serve as run
-
-    known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()
-    if known:
-        manifest = store.read_manifest(place)
-        if Path(manifest.root) != root:
-            raise UserError(f"{place} is an index of {manifest.root}, not of {root}; choose another --index")
-        loaded = model_of(place, manifest, model)
-    name = manifest.model_id.path if known else model or public_checkpoint()
-    print(f"model: {name}", flush=True)
-    with progress("indexing") as step:
-        report = (
-            sync.refresh(place, model=loaded, progress=step)
-            if known
-            else sync.build(root, place, model=name, progress=step)
-        )
-    _print_report(place, report, time.monotonic() - started)
-    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)
-
-
-def _require_server() -> None:
+def require_server() -> None:
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
         raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
 
@@ -279,7 +233,7 @@ def serve(
     from grainline.config import parse
     from grainline.web.limits import Limits
 
-    _require_server()
+    require_server()
     from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
@@ -327,14 +281,14 @@ def _require_index(folder: Path) -> None:
         )
 
 
-def _require_folder(images: str) -> None:
+def require_folder(images: str) -> None:
     if not Path(images).is_dir():
         raise UserError(
             f"no folder of images at {images} (from {Path.cwd()}); name the folder that they lie in"
         )
 
 
-def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
+def print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
     counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
     counts = [f"{number} {name}" for name, number in counted if number]
     speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""
