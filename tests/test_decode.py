@@ -161,9 +161,7 @@ def test_broken_images_are_damaged_and_named() -> None:
         image_size(record(b"no image"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["eps", "pdf", "ppm", "ico", "icns", "tga", "pcx", "dds", "jpeg2000", "avif"]
-)
+@pytest.mark.parametrize("kind", ["eps", "pdf", "ppm", "ico", "icns", "tga", "pcx", "dds", "jpeg2000"])
 def test_only_the_listed_formats_are_decoded_whatever_a_file_is_called(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,3 +210,50 @@ def test_images_that_are_too_thin_are_refused() -> None:
     for size in ((401, 2), (2, 401)):
         with pytest.raises(CorruptSample, match=f"{size[0]} x {size[1]} pixels, thinner than 1 to 200"):
             decode(record(stored(Image.new("L", size))))
+
+
+def scene() -> Image.Image:
+    """Red at the left, blue at the right."""
+    image = Image.new("RGB", (64, 32), "blue")
+    image.paste("red", (0, 0, 32, 32))
+    return image
+
+
+def test_avif_is_decoded_and_stands_upright() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn: the left side becomes the top
+    data = record(stored(scene(), "AVIF", exif=turned))
+    image = decode(data)
+    assert image.mode == "RGB"
+    assert image.size == image_size(data) == (32, 64)
+    assert image.getpixel((16, 8))[0] > 200
+    assert image.getpixel((16, 56))[2] > 200
+
+
+def test_heic_is_decoded() -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    data = record(stored(scene(), "HEIF"))
+    image = decode(data)
+    assert image.size == image_size(data) == (64, 32)
+    assert image.getpixel((8, 16))[0] > 200
+    assert image.getpixel((56, 16))[2] > 200
+    with pytest.raises(CorruptSample, match="corrupt image"):
+        decode(record(data.image[: len(data.image) // 2]))
+
+
+def test_a_damaged_avif_is_a_corrupt_image() -> None:
+    whole = stored(Image.effect_noise((64, 64), 50).convert("RGB"), "AVIF")
+    for data in (whole[: len(whole) // 2], whole[:30]):
+        with pytest.raises(CorruptSample, match=r"^corrupt image: key \("):
+            decode(record(data))
+
+
+def test_a_phone_image_without_its_decoder_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(module.features, "check", lambda _: False)
+    box = b"\0\0\0\x18ftyp%s\0\0\0\0mif1%s"
+    for data, kind in ((box % (b"heic", b"heic"), "HEIC"), (box % (b"mif1", b"avif"), "AVIF")):
+        for read in (decode, image_size):
+            with pytest.raises(CorruptSample) as caught:
+                read(record(data + b"rest"))
+            assert caught.value.cause == f"{kind} image without its decoder (pip install 'grainline[heic]')"

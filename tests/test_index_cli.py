@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from indexes import TEXTS, photo, photos, saved, texts, tiny_model
+from PIL import Image
 from runs import call, complaint
 
+from grainline.encoders.pretrained.hub import public_checkpoint
 from grainline.errors import UserError
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, Options
@@ -181,3 +183,76 @@ def test_names_that_no_terminal_should_obey_are_shown_as_escapes(
     assert odd in [hit["path"] for hit in hits]
     assert call("search", tmp_path / "\x1b", "A dog.") == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_in_a_pipe_a_hit_is_a_line_with_a_path_that_can_be_opened(
+    made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (made, made.parent, made / "index"):
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        assert call("search", made / "index", TEXTS[0], "-k", 3) == 0
+        out, err = capsys.readouterr()
+        lines = [line.split("\t") for line in out.splitlines()]
+        assert len(lines) == 3
+        for path, score, p, sure, shown, query in lines:
+            assert Path(path).is_file()
+            assert Path(path).is_absolute() == (folder == made / "index")
+            assert -10 < float(score) < 10
+            assert 0 <= float(p) <= 1
+            assert sure in ("yes", "no")
+            assert shown.endswith("/2")
+            assert query == TEXTS[0]
+        assert "calibration texts" in err, "notes are no hits"
+
+
+def test_photos_indexes_beside_the_folder_and_refreshes(
+    made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(
+        "grainline.web.server.serve", lambda folder, *_, browser: served.append((folder, browser))
+    )
+    root = photos(tmp_path / "mine", 5)
+    before = sorted(root.rglob("*"))
+    assert call("photos", root, "--model", made / "model") == 0
+    assert "5 images (5 added, 5 encoded)" in capsys.readouterr().out
+    photo(root / "later.png", 40)
+    assert call("photos", root, "--no-browser") == 0, "the index knows its model"
+    assert "6 images (1 added, 1 encoded)" in capsys.readouterr().out
+    assert served == [(tmp_path / "mine.index", True), (tmp_path / "mine.index", False)]
+    assert sorted(root.rglob("*")) == sorted([*before, root / "later.png"]), "nothing is written into it"
+    other = photos(tmp_path / "other", 3)
+    assert "choose another --index" in complaint(capsys, "photos", other, "--index", tmp_path / "mine.index")
+    assert "no folder" in complaint(capsys, "photos", tmp_path / "none")
+
+
+def test_photos_without_any_model_says_how_to_bring_one(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(name: str) -> None:
+        raise UserError(f"no {name}")
+
+    monkeypatch.setattr("grainline.encoders.pretrained.hub.cached", lambda _: None)
+    monkeypatch.setattr("grainline.encoders.pretrained.hub.download", unreachable)
+    said = complaint(capsys, "photos", photos(tmp_path / "mine", 2))
+    for part in ("--model FOLDER", "HF_HOME", "hf download"):
+        assert part in said
+    monkeypatch.setattr(
+        "grainline.encoders.pretrained.hub.cached", lambda name: Path() if "openai" in name else None
+    )
+    assert public_checkpoint() == "openai/clip-vit-base-patch16", "what the cache holds costs no download"
+
+
+def test_phone_images_are_counted_by_name_and_indexed_once_there_is_a_decoder(
+    made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = photos(tmp_path / "mine", 3)
+    Image.new("RGB", (16, 12), "red").save(root / "phone.avif")
+    with monkeypatch.context() as patch:
+        patch.setattr("grainline.data.decode.features.check", lambda _: False)
+        assert call("index", "build", root, "--model", made / "model", "--out", tmp_path / "index") == 0
+        out = capsys.readouterr().out
+        assert "1 AVIF image without its decoder (pip install 'grainline[heic]'); the first: " in out
+    assert call("index", "refresh", tmp_path / "index") == 0
+    assert "4 images (1 added, 1 encoded)" in capsys.readouterr().out

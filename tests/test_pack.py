@@ -163,7 +163,7 @@ def test_names_of_other_tars_are_not_unquoted(tmp_path: Path) -> None:
 
 def test_images_keep_their_bytes_and_get_the_suffix_of_their_kind(tmp_path: Path) -> None:
     records = []
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"):
         path = tmp_path / "x"
         Image.new("RGB", (9, 8), (1, 2, 3)).save(path, kind)
         records.append(Record(kind, path.read_bytes(), ("A.",)))
@@ -171,7 +171,7 @@ def test_images_keep_their_bytes_and_get_the_suffix_of_their_kind(tmp_path: Path
     assert [bare(record) for record in back] == [bare(record) for record in records]
     with tarfile.open(tmp_path / "out" / "data-000000.tar") as tar:
         names = tar.getnames()
-    assert names[::2] == ["JPEG.jpg", "PNG.png", "WEBP.webp", "GIF.gif", "BMP.bmp", "TIFF.tiff"]
+    assert names[::2] == ["JPEG.jpg", "PNG.png", "WEBP.webp", "GIF.gif", "BMP.bmp", "TIFF.tiff", "AVIF.avif"]
 
 
 DAMAGED = [

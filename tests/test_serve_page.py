@@ -227,6 +227,7 @@ def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -
 def test_an_empty_text_is_requested_and_costs_nothing(site: Site) -> None:
     site.one("#ask .main").click()
     assert "Write a description first" in site.text("#problem")
+    assert site.one("#problem").location["y"] < site.one("#samples").location["y"], "not below the images"
     assert not site.one("#problem button").is_displayed()
     site.search(QUERY)
     assert not site.one("#problem").is_displayed()
@@ -299,7 +300,7 @@ def test_everything_can_be_reached_by_keyboard_alone(site: Site) -> None:
     focus(site, site.one("#text"))
     ActionChains(site.driver).send_keys(QUERY, Keys.TAB, Keys.ENTER).perform()
     site.wait(lambda: site.all(".hit"))
-    ActionChains(site.driver).send_keys(Keys.TAB, Keys.TAB).perform()
+    ActionChains(site.driver).send_keys(Keys.TAB, Keys.TAB, Keys.TAB).perform()
     card = site.all(".hit")[0]
     site.wait(lambda: canvas(site, card) is not None)
     before = canvas(site, card)
@@ -506,3 +507,55 @@ def test_images_of_every_shape_keep_it(site: Site) -> None:
     grey = np.abs(np.asarray(shot, int) - 128).max(-1) <= 3
     tall, wide = np.flatnonzero(grey.any(1)), np.flatnonzero(grey.any(0))
     assert len(wide) / len(tall) == pytest.approx(1.5, abs=0.05)
+
+
+# The start, one image large, the interface
+
+
+def test_the_page_opens_with_images_and_texts_to_try(site: Site) -> None:
+    site.wait(lambda: len(site.all("#samples img")) == 12)
+    tries = [button.text for button in site.all(".try")]
+    assert 1 <= len(tries) <= 3
+    known = site.engine.now.image_index.reader.calibration_texts.sentences
+    assert set(tries) <= set(known)
+    site.all(".try")[0].click()
+    site.wait(lambda: site.all(".hit"))
+    assert site.one("#text").get_property("value") == tries[0]
+    assert not site.one("#start").is_displayed()
+    site.driver.back()
+    site.wait(lambda: site.one("#start").is_displayed())
+
+
+def test_an_image_opens_large_with_its_heat_and_closes(site: Site) -> None:
+    site.search(QUERY)
+    first = site.paths()[0]
+    for way in ("escape", "back", "button"):
+        site.script("document.querySelector('.hit .frame').click()")
+        site.wait(lambda: site.one("#detail").is_displayed())
+        assert "show=" in site.driver.current_url
+        assert first in site.text("#large")
+        assert len(site.all("#large .sentences button")) == 3
+        site.script("document.querySelector('#large .sentences button').focus()")
+        site.wait(lambda: canvas(site, site.one("#large")) is not None)
+        if way == "escape":
+            ActionChains(site.driver).send_keys(Keys.ESCAPE).perform()
+        elif way == "back":
+            site.driver.back()
+        else:
+            site.one("#close").click()
+        site.wait(lambda: not site.one("#detail").is_displayed())
+        assert site.paths()[0] == first
+        assert site.driver.current_url == f"{site.url}/#q={quote(QUERY)}"
+    site.script("document.querySelector('.hit .frame').click()")
+    site.wait(lambda: site.one("#detail").is_displayed())
+    ActionChains(site.driver).send_keys(Keys.ARROW_RIGHT).perform()
+    site.wait(lambda: site.paths()[1] in site.text("#large"))
+    site.driver.refresh()
+    site.wait(lambda: site.one("#detail").is_displayed() and len(site.all("#large .sentences button")) == 3)
+
+
+def test_the_interface_has_a_page_of_its_own_scripts(site: Site) -> None:
+    site.driver.get(f"{site.url}/docs")
+    site.wait(lambda: "POST /api/search" in site.text("#routes"))
+    for said in ("GET /api/image/{name}", "does not", "curl -s", "How many images.", "HitOut"):
+        assert said in site.text("#routes")

@@ -42,13 +42,13 @@ def build(
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
     check_model(model)
-    _require_folder(images)
+    require_folder(images)
     from grainline.index.sync import build as run
 
     texts, about, started = calibration_texts, descriptions or (), time.monotonic()
     with progress("indexing") as step:
         report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
-    _print_report(out, report, time.monotonic() - started)
+    print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
@@ -59,7 +59,7 @@ def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: Descr
 
     with progress("indexing") as step:
         report = run(folder, paths, model=model, descriptions=descriptions or (), progress=step)
-    _print_report(folder, report)
+    print_report(folder, report)
 
 
 @index.command()
@@ -67,7 +67,7 @@ def remove(folder: Folder, paths: Paths) -> None:
     """Remove images from the index and exclude them from later refreshes; files are not deleted."""
     from grainline.index.sync import remove as run
 
-    _print_report(folder, run(folder, paths))
+    print_report(folder, run(folder, paths))
 
 
 @index.command()
@@ -84,7 +84,7 @@ def refresh(
 
     with progress("indexing") as step:
         report = run(folder, model=model, full=full, descriptions=descriptions or (), progress=step)
-    _print_report(folder, report)
+    print_report(folder, report)
 
 
 @index.command()
@@ -124,16 +124,14 @@ def search(  # noqa: PLR0913 - each is an option of the command
         typer.Option(help="With --image: files of descriptions, for methods that read them."),
     ] = None,
 ) -> None:
-    """Search an index by text or by image."""
+    """Search an index by text or by image. Piped: lines of path, score, p, sure, shown, query."""
     _check_queries((text, image, queries), image is not None, heat, descriptions)
     _require_index(folder)
     from tempfile import mkdtemp
 
-    from rich.console import Console
-
     from grainline.data.formats.plain import read_lines
     from grainline.evaluation.result import writable
-    from grainline.index.output import table, write_heat, write_html, write_json
+    from grainline.index.output import write_heat, write_html, write_json
     from grainline.index.search import Options, image_queries, open_index
 
     page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
@@ -147,22 +145,42 @@ def search(  # noqa: PLR0913 - each is an option of the command
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
     else:
         results = image_index.search([text] if text is not None else read_lines(str(queries)), k, options)
-    for result in results:
-        Console().print(table(result))
-    if image_index.validated:
-        print(image_index.validated)
+    _print_hits(results, image_index)
     if heat is not None:
-        print(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
+        _say(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
     if json is not None:
         write_json(json, results, image_index)
-        print(f"written: {json}")
+        _say(f"written: {json}")
     if page is not None:
         written = write_html(page, results, image_index, options, images=image is not None)
         note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
-        print(f"written: {page}{note}")
+        _say(f"written: {page}{note}")
         _open(page, show)
     else:
         next_step("grainline", "serve", folder)
+
+
+def _print_hits(results: Any, image_index: Any) -> None:
+    """Tables in a terminal; elsewhere a line for each hit, and what is no hit goes to stderr."""
+    from rich.console import Console
+
+    from grainline.index.output import plain_lines, table
+
+    for result in results:
+        if sys.stdout.isatty():
+            Console().print(table(result, image_index.root))
+        else:
+            print(*plain_lines(result, image_index.root), sep="\n", end="\n" if result.hits else "")
+    if not sys.stdout.isatty():
+        for note in dict.fromkeys(note for result in results for note in result.notes):
+            _say(note)
+    if image_index.validated:
+        _say(image_index.validated)
+
+
+def _say(line: str) -> None:
+    """A line about the search, which is no hit: not into the pipe."""
+    print(line, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
 
 
 def _find_with_qdrant(image_index: Any, address: str) -> None:
@@ -182,12 +200,20 @@ def _open(page: Path, wanted: bool) -> None:
             print("no browser could be started; open the page by its path", file=sys.stderr)
 
 
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
+
+
+def require_server() -> None:
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
+        raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
+
+
 def serve(
     folder: Folder,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets every machine in that can reach this one.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
+    port: Port = 8017,
     model: Weights = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that the model answers together.")] = 16,
     queue: Annotated[
@@ -207,8 +233,7 @@ def serve(
     from grainline.config import parse
     from grainline.web.limits import Limits
 
-    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise UserError("grainline serve needs more packages: pip install 'grainline[serve]'")
+    require_server()
     from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
@@ -256,14 +281,14 @@ def _require_index(folder: Path) -> None:
         )
 
 
-def _require_folder(images: str) -> None:
+def require_folder(images: str) -> None:
     if not Path(images).is_dir():
         raise UserError(
             f"no folder of images at {images} (from {Path.cwd()}); name the folder that they lie in"
         )
 
 
-def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
+def print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
     counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
     counts = [f"{number} {name}" for name, number in counted if number]
     speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""

@@ -26,6 +26,7 @@ from grainline.cli.options import (
     check_sources,
     next_step,
 )
+from grainline.cli.photos import photos
 from grainline.errors import UserError, escape_controls
 from grainline.stop import Stopped
 
@@ -72,6 +73,9 @@ def demo(
 
     run(out, changes or [], verbose=verbose)
     next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
+
+
+app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(photos)
 
 
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")

@@ -1,23 +1,32 @@
 """From the bytes of a record to an RGB image. Raises CorruptSample("corrupt image").
 
 It handles EXIF orientation, palettes, CMYK, 16 bits and floats, transparency (over white), animations (first
-frame), and refuses images that are too large or too thin.
+frame), and refuses images that are too large or too thin. HEIC and AVIF, which phones write, need a decoder
+that not every installation has; without it the cause of the CorruptSample names the extra.
 """
 
 import io
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
+"""What is always read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
+
+NEEDS_DECODER = "{} image without its decoder (pip install 'grainline[heic]')"
+"""The cause of a HEIC or AVIF that this installation cannot decode."""
+
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"),
+}
 
 MAX_PIXELS = 89_478_485
 """Larger images are refused: 2**30 / 12, where Pillow starts to warn of decompression bombs."""
@@ -75,12 +84,55 @@ def image_size(record: Record) -> tuple[int, int]:
         return (height, width) if _orientation(image) >= 5 else (width, height)
 
 
+def kind_of(data: bytes) -> str:
+    """ "HEIC" or "AVIF" by the brands at the start of the file (ISO/IEC 23008-12), "" for anything else.
+
+    >>> kind_of(b"....ftypheic...."), kind_of(b"\\0\\0\\0\\x14ftypmif1\\0\\0\\0\\0avif"), kind_of(b"GIF89a")
+    ('HEIC', 'AVIF', '')
+    """
+    if data[4:8] != b"ftyp":
+        return ""
+    major, length = data[8:12], int.from_bytes(data[:4], "big")
+    others = [data[i : i + 4] for i in range(16, min(length, 256), 4)]
+    if major in (b"mif1", b"msf1") and {b"avif", b"avis"} & set(others):
+        return "AVIF"
+    return _BRANDS.get(major, "")
+
+
+def decodable(kind: str) -> bool:
+    """Whether HEIC or AVIF can be decoded here. pillow_heif is loaded with the first HEIC."""
+    if kind == "AVIF":
+        return bool(features.check("avif"))  # Pillow 11.3 and later; the extra asks for it
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+        return True
+    return False
+
+
+def formats_of(key: str, data: bytes) -> tuple[str, ...]:
+    """The formats to try on a file, as Pillow names them. CorruptSample(NEEDS_DECODER) without a decoder."""
+    kind = kind_of(data)
+    if not kind:
+        return FORMATS
+    if not decodable(kind):
+        raise CorruptSample(NEEDS_DECODER.format(kind), key)
+    return ("HEIF" if kind == "HEIC" else kind,)
+
+
+def now_decodable(cause: str) -> bool:
+    """Whether an image that could not be used for this cause may be decoded now: its decoder is installed."""
+    return any(cause == NEEDS_DECODER.format(kind) and decodable(kind) for kind in ("HEIC", "AVIF"))
+
+
 @contextmanager
 def _opened(key: str, data: bytes) -> Iterator[Image.Image]:
     """An image file, its header read. Errors inside the block are CorruptSample too."""
+    formats = formats_of(key, data)
     # Decoders meet arbitrary bytes here and fail in every way there is (SyntaxError, struct.error, ...).
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
@@ -89,7 +141,7 @@ def _opened(key: str, data: bytes) -> Iterator[Image.Image]:
             yield image
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        why = f"none of {', '.join(FORMATS)}" if unknown else _first_line(error)
+        why = f"none of {', '.join(formats)}" if unknown else _first_line(error)
         raise CorruptSample(CORRUPT_IMAGE, f"{key} ({why})") from error
 
 

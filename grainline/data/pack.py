@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grainline.data.decode import as_png, decode
+from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, require_same
@@ -124,7 +124,8 @@ class _Writer:
         self.keys.add(record.key)
         name = quoted(record.key)
         data = record.image if isinstance(record.image, bytes) else as_png(record.image)
-        kind = next((kind for start, kind in _SUFFIXES.items() if data.startswith(start)), "tiff")
+        kind = next((kind for start, kind in _SUFFIXES.items() if data.startswith(start)), None)
+        kind = kind or kind_of(data).lower() or "tiff"
         yield f"{name}.{kind}", data
         # surrogatepass: JSON can hold halves of surrogate pairs, which are no UTF-8
         fields = json.dumps(fields_of(record), ensure_ascii=False)

@@ -8,7 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 from PIL import Image
 from rich.markup import escape
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 from grainline import __version__
 from grainline.data.record import CorruptSample
@@ -33,8 +35,31 @@ from grainline.report.page import (
 FORMAT = 3
 
 
-def table(result: QueryHits) -> Table:
-    """The hits of one query: how many of its sentences an image shows, and which it does not show."""
+def openable(root: Path, path: str) -> str:
+    """A path below the root as it can be opened: relative to here where possible, else absolute."""
+    whole, here = root / path, Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
+def plain_lines(result: QueryHits, root: Path) -> list[str]:
+    """The hits of one query for other programs: path, score, p, "yes" or "no" (sure), sentences shown, query.
+
+    Separated by tabs. Control characters are escaped, so that each hit is one line.
+    """
+    out = []
+    for hit in result.hits:
+        count = sum(one.verdict == "shows" for one in hit.sentences)
+        facts = f"{hit.score:.6f}", f"{hit.p:.4f}", "yes" if hit.sure else "no"
+        fields = openable(root, hit.path), *facts, f"{count}/{len(hit.sentences)}", result.query
+        out.append("\t".join(map(escape_controls, fields)))
+    return out
+
+
+def table(result: QueryHits, root: Path) -> Table:
+    """The hits of one query: how many of its sentences an image shows, and which it does not show.
+
+    root  of the images: paths are printed as they can be opened, and are links in terminals that have them
+    """
     sure = "" if result.sure else " - no sure match"
     out = Table(
         title=escape(escape_controls(short(result.query, 90)) + sure),
@@ -46,8 +71,9 @@ def table(result: QueryHits) -> Table:
     for hit in result.hits:
         number = Counter(one.verdict for one in hit.sentences)
         missing = [one.text for one in hit.sentences if one.verdict == "does not"]
+        name = escape_controls(openable(root, hit.path))
         out.add_row(
-            escape(escape_controls(hit.path)),
+            Text(name, Style(link=(root / hit.path).as_uri())),
             f"{hit.score:.3f}",
             f"{hit.p:.3f}",
             "yes" if hit.sure else "no",

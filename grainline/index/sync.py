@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
@@ -212,6 +213,8 @@ class Update:
         if full or known is None or file != ImageFile(path, known.size, known.mtime_ns):
             return file
         if isinstance(known, store.CorruptImage):
+            if now_decodable(known.cause):
+                return file
             self.failed.append((known.cause, path))
         elif known.description != self._description(path):
             return file

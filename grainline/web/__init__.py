@@ -5,5 +5,6 @@ engine  The index behind the server: reopened when it changes on disk, searched 
 guard   Checks before every route: Host and origin, limits per client, response headers.
 limits  Limits of the server: sizes, times, numbers of requests.
 schema  Requests and responses of the JSON interface, images included.
+start   What the page opens with: images of the index, and texts to try.
 server  `grainline serve`: the uvicorn server with limits of connections and times, and a graceful end.
 """

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -11,14 +12,14 @@ from typing import Annotated, Any
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from grainline import __version__
 from grainline.data.captions import sentences
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
 from grainline.index.store import CorruptIndex
 from grainline.web.engine import Batcher, Engine, ImageQuery
@@ -38,6 +39,7 @@ from grainline.web.schema import (
     TextOnly,
     TextQuery,
     decode_upload,
+    sample_out,
     thumbnail,
 )
 
@@ -45,6 +47,8 @@ DISCONNECTED = 499  # nobody reads it
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
+STATIC = Path(__file__).with_name("static")
+SEARCHES = "grainline.web.searches"
 log = logging.getLogger("uvicorn.error")
 
 
@@ -89,7 +93,7 @@ class Server:
         )
         self._add_queries(app)
         self._add_facts(app)
-        app.mount("/", StaticFiles(directory=Path(__file__).with_name("static"), html=True))
+        app.mount("/", StaticFiles(directory=STATIC, html=True))
         self.app = Guard(app, limits, host)
 
     @asynccontextmanager
@@ -105,7 +109,7 @@ class Server:
         async def search(request: Request, query: TextQuery) -> SearchOut:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
-            return await self._answer(request, query)
+            return await self._answer(request, query, f'"{shortened(query.text)}"')
 
         @app.post("/api/search/image")
         async def search_image(
@@ -116,7 +120,7 @@ class Server:
             model = self.engine.now.image_index.model
             decode = partial(decode_upload, await image.read(), model, self.limits.pixels)
             query = ImageQuery(await to_thread.run_sync(decode, limiter=self.decoders), k)
-            return await self._answer(request, query)
+            return await self._answer(request, query, "an image")
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
@@ -151,7 +155,8 @@ class Server:
         @app.get("/api/index")
         def index() -> IndexOut:
             """The index, and the limits of the server."""
-            now = self.engine.now.image_index
+            snapshot = self.engine.now
+            now = snapshot.image_index
             model_id, images = now.reader.manifest.model_id, len(now)
             limits = LimitsOut(
                 characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
@@ -166,8 +171,14 @@ class Server:
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],
+                samples=[sample_out(now.reader.rows[row]) for row in snapshot.samples],
+                examples=snapshot.examples,
                 limits=limits,
             )
+
+        @app.get("/docs", include_in_schema=False)
+        async def docs() -> Response:
+            return FileResponse(STATIC / "docs.html")
 
         @app.get("/api/health")
         async def health() -> Health:
@@ -179,8 +190,12 @@ class Server:
         if not len(self.engine.now.image_index):
             raise HTTPException(409, "this index holds no images yet")
 
-    async def _answer(self, request: Request, query: Any) -> Any:
-        """The answer of the model. A request is withdrawn on a disconnect or a timeout."""
+    async def _answer(self, request: Request, query: Any, name: str = "") -> Any:
+        """The answer of the model. A request is withdrawn on a disconnect or a timeout.
+
+        name  of a search, which is logged
+        """
+        started = time.monotonic()
         future = asyncio.wrap_future(self.batcher.submit(query))
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -188,7 +203,13 @@ class Server:
                 {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
             )
             if future.done():
-                return future.result()
+                answer = future.result()
+                if name:
+                    took = 1000 * (time.monotonic() - started)
+                    logging.getLogger(SEARCHES).info(
+                        "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
+                    )
+                return answer
             if gone.done():
                 raise HTTPException(DISCONNECTED, "the client has disconnected")
             raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
@@ -197,6 +218,12 @@ class Server:
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
+
+
+def shortened(text: str) -> str:
+    """A query in a line of the log: its first 60 characters, without control characters."""
+    line = " ".join(text.split())
+    return escape_controls(line if len(line) <= 60 else f"{line[:59]}…")
 
 
 async def _disconnected(request: Request) -> None:

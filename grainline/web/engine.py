@@ -22,6 +22,7 @@ from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, CorruptIndex
 from grainline.model import Model
 from grainline.web.schema import HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
+from grainline.web.start import examples, samples
 
 NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
@@ -48,6 +49,8 @@ class Snapshot:
             reader = index.reader
             _ = index.finder, reader.null_text_scores, reader.null_sentence_scores
             _ = reader.null_image_scores, reader.calibration
+        self.samples = samples(index) if len(index) else []
+        self.examples = examples(index)
 
     def read(self, name: str) -> tuple[int, bytes]:
         """Row and bytes of an image whose file is still as it was. Raises HTTPException."""

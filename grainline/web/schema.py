@@ -9,10 +9,11 @@ from PIL import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from grainline.data.decode import FORMATS, decode
+from grainline.data.decode import FORMATS, decode, formats_of
 from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
 from grainline.index.search import QueryHits, Verdict
+from grainline.index.store import Row
 from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
@@ -117,6 +118,14 @@ class HeatOut(BaseModel):
     maps: list[HeatMap]
 
 
+class SampleOut(BaseModel):
+    """An image of the index."""
+
+    name: str
+    path: str
+    image: str = Field(description="Where to get it; ?side= says how large.")
+
+
 class LimitsOut(BaseModel):
     """What the server accepts at most."""
 
@@ -138,6 +147,8 @@ class IndexOut(BaseModel):
     calibrated_images: bool = Field(description="Whether there are images enough for `sure` to mean much.")
     validated: str = Field(description="At which rank the model finds right images, from its run; or empty.")
     notes: list[str]
+    samples: list[SampleOut] = Field(description="Some of its images, evenly spread.")
+    examples: list[str] = Field(description="Texts to try, which have matches in it.")
     limits: LimitsOut
 
 
@@ -155,6 +166,12 @@ class Error(BaseModel):
     """The reason of an error, in one line."""
 
     error: str
+
+
+def sample_out(row: Row) -> SampleOut:
+    """An image of the index, by the start of its sha256."""
+    name = row.sha256[:24]
+    return SampleOut(name=name, path=row.path.encode("utf-8", "replace").decode(), image=f"/api/image/{name}")
 
 
 def search_out(result: QueryHits, names: Sequence[str]) -> SearchOut:
@@ -188,10 +205,12 @@ def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
     pixels  of an image at most: its header says how many there are, before anything is decoded
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = pixels  # Pillow will not say how large it is
+    except CorruptSample as error:  # a HEIC or AVIF without its decoder
+        raise HTTPException(415, f"this server cannot read it: {error.cause}") from None
     except Exception:
         raise HTTPException(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
     if width * height > pixels:

@@ -9,11 +9,14 @@ ask for /api/health; any other request gets 503. Of connections without a place 
 """
 
 import asyncio
+import logging
 import math
 import os
 import signal
 import socket
 import sys
+import threading
+import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -26,8 +29,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from grainline.errors import UserError
+from grainline.model import Model
 from grainline.system import openable
-from grainline.web.app import Server
+from grainline.web.app import SEARCHES, Server
 from grainline.web.engine import Engine
 from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, counted, error_response, is_listed, local
 from grainline.web.limits import Limits
@@ -221,8 +225,15 @@ class Program(uvicorn.Server):
             connection.transport.abort()
 
 
-def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits) -> None:
-    """Serve an index until Ctrl-C. UserError where it cannot be opened, or the address not used."""
+def serve(
+    folder: Path, model: str | Model | None, host: str, port: int, limits: Limits, *, browser: bool = False
+) -> None:
+    """Serve an index until Ctrl-C, with a short line for each search.
+
+    browser  open the page
+
+    UserError where the index cannot be opened, or the address not used.
+    """
     room = openable(limits.connections + SPARE + ACCEPTED + OTHERS) - SPARE - ACCEPTED - OTHERS
     few = room < limits.connections
     if few:
@@ -231,7 +242,11 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
     with listener:
         server = Server(Engine(folder, model), limits, host)
         name = f"[{host}]" if ":" in host else host
-        print(f"serving {folder} at http://{name}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        address = f"http://{name}:{listener.getsockname()[1]}/"
+        print(f"serving {folder} at {address} (Ctrl-C ends it)", flush=True)
+        log_searches()
+        if browser:  # in a thread: a browser of the terminal would not return
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         if few:
             print(
                 f"this system lets few files be open: at most {limits.connections} connections at a time",
@@ -246,6 +261,15 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
         if server.batcher.worker.is_alive():  # its batch takes longer than anybody waits
             sys.stderr.flush()
             os._exit(0)
+
+
+def log_searches() -> None:
+    """Print what the application logs of searches: one line each. Nothing else is logged but failures."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    searches = logging.getLogger(SEARCHES)
+    searches.handlers, searches.propagate = [handler], False
+    searches.setLevel(logging.INFO)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -69,7 +69,7 @@ def _whole(value: Any) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif", "heic", "heif", "avif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
 _PROBES = 10_000  # image paths that are tried before a source counts as one without images

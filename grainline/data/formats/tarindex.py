@@ -38,7 +38,7 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 1  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 2  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SPANS = 6  # numbers per sample in Shard.spans
 

@@ -7,7 +7,7 @@ each request for half a minute.
 
 import logging as python_logging
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
 
     Raises UserError where neither hub nor cache has it.
     """
-    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, snapshot_download
 
     try:
         info = HfApi(token=token).model_info(name, revision=revision, timeout=PATIENCE)
@@ -41,15 +41,44 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         message = next(iter(str(error).strip().splitlines()), repr(error))
-    for settings in ("config.json", "open_clip_config.json", "model.json"):
-        file = try_to_load_from_cache(name, settings, revision=revision)
-        if isinstance(file, str) and any(Path(file).with_name(weights).is_file() for weights in WEIGHTS):
-            return Path(file).parent  # half a model would hide why the rest did not come
+    folder = cached(name, revision)
+    if folder is not None:
+        return folder
     raise UserError(
         f"no folder {name} here, and the Hugging Face hub gave no model of that name "
         f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "
         "set HF_HOME to a cache that holds it"
     )
+
+
+def cached(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model in the cache of the hub, without asking the hub; None where it is not whole."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for settings in ("config.json", "open_clip_config.json", "model.json"):
+        file = try_to_load_from_cache(name, settings, revision=revision)
+        if isinstance(file, str) and any(Path(file).with_name(weights).is_file() for weights in WEIGHTS):
+            return Path(file).parent  # half a model would hide why the rest did not come
+    return None
+
+
+PUBLIC = "zer0int/LongCLIP-GmP-ViT-L-14", "google/siglip2-base-patch16-224", "openai/clip-vit-base-patch16"
+"""Checkpoints for photographs that `grainline.load` reads, best for long descriptions first."""
+
+
+def public_checkpoint() -> str:
+    """The name of a public checkpoint that is in the cache, else the first that the hub gives."""
+    name = next((name for name in PUBLIC if cached(name) is not None), None)
+    for candidate in () if name else PUBLIC:
+        with suppress(UserError):
+            download(candidate)
+            return candidate
+    if name is None:
+        raise UserError(
+            f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; give --model FOLDER, or set"
+            f" HF_HOME to a cache that holds one, or run `hf download {PUBLIC[1]}` with a network"
+        )
+    return name
 
 
 def wanted(files: Collection[str]) -> list[str]:

@@ -264,7 +264,10 @@ def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
     if isinstance(image, MissingImage):
         return CaseImage(image, alt, scores)
     given = evaluation.given(row, image)
-    texts, whole = [evaluation.data.strings[row], one.foreign], (0.0, 0.0, *map(float, image.size))
+    texts, whole = (
+        [evaluation.data.strings[row], one.foreign],
+        (0.0, 0.0, float(image.width), float(image.height)),
+    )
     maps_of_texts = attention_maps(evaluation.model, given, texts, whole, image.size)
     heat = [{part.words: heat for part, heat in parts} for parts in maps_of_texts]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]

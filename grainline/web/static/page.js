@@ -2,6 +2,8 @@
 // The page of `grainline serve`. What comes from texts, files or answers is set as text, never as HTML.
 
 const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in report/heatmap.py
+const LARGE = 2048; // of the one that is shown large
+const COARSE = matchMedia("(pointer: coarse)").matches; // fingers do not hover, and have no Ctrl
 const SIDE = 768; // of the images, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
@@ -51,6 +53,7 @@ function searchText(push = true) {
     return complain(`The text has ${query.length} characters; at most ${limits.characters} are allowed.`, null);
   const url = `#q=${encodeURIComponent(query)}`;
   remember({}, url, push && location.hash !== url);
+  current = base();
   document.title = `${query.slice(0, 60)} - grainline`;
   at("query").hidden = true;
   run((signal) => post("api/search", { text: query }, signal), query, () => searchText(false));
@@ -58,7 +61,7 @@ function searchText(push = true) {
 
 function searchImage(file, push = true) {
   if (!file) return;
-  if (!file.type.startsWith("image/")) return complain(`${file.name} is no image.`, null);
+  if (!isImage(file)) return complain(`${file.name} is no image.`, null);
   if (file.size > limits.bytes)
     return complain(`${file.name} has ${size(file.size)}; at most ${size(limits.bytes)} are allowed.`, null);
   if (push) {
@@ -66,9 +69,12 @@ function searchImage(file, push = true) {
     images.set(number, file);
     remember({ image: number }, `#image=${number}`, true);
   }
+  current = base();
   document.title = "By image - grainline";
   const preview = at("query");
   URL.revokeObjectURL(preview.firstElementChild.src);
+  preview.firstElementChild.hidden = false;
+  preview.firstElementChild.onerror = () => { preview.firstElementChild.hidden = true; }; // HEIC: few browsers show it
   preview.firstElementChild.src = URL.createObjectURL(file);
   preview.lastElementChild.textContent = `Images like ${file.name || "the one you pasted"}`;
   preview.hidden = false;
@@ -77,10 +83,13 @@ function searchImage(file, push = true) {
   run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchImage(file, false));
 }
 
+// Browsers know no type of HEIC; the server decides.
+const isImage = (file) => file.type.startsWith("image/") || /\.(heic|heif|avif)$/i.test(file.name);
 const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 async function run(search, query, retry) {
   running.abort();
+  at("start").hidden = true;
   const controller = running = new AbortController();
   problem.hidden = true;
   hits.setAttribute("aria-busy", "true");
@@ -117,23 +126,100 @@ function show(answer, query) {
   at("notes").hidden = !answer.notes.length;
   at("legend").hidden = !(canShow && query && count);
   hits.replaceChildren(...answer.hits.map((hit, i) => card(hit, i, query)));
+  answered = new Map(answer.hits.map((hit) => [hit.name, [hit, query]]));
+  followDetail();
 }
 
-function card(hit, number, query) {
+// One image, large. The address names it, so that the back button closes it and a link opens it.
+
+const detail = at("detail"), SHOW = /[#&]show=([0-9a-f]{24})$/;
+let answered = new Map(), samples = new Map(); // [hit, query] by the name of the image
+let current = ""; // the part of the address whose answer is shown
+const base = () => location.hash.replace(SHOW, "");
+const place_of = (name) => `${base()}${base() ? "&" : "#"}show=${name}`;
+
+function openDetail(hit, query) {
+  history.pushState({ ...history.state, detail: true }, "", place_of(hit.name));
+  followDetail();
+}
+
+function followDetail() {
+  const name = location.hash.match(SHOW)?.[1];
+  if (!name) { if (detail.open) detail.close(); return; }
+  const unknown = { name, path: "Image of this index", image: `/api/image/${name}`, sentences: [] };
+  const [hit, query] = answered.get(name) ?? samples.get(name) ?? [unknown, null];
+  const item = card(hit, 0, query, true);
+  item.className = "";
+  at("large").replaceChildren(item);
+  if (!detail.open) detail.showModal();
+}
+
+function closeDetail() {
+  if (history.state?.detail) { history.back(); return; }
+  history.replaceState(history.state, "", base() || location.pathname);
+  detail.close();
+}
+
+detail.addEventListener("cancel", (event) => { event.preventDefault(); closeDetail(); });
+detail.addEventListener("click", (event) => { if (event.target === detail) closeDetail(); });
+at("close").addEventListener("click", closeDetail);
+detail.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step) return;
+  const names = [...(answered.size ? answered : samples).keys()];
+  const name = names[names.indexOf(location.hash.match(SHOW)?.[1]) + step];
+  if (!name) return;
+  history.replaceState(history.state, "", place_of(name));
+  followDetail();
+});
+
+function showStart(index) {
+  samples = new Map(index.samples.map((one) => [one.name, [{ ...one, sentences: [] }, null]]));
+  at("samples").replaceChildren(...index.samples.map((one) => {
+    const item = document.createElement("li"), button = document.createElement("button"), image = new Image();
+    Object.assign(button, { type: "button", className: "sample" });
+    Object.assign(image, { src: `${one.image}?side=256`, alt: one.path, loading: "lazy" });
+    button.append(image);
+    button.addEventListener("click", () => openDetail(...samples.get(one.name)));
+    item.append(button);
+    return item;
+  }));
+  at("tries").replaceChildren(...index.examples.map((example) => {
+    const button = element("button", example);
+    Object.assign(button, { type: "button", className: "try" });
+    button.addEventListener("click", () => { text.value = example; counted(); searchText(); });
+    return button;
+  }));
+  if (index.examples.length) at("tries").prepend(element("span", "Try:"));
+}
+
+function card(hit, number, query, large = false) {
   const item = at("hit").content.cloneNode(true).firstElementChild;
   const find = (selector) => item.querySelector(selector);
   const image = find("img"), where = find(".where"), heat = new Heat(item, hit, query);
-  image.src = `${hit.image}?side=${SIDE}`;
+  image.src = `${hit.image}?side=${large ? LARGE : SIDE}`;
   image.alt = hit.path;
+  const frame = find(".frame");
+  if (large) {
+    const plain = document.createElement("div");
+    plain.className = "frame";
+    plain.append(...frame.childNodes);
+    frame.replaceWith(plain);
+  } else {
+    frame.setAttribute("aria-label", `Show ${hit.path} larger`);
+    frame.addEventListener("click", () => openDetail(hit, query));
+  }
+  find(".facts").hidden = hit.score === undefined; // an image of the start, that nothing was asked about
   image.addEventListener("error", () => heat.say("This image cannot be shown: its file has changed or is gone."));
   find("h2").textContent = hit.path;
+  if (hit.score === undefined) { where.hidden = true; return item; }
   const sure = find(".sure");
   sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
   sure.classList.toggle("yes", hit.sure);
   const others = query ? "queries without a match score as high" : "images here have another one as near";
   sure.title = `${percent(hit.p)} of the ${others}`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
-  where.id = `where-${number}`;
+  where.id = `where-${large ? "large" : number}`;
   where.hidden = !(canShow && hit.sentences.length);
   heat.rest();
   find(".sentences").append(...hit.sentences.map((sentence, i) => line(sentence, i, heat, where.id)));
@@ -173,7 +259,7 @@ class Heat {
   }
 
   rest() {
-    this.say("Point at a sentence to see where it shows.");
+    this.say(`${COARSE ? "Tap" : "Point at"} a sentence to see where it shows.`);
     this.card.querySelector(".where").hidden = !(canShow && this.hit.sentences.length);
   }
 
@@ -307,7 +393,9 @@ text.addEventListener("input", counted);
 
 // The address says what is searched, so that it can be kept and the back button works.
 function follow(state) {
-  const hash = location.hash;
+  const hash = base();
+  if (hash === current && hash) { followDetail(); return; }
+  current = hash;
   if (hash.startsWith("#q=")) {
     let query;
     try { query = decodeURIComponent(hash.slice(3)); } catch { query = hash.slice(3); }
@@ -324,6 +412,9 @@ function follow(state) {
     counted();
     status.textContent = "";
     document.title = "grainline";
+    at("start").hidden = !samples.size;
+    answered = new Map();
+    followDetail();
     for (const id of ["problem", "query", "notes", "legend"]) at(id).hidden = true;
     hits.replaceChildren();
     hits.removeAttribute("aria-busy");
@@ -341,7 +432,10 @@ async function start() {
     at("validated").hidden = !index.validated;
     if (!index.images) return complain("This index holds no images yet; `grainline index add` takes some in.", start);
     problem.hidden = true;
-    if (location.hash) follow(history.state);
+    showStart(index);
+    if (COARSE) at("hint").textContent = "An image can also be the query: take or choose one.";
+    current = null;
+    follow(history.state);
   } catch (error) {
     at("about").textContent = "";
     complain(error.message, start);

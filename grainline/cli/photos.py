@@ -1,0 +1,58 @@
+"""The command `photos`: from a folder of photographs to its search page in the browser."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grainline.cli.index import Port, print_report, require_folder, require_server
+from grainline.cli.options import check_model
+from grainline.errors import UserError
+from grainline.progress import progress
+
+
+def photos(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Run folder or checkpoint; default: the best public one that can be had."),
+    ] = None,
+    index: Annotated[
+        Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
+    ] = None,
+    port: Port = 8017,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
+) -> None:
+    """Index a folder of photographs, or bring its index up to date, and search it in the browser."""
+    require_folder(folder)
+    root = Path(folder).resolve()
+    place = index or root.with_name(f"{root.name}.index")
+    if index is None and not place.exists() and not os.access(root.parent, os.W_OK):
+        raise UserError(f"the index cannot be written beside {root}; give another place with --index")
+    if model is not None:
+        check_model(model)
+    require_server()
+    from grainline.encoders.pretrained.hub import public_checkpoint
+    from grainline.index import store, sync
+    from grainline.index.reader import model_of
+    from grainline.web.limits import Limits
+    from grainline.web.server import serve as run
+
+    known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()
+    if known:
+        manifest = store.read_manifest(place)
+        if Path(manifest.root) != root:
+            raise UserError(f"{place} is an index of {manifest.root}, not of {root}; choose another --index")
+        loaded = model_of(place, manifest, model)
+    name = manifest.model_id.path if known else model or public_checkpoint()
+    print(f"model: {name}", flush=True)
+    with progress("indexing") as step:
+        report = (
+            sync.refresh(place, model=loaded, progress=step)
+            if known
+            else sync.build(root, place, model=name, progress=step)
+        )
+    print_report(place, report, time.monotonic() - started)
+    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)

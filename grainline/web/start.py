@@ -1,0 +1,76 @@
+"""What the page opens with: images of the index, evenly spread, and texts to try that have matches in it."""
+
+import numpy as np
+import torch
+
+from grainline.index.search import Index
+from grainline.index.store import NULL_SENTENCES
+
+SAMPLES = 24
+EXAMPLES = 3
+LONGEST = 110  # characters of an example
+
+GENERAL = (
+    "A dog on grass.",
+    "A cat that looks at the camera.",
+    "A person on a beach.",
+    "People at a table with food.",
+    "A child who plays outside.",
+    "A street in a city.",
+    "A building with many windows.",
+    "Mountains under a blue sky.",
+    "A sunset over water.",
+    "A forest in autumn.",
+    "A snowy landscape.",
+    "A close-up of a flower.",
+    "A bird on a branch.",
+    "A car on a road.",
+    "A boat on a lake.",
+    "A person on a bicycle.",
+    "A group of friends.",
+    "A page of text.",
+    "A diagram with arrows.",
+    "A map.",
+    "A painting of a person.",
+    "A room with furniture.",
+)
+"""Tried where the calibration texts are drawn scenes and nothing is known of the images."""
+
+
+def samples(index: Index) -> list[int]:
+    """Some rows of the index, evenly spread, without copies."""
+    rows = np.linspace(0, len(index) - 1, min(SAMPLES, len(index))).astype(int).tolist()
+    return list({index.reader.hashes[row]: row for row in rows}.values())
+
+
+@torch.no_grad()
+def examples(index: Index) -> list[str]:
+    """Sentences with the best contrast in this index, each with another best image: [] for an empty one.
+
+    Contrast is the best score minus the mean over the background images, in units of their std. Candidates
+    are the calibration sentences, first those whose own image is in the index. Where these are of drawn
+    scenes, general ones are taken instead if their mean contrast is higher.
+    """
+    if len(index) < 2:
+        return []
+    reader, texts = index.reader, index.reader.calibration_texts
+    sentences, score = list(texts.sentences), reader.take(NULL_SENTENCES, reader.background)
+    known = np.isin(texts.image_hashes, reader.hashes)
+    if reader.synthetic_texts:
+        general = index.score(reader.background, index.model.encode(texts=list(GENERAL)))
+        if _contrast(general).mean() > _contrast(score).mean():
+            sentences, score, known = list(GENERAL), general, np.zeros(len(GENERAL), bool)
+    out: dict[int, str] = {}  # by best image
+    best = score.argmax(0).tolist()
+    for i in np.lexsort((-_contrast(score), ~known)).tolist():
+        if len(sentences[i]) <= LONGEST and sentences[i] not in out.values():
+            out.setdefault(best[i], sentences[i])
+        if len(out) == EXAMPLES:
+            break
+    return list(out.values())
+
+
+def _contrast(score: np.ndarray) -> np.ndarray:
+    """[Q] from scores [B, Q]"""
+    score = score.astype(np.float64)
+    return np.asarray((score.max(0) - score.mean(0)) / np.maximum(score.std(0), 1e-9))
