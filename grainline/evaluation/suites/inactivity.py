@@ -21,6 +21,7 @@ import torch
 
 from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
+from grainline.data.transforms import Box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
 from grainline.evaluation.examples import (
@@ -264,10 +265,7 @@ def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
     if isinstance(image, MissingImage):
         return CaseImage(image, alt, scores)
     given = evaluation.given(row, image)
-    texts, whole = (
-        [evaluation.data.strings[row], one.foreign],
-        (0.0, 0.0, float(image.width), float(image.height)),
-    )
+    texts, whole = [evaluation.data.strings[row], one.foreign], Box(0, 0, *image.size)
     maps_of_texts = attention_maps(evaluation.model, given, texts, whole, image.size)
     heat = [{part.words: heat for part, heat in parts} for parts in maps_of_texts]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
