@@ -19,8 +19,8 @@ from grainline.evaluation.result import writable
 from grainline.evaluation.suites.phrases import pieces
 from grainline.loading import load
 from grainline.methods.base import HasAttention, require_attention
-from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import Model, given
+from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row, cases_html
 from grainline.report.heatmap import (
