@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
-from grainline.losses.beta_cal import beta_bce, beta_ce_both
+from grainline.losses.calibrated import beta_bce, beta_ce_both
 from grainline.losses.tiled.pair_mask import RowIds
 from tests.test_beta import Beta, dense_beta_bce, dense_beta_ce, pairs_of, slot_keys
 

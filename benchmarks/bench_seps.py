@@ -28,11 +28,12 @@ from torch import Tensor
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import Ratio, fresh_peak, interval, keep_pages, paired, report
 from grainline.losses.contrastive import triplet
-from grainline.methods.patch_selection.scoring import score as score_in_tiles
-from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.training import graded, summary
-from grainline.methods.patch_selection.types import SelectionConfig
+from grainline.methods.patch_selection.training import summary
 from grainline.methods.shared import TripletSchedule, both_triplets
+from grainline.nn.patch_selection.scoring import graded
+from grainline.nn.patch_selection.scoring import score as score_in_tiles
+from grainline.nn.patch_selection.selector import Selector
+from grainline.nn.patch_selection.types import SelectionConfig
 from grainline.nn.pooling import unit
 from grainline.nn.selection import stretched
 from grainline.types import Encoded, Pair

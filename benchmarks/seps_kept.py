@@ -22,8 +22,8 @@ from grainline import load
 from grainline.data.open_source import open_sources
 from grainline.data.record import Record
 from grainline.evaluation.show import selection_of
-from grainline.methods.patch_selection.types import REST, SelectsPatches
 from grainline.model import Model
+from grainline.nn.patch_selection.types import REST, SelectsPatches
 
 
 class Found(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.beta_cal import (
+from grainline.losses.calibrated import (
     Divisor,
     beta_bce,
     beta_ce,

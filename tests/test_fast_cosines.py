@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.methods.patch_selection import scoring
-from grainline.methods.patch_selection import selector as selecting
-from grainline.methods.patch_selection.selector import FastCosines, Selector, pays
-from grainline.methods.patch_selection.types import (
+from grainline.nn.patch_selection import scoring
+from grainline.nn.patch_selection import selector as selecting
+from grainline.nn.patch_selection.selector import FastCosines, Selector, pays
+from grainline.nn.patch_selection.types import (
     SelectionConfig,
     SelectionExtra,
     SelectionTexts,

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from grainline.config import override, parse
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection import scoring, training
-from grainline.methods.patch_selection.types import SelectionExtra, selection_texts
+from grainline.methods.patch_selection import training
 from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.methods.shared import ScoreFn, TripletSchedule, both_triplets
+from grainline.nn.patch_selection import scoring
+from grainline.nn.patch_selection.types import SelectionExtra, selection_texts
 from grainline.types import Encoded, Pair
 
 METHODS: dict[str, tuple[Any, Any]] = {"seps": (SEPS, SEPSConfig), "laps": (LAPS, LAPSConfig)}
@@ -51,7 +52,7 @@ def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
 
 def twice(method: Any) -> ScoreFn:
     """Scores as training computes them."""
-    return training.graded(method.selector, method.selector.top)
+    return scoring.graded(method.selector, method.selector.top)
 
 
 def gradient(
@@ -99,7 +100,7 @@ def test_rounding_of_the_first_pass_decides_nothing(
         return score + 4e-5 * (noise - 0.5)
 
     monkeypatch.setattr(scoring, "scores", rounded)
-    monkeypatch.setattr(training, "DENSE_FROM", most)
+    monkeypatch.setattr(scoring, "DENSE_FROM", most)
     monkeypatch.setitem(scoring.TILE_SIZE, "cpu", 2000)  # in several tiles
     method, rule = made(name, torch.float64), TripletSchedule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 8, 1e-5, torch.float64)
@@ -120,6 +121,6 @@ def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: 
         return pairs(selector, seen, told, of, decide)
 
     monkeypatch.setattr(scoring, "pairs", counted)
-    monkeypatch.setattr(training, "DENSE_FROM", 1.0)
+    monkeypatch.setattr(scoring, "DENSE_FROM", 1.0)
     gradient(method, pair, leaves, rule, twice(method))
     assert (again[0] <= 3 * 16) == hardest

@@ -14,9 +14,9 @@ from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.methods.heat import on_pixels
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection import scoring
 from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.nn.hashing import logistic
+from grainline.nn.patch_selection import scoring
 from grainline.training.step import step
 from grainline.types import Clock, Encoded, Images, Pair, Texts, rows
 

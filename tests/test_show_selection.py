@@ -26,9 +26,9 @@ from grainline.evaluation.show import (
     summed,
 )
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
 from grainline.model import Model
+from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import (
     AGAINST,

@@ -24,8 +24,8 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
 from grainline.methods.base import HasAttention, Method, parts_of
 from grainline.methods.heat import over_image
-from grainline.methods.patch_selection.types import SelectsPatches
 from grainline.model import ImageLike, Model, given
+from grainline.nn.patch_selection.types import SelectsPatches
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage

@@ -24,8 +24,8 @@ from grainline.evaluation.suites.phrases import pieces
 from grainline.loading import load
 from grainline.methods.base import HasAttention, Method
 from grainline.methods.heat import heat_overlay, over_image, read_area, token_heat
-from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import ImageLike, Model, given
+from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.case import Case, Panel, Row, cases_html
 from grainline.report.heatmap import (

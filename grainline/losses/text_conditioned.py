@@ -4,7 +4,7 @@ Each pair has its own summary of the image. `losses/tiled/conditioned_cosine.py`
 tiles; here is what is computed once for each image and once for each text.
 """
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,17 @@ from torch import Tensor
 
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward, PooledCosine
 from grainline.losses.tiled.pair_loss import SigmoidLoss, exact, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs, all_negatives, sample_negatives
-from grainline.losses.tiled.scores import Parts
+from grainline.losses.tiled.pair_mask import (
+    PairMatrix,
+    RowIds,
+    SampledPairs,
+    all_negatives,
+    row_ids,
+    sample_negatives,
+)
+from grainline.losses.tiled.scores import Dot, Parts
 from grainline.nn.pooling import ConditionedPool, KeyValue
-from grainline.types import Clock, Mean, full, rows
+from grainline.types import Clock, Encoded, Mean, full, rows
 
 Negatives = Literal["sampled", "all"]
 """Of every other image: one random caption, or each of its captions with an equal share of the weight."""
@@ -25,6 +32,19 @@ Segments = tuple[Tensor, Tensor | None]
 
 FEW = 10_000  # pairs of scores that are not worth a QR decomposition
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
+
+
+class TextRows(Protocol):
+    """Texts, or parts of texts, as rows of all processes."""
+
+    @property
+    def vector(self) -> Tensor: ...  # [P, D] of any length
+
+    @property
+    def item(self) -> Tensor: ...  # [P] int64, -1 = padding
+
+    @property
+    def image(self) -> Tensor: ...  # [P] int64, -1 = a foil
 
 
 def part_pairs(
@@ -69,6 +89,43 @@ def part_loss(
         score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
+
+
+def flair_means(
+    pooled: Mean, images: Encoded, all_images: Tensor, parts: TextRows, scale: Tensor, bias: Tensor
+) -> dict[str, Mean]:
+    """Both losses of FLAIR, each divided as in the code of its authors.
+
+    pooled      `part_loss` of local images
+    images      local; all_images [N] are the items of those of all processes
+    """
+    pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
+    summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
+    dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
+    number = (all_images >= 0).sum().clamp(min=1).to(dtype)
+    count = ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)
+    return {  # B / (B + K - 1) and 1 / K of a mean over images
+        "pooled": Mean(pooled.total * number / (number + count / number - 1).clamp(min=1), pooled.number),
+        "summary": Mean(summary.total * number / count.clamp(min=1), summary.number),
+    }
+
+
+def summary_loss(images: Tensor, texts: Tensor, pairs: PairMatrix, scale: Tensor, bias: Tensor) -> Mean:
+    """The sigmoid loss of summaries with the texts of all processes; its mean over images.
+
+    images  [n, D] of unit length, texts [P, D] of any length; scale and bias of one element
+
+    for each local image i:
+        for each caption j:
+            logit = scale * images[i] . texts[j] / |texts[j]| + bias
+            j describes i:  total += log(1 + exp(-logit))
+            else:           total += log(1 + exp(logit))
+        number += 1
+    """
+    rows = torch.cat([scale * images, bias.expand(len(images), 1)], 1)
+    texts = F.normalize(full(texts), dim=-1)
+    cols = torch.cat([texts, texts.new_ones(len(texts), 1)], 1)
+    return pair_loss(Dot(), SigmoidLoss(), (rows,), (cols,), pairs)[0]
 
 
 def pooled_scores(

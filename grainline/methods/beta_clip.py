@@ -25,7 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
-from grainline.losses import beta_cal
+from grainline.losses import calibrated
+from grainline.losses.calibrated import image_ids, pooled_by_own, rank_of, text_ids
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import (
@@ -34,7 +35,6 @@ from grainline.methods.shared import (
     logged,
     owner_of,
     row_by_position,
-    slots_in,
     slots_of,
     whole_captions,
 )
@@ -79,7 +79,7 @@ class BetaCLIPConfig(TowersConfig):
     form: Literal["ce", "bce"] = "ce"
     beta: float = Field(0.5, ge=0, le=1)  # weight of texts of one image for each other
     slot_decay: float = Field(0.0, ge=0)  # it falls by exp(-decay) with each slot between them (table 13)
-    divisor: beta_cal.Divisor = "pairs"  # of "bce": rows (paper), their square, or that with padding
+    divisor: calibrated.Divisor = "pairs"  # of "bce": rows (paper), their square, or that with padding
     group: int | None = Field(None, gt=1)  # images that beta-CAL compares; None: the global batch
     # empty slots, up to those of the longest image of a group: in the code they are candidates in the softmax
     # of "ce", and texts of others in either form
@@ -147,13 +147,7 @@ class BetaCLIP(Method):
         place = owner_of(texts.image, images.image)
         if self.keeps_padding:
             place = torch.where(texts.item < 0, row_by_position(texts.image, images.image), place)
-        with_image = (place >= 0).nonzero()[:, 0]
-        of = place[with_image]
-        order = rank_of(of)
-        table = of.new_zeros(len(images.image), int(order.max()) + 1 if len(of) else 0)
-        table[of, order] = with_image
-        by_slot = self.pool(texts.vector[table], unit(images.tokens))  # [n, K, D]
-        pooled = torch.zeros_like(texts.vector).index_copy(0, with_image, unit(by_slot[of, order]))
+        pooled = pooled_by_own(self.pool, texts.vector, place, images.tokens)
         return Pair(images, texts._replace(extra=texts.extra._replace(pooled=pooled)))
 
     def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -209,17 +203,17 @@ class BetaCLIP(Method):
             others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
             images = image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
-            owner = torch.full_like(owner, beta_cal.NOBODY) if cfg.others.own else owner
+            owner = torch.full_like(owner, calibrated.NOBODY) if cfg.others.own else owner
             further, group = self._further(gathered, others, images, ids)
-            more = pairs._replace(cols=beta_cal.and_negatives(all_ids, group))
+            more = pairs._replace(cols=calibrated.and_negatives(all_ids, group))
             both = (
-                beta_cal.repeated_ce(pooled, all_texts, pairs, again=others.row, owner=owner, size=size),
-                beta_cal.beta_ce(texts, torch.cat([all_pooled, further]), more),
+                calibrated.repeated_ce(pooled, all_texts, pairs, again=others.row, owner=owner, size=size),
+                calibrated.beta_ce(texts, torch.cat([all_pooled, further]), more),
             )
         elif gathered.texts is local.texts:  # one process: both directions out of one matrix
-            both = beta_cal.beta_ce_both(pooled, all_texts, pairs)
+            both = calibrated.beta_ce_both(pooled, all_texts, pairs)
         else:
-            both = beta_cal.beta_ce(pooled, all_texts, pairs), beta_cal.beta_ce(texts, all_pooled, pairs)
+            both = calibrated.beta_ce(pooled, all_texts, pairs), calibrated.beta_ce(texts, all_pooled, pairs)
         names = "pooled i2t", "pooled t2i"
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}
 
@@ -228,7 +222,7 @@ class BetaCLIP(Method):
         cfg, scale = self.cfg, self.pool_scale()
         pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
         pooled = scale * local.texts.extra.pooled
-        mean = beta_cal.beta_bce(pooled, gathered.texts.vector, pairs, cfg.divisor)
+        mean = calibrated.beta_bce(pooled, gathered.texts.vector, pairs, cfg.divisor)
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
@@ -244,7 +238,7 @@ class BetaCLIP(Method):
 
         patches, shared = unit(local.images.tokens), (*parameters.values(), scale)
         texts = gathered.texts.vector[others.row]
-        mean = beta_cal.cross_image_bce(pool, shared, patches, images, texts, others.ids)
+        mean = calibrated.cross_image_bce(pool, shared, patches, images, texts, others.ids)
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
 
     def _further(
@@ -277,51 +271,6 @@ def _similarity(local: Pair) -> Mean:
 
 
 # Ids of the rows of a batch, by which rows are compared. They do not depend on the number of processes.
-
-
-def image_ids(images: Encoded, group: int | None) -> RowIds:
-    """Ids of all images [N]: each `group` images in turn are a group; None: all of them are one."""
-    place = torch.arange(len(images.image), device=images.image.device)
-    return RowIds(images.item, images.image, _group(place, group), torch.zeros_like(place))
-
-
-def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds:
-    """Ids of all texts [M]. Foils are in no pair, and neither is padding, unless `padding` says so.
-
-    Padding belongs to a group where any image of that group has a text in the same slot, as in a batch whose
-    images all have as many slots as the longest. With `padding` it is a candidate there and no query.
-    """
-    images, texts = gathered
-    place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
-    with_image, empty = place >= 0, texts.item < 0
-    item = texts.item.masked_fill(~with_image, -1)
-    if padding:
-        item = torch.where(empty, texts.item.max() + 1 + row, item)
-    of = _group(torch.where(with_image, place, row_by_position(texts.image, images.image)), group)
-    slot = slots_of(texts.image, images.image)
-    used = with_image.new_zeros(max(1, len(images.image)), slots_in(texts.image, images.image))
-    used[of[with_image], slot[with_image]] = True
-    return RowIds(
-        item,
-        texts.image.masked_fill(~with_image, -1),
-        of.masked_fill(~(with_image | (empty & used[of, slot])), -1),
-        row,
-    )
-
-
-def _group(place: Tensor, size: int | None) -> Tensor:
-    return torch.zeros_like(place) if size is None else place // size
-
-
-def rank_of(key: Tensor) -> Tensor:
-    """The number of rows with the same key before each row: [m]
-
-    >>> rank_of(torch.tensor([7, 3, 7, 7, 3])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    ordered, order = key.sort(stable=True)
-    first = torch.searchsorted(ordered, ordered)
-    return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)
 
 
 def first_texts(gathered: Pair, group: int | None, padding: bool, cfg: CrossImageConfig) -> PoolingTexts:

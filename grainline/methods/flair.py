@@ -26,9 +26,7 @@ from torch import Tensor, nn
 
 from grainline.data.texts import Chunking
 from grainline.encoders.towers import flat_parts
-from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix
-from grainline.losses.tiled.scores import Dot
+from grainline.losses.text_conditioned import flair_means
 from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
 from grainline.methods.text_parts import (
@@ -38,10 +36,9 @@ from grainline.methods.text_parts import (
     PartPool,
     Parts,
     read_parts,
-    row_ids,
 )
 from grainline.nn.pooling import mean_pool, unit
-from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
+from grainline.types import Clock, Encoded, Pair, Term, Texts
 
 
 class FLAIRConfig(ConditionedConfig):
@@ -95,31 +92,5 @@ class FLAIR(ConditionedMethod):
         images, parts = local.images, gathered.texts.extra
         scale, bias = self.scale(), self.bias
         pooled = self.pool.loss(images, parts, self.cfg.negatives, clock, scale, bias)
-        pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
-        summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
-        dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
-        number = (gathered.images.item >= 0).sum().clamp(min=1).to(dtype)
-        count = ((parts.item >= 0) & (parts.image >= 0)).sum().to(dtype)
-        terms = {  # B / (B + K - 1) and 1 / K of a mean over images
-            "pooled": Mean(pooled.total * number / (number + count / number - 1).clamp(min=1), pooled.number),
-            "summary": Mean(summary.total * number / count.clamp(min=1), summary.number),
-        }
+        terms = flair_means(pooled, images, gathered.images.item, parts, scale, bias)
         return {name: Term(0.5, mean) for name, mean in terms.items()} | logged(scale=scale)
-
-
-def summary_loss(images: Tensor, texts: Tensor, pairs: PairMatrix, scale: Tensor, bias: Tensor) -> Mean:
-    """The sigmoid loss of summaries with the texts of all processes; its mean over images.
-
-    images  [n, D] of unit length, texts [P, D] of any length; scale and bias of one element
-
-    for each local image i:
-        for each caption j:
-            logit = scale * images[i] . texts[j] / |texts[j]| + bias
-            j describes i:  total += log(1 + exp(-logit))
-            else:           total += log(1 + exp(logit))
-        number += 1
-    """
-    rows = torch.cat([scale * images, bias.expand(len(images), 1)], 1)
-    texts = unit(texts)
-    cols = torch.cat([texts, texts.new_ones(len(texts), 1)], 1)
-    return pair_loss(Dot(), SigmoidLoss(), (rows,), (cols,), pairs)[0]

@@ -17,15 +17,12 @@ from.
 
 from typing import Literal
 
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 
-from grainline.distributed import local_rows
-from grainline.losses.hide import Principal, principal_part
-from grainline.methods.base import dot
+from grainline.losses.molo import MoLo, molo
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.methods.shared import both_ways, logged
-from grainline.types import Clock, Encoded, Mean, Pair, Term
+from grainline.methods.shared import logged
+from grainline.types import Clock, Pair, Term
 
 
 class HiMoConfig(CLIPConfig):
@@ -55,50 +52,6 @@ class HiMo(CLIP):
     cfg: HiMoConfig
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        terms: dict[str, Term] = {}
-        if self.cfg.whole > 0:
-            terms |= self._contrast(local, gathered, self.cfg.whole)
-        if self.cfg.component > 0:
-            texts, principal = self._principal(gathered.texts)
-            images = self._principal(gathered.images)[0] if self.cfg.sides == "both" else gathered.images
-            parts = Pair(images, texts)
-            own = parts
-            if local.images is not gathered.images or local.texts is not gathered.texts:  # several processes
-                own = Pair(*(local_rows(part, len(x.item)) for part, x in zip(parts, local, strict=True)))
-            named = self._contrast(own, parts, self.cfg.component)
-            terms |= {f"component {name}": term for name, term in named.items()}
-            terms |= _statistics(gathered.texts, texts, principal)
-        return terms | logged(scale=self.scale())
-
-    def _contrast(self, local: Pair, gathered: Pair, weight: float) -> dict[str, Term]:
-        """Equations 2 and 3: cross-entropy both ways over scaled dot products."""
-        scale, cfg = self.scale(), self.cfg
-        return both_ways(
-            lambda a, b: scale * dot(a, b), local, gathered, weight, cfg.smoothing, cfg.detach_keys
-        )
-
-    def _principal(self, side: Encoded) -> tuple[Encoded, Principal]:
-        """Equation 1: the principal parts of captions, or of images. Foils and padding become padding."""
-        cfg, real = self.cfg, (side.item >= 0) & (side.image >= 0)
-        principal = principal_part(
-            side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis
-        )
-        rows = F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows
-        return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
-
-
-def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[str, Term]:
-    """Statistics of a batch for the log: the variance that principal parts keep, their norms and cosines."""
-    real = (parts.item >= 0).float()
-    norm = parts.vector.detach().norm(dim=-1)
-    cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
-    groups = (principal.size > 0).float()
-    return {
-        name: Term(None, Mean((value * weight).sum(), weight.sum()))
-        for name, value, weight in (
-            ("components", principal.components, groups),
-            ("variance kept", principal.share, groups),
-            ("principal norm", norm, real),
-            ("principal cosine", cosine, real),
-        )
-    }
+        scales = self.scale(), self.scale()  # each loss has its own gradient by the scale
+        settings = MoLo(*(getattr(self.cfg, name) for name in MoLo._fields))
+        return molo(local, gathered, scales, settings) | logged(scale=self.scale())

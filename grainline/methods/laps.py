@@ -19,8 +19,8 @@ from typing import Literal
 from pydantic import Field
 
 from grainline.methods.patch_selection.training import PatchesConfig, PatchMethod, encoded_patches, triplets
-from grainline.methods.patch_selection.types import SelectionConfig
 from grainline.methods.shared import TripletSchedule
+from grainline.nn.patch_selection.types import SelectionConfig
 from grainline.types import Clock, Encoded, Images, Pair, Term
 
 

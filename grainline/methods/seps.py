@@ -22,7 +22,6 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.contrastive import Shares, keep_ratio
-from grainline.methods.patch_selection import scoring
 from grainline.methods.patch_selection.training import (
     PatchesConfig,
     PatchMethod,
@@ -30,15 +29,16 @@ from grainline.methods.patch_selection.training import (
     summary,
     triplets,
 )
-from grainline.methods.patch_selection.types import (
+from grainline.methods.shared import TripletSchedule
+from grainline.nn.hashing import parts_of_rows
+from grainline.nn.patch_selection import scoring
+from grainline.nn.patch_selection.types import (
     Branches,
     Decide,
     SelectionConfig,
     gumbel_decisions,
     selection_texts,
 )
-from grainline.methods.shared import TripletSchedule
-from grainline.nn.hashing import parts_of_rows
 from grainline.nn.runtime import is_static
 from grainline.nn.selection import Matching
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term

@@ -13,7 +13,7 @@ from grainline.data.texts import Chunking
 from grainline.distributed import all_reduce_max
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.pair_mask import RowIds
+from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
 from grainline.nn.pooling import ConditionedPool, KeyValue
@@ -167,8 +167,3 @@ class ConditionedMethod(Method):
         """The mean of `attention` over parts of text i, without the empty slot: [N, L], sums to 1 at most."""
         number = texts.mask.sum(1, keepdim=True).clamp(min=1)
         return self.attention(images, texts)[..., :-1].sum(1) / number
-
-
-def row_ids(item: Tensor, image: Tensor) -> RowIds:
-    """Ids of rows that are all compared with each other."""
-    return RowIds(item, image, torch.zeros_like(item), torch.arange(len(item), device=item.device))

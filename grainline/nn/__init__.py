@@ -8,6 +8,7 @@ hashing      Random numbers from hashes of ids: the same in any order, batch and
 late         Late interaction: tokens of a text look for their places among the tokens of an image, pair
              by pair.
 pooling      Pooling: mean and attention, by a text, by a text that may look at nothing, over rectangles.
+patch_selection/  Scores of pairs in which a text selects patches of the image (SEPS, LAPS).
 positions    Tables of learnt positions, for longer texts and larger images than they were learnt on.
 runtime      What modules ask about how they run: while a graph is exported, and in which precision.
 selection    Which patches stay for a text and how they become fewer, and the score of what stays (SEPS).

@@ -29,13 +29,13 @@ from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.patch_selection.training import summary
-from grainline.methods.patch_selection.types import SelectionExtra
 from grainline.methods.shared import TripletSchedule, both_triplets, both_ways
 from grainline.methods.siglip import SigLIP, SigLIPConfig
 from grainline.methods.text_parts import row_ids
 from grainline.methods.tgt import TGT, TGTConfig
 from grainline.nn.attention import Block, ValueAttention
 from grainline.nn.grouping import GraphPool, GroupingBlock, farthest_points
+from grainline.nn.patch_selection.types import SelectionExtra
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.nn.positions import to_context
 from grainline.nn.selection import Relevance

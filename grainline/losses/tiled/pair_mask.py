@@ -29,6 +29,11 @@ class RowIds(NamedTuple):
         return (self.item >= 0) & (self.group >= 0)
 
 
+def row_ids(item: Tensor, image: Tensor) -> RowIds:
+    """Ids of rows that are all compared with each other."""
+    return RowIds(item, image, torch.zeros_like(item), torch.arange(len(item), device=item.device))
+
+
 class PairMask(NamedTuple):
     """The pairs of one tile."""
 

@@ -1,7 +1,5 @@
 """The parts of SEPS and LAPS around a `Selector`: the method, encoding and training."""
 
-from collections.abc import Callable
-
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -9,23 +7,18 @@ from torch import Tensor
 from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.patch_selection import scoring
-from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.types import (
+from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
+from grainline.nn.patch_selection import scoring
+from grainline.nn.patch_selection.selector import Selector
+from grainline.nn.patch_selection.types import (
     Decide,
     Selection,
     SelectionConfig,
     SelectionExtra,
-    SelectionImages,
     SelectionPrecomputed,
-    selection_texts,
 )
-from grainline.methods.shared import ScoreFn, TripletSchedule, TripletsConfig, both_triplets
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
-
-DENSE_FROM = 0.5
-"""Share of the pairs of a batch above which it is cheaper to score all of them with gradients."""
 
 
 class PatchesConfig(TripletsConfig):
@@ -107,32 +100,8 @@ def triplets(
     cfg: PatchesConfig, selector: Selector, decide: Decide, both: tuple[Pair, Pair], rule: TripletSchedule
 ) -> dict[str, Term]:
     """Triplet losses over scores of pairs, and lighter ones over vectors. both: local and gathered rows"""
-    terms = both_triplets(graded(selector, decide), *both, rule, 1.0)
+    terms = both_triplets(scoring.graded(selector, decide), *both, rule, 1.0)
     if cfg.coarse:
         coarse = both_triplets(lambda a, b, _: dot(a, b), *both, rule, cfg.coarse)
         terms |= {f"coarse {name}": term for name, term in coarse.items()}
     return terms
-
-
-def graded(selector: Selector, decide: Decide) -> ScoreFn:
-    """Scores of a batch, with gradients only for the pairs that a triplet loss may need.
-
-    All pairs are scored in tiles without gradients first. Those that may have a gradient are scored again
-    with one, and the loss reads their second scores: the two scores of a pair differ by rounding, which may
-    change which negative is the hardest. If most pairs may have a gradient, all of them are scored again.
-    """
-
-    def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
-        image_side, text_side = selector.image_side(images, decide), selection_texts(texts)
-        scores = scoring.scores(
-            selector, SelectionImages(*(x.detach() for x in image_side)), text_side, decide
-        )
-        count = counts(scores)
-        count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
-        if int(count.sum()) > DENSE_FROM * count.numel():
-            return scoring.dense(selector, image_side, text_side, decide)
-        row, column = count.nonzero(as_tuple=True)
-        again = scoring.pairs(selector, image_side, text_side, (row, column), decide)
-        return scores.index_put((row, column), again)
-
-    return score

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grainline.methods.patch_selection.types import (
+from grainline.nn.patch_selection.types import (
     Decide,
     SelectionConfig,
     SelectionExtra,

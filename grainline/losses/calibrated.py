@@ -12,10 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
-from grainline.types import Mean
+from grainline.nn.pooling import unit
+from grainline.types import Encoded, Mean, Pair
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -174,3 +176,72 @@ def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
     fresh = torch.arange(len(group), device=group.device)
     nothing = torch.full_like(fresh, -1)
     return RowIds(*(torch.cat(both) for both in zip(keys, (fresh, nothing, group, fresh), strict=True)))
+
+
+# Images pooled by their own texts, and the ids of rows, which do not depend on the number of processes.
+
+
+def pooled_by_own(
+    pool: Callable[[Tensor, Tensor], Tensor], texts: Tensor, place: Tensor, patches: Tensor
+) -> Tensor:
+    """Equation 1: the image of each text as that text pools it: [M, D], unit length; 0 without an image
+
+    pool     texts [N, K, D] and patches [N, L, D] of unit length to [N, K, D]
+    texts    [M, D]
+    place    [M] the row of the image of each text, -1 = none
+    patches  [N, L, D] of any length
+
+    The host reads the most texts of an image.
+    """
+    with_image = (place >= 0).nonzero()[:, 0]
+    of = place[with_image]
+    order = rank_of(of)
+    table = of.new_zeros(len(patches), int(order.max()) + 1 if len(of) else 0)
+    table[of, order] = with_image
+    by_slot = pool(texts[table], unit(patches))  # [n, K, D]
+    return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[of, order]))
+
+
+def image_ids(images: Encoded, group: int | None) -> RowIds:
+    """Ids of all images [N]: each `group` images in turn are a group; None: all of them are one."""
+    place = torch.arange(len(images.image), device=images.image.device)
+    return RowIds(images.item, images.image, _group(place, group), torch.zeros_like(place))
+
+
+def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds:
+    """Ids of all texts [M]. Foils are in no pair, and neither is padding, unless `padding` says so.
+
+    Padding belongs to a group where any image of that group has a text in the same slot, as in a batch whose
+    images all have as many slots as the longest. With `padding` it is a candidate there and no query.
+    """
+    images, texts = gathered
+    place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
+    with_image, empty = place >= 0, texts.item < 0
+    item = texts.item.masked_fill(~with_image, -1)
+    if padding:
+        item = torch.where(empty, texts.item.max() + 1 + row, item)
+    of = _group(torch.where(with_image, place, row_by_position(texts.image, images.image)), group)
+    slot = slots_of(texts.image, images.image)
+    used = with_image.new_zeros(max(1, len(images.image)), slots_in(texts.image, images.image))
+    used[of[with_image], slot[with_image]] = True
+    return RowIds(
+        item,
+        texts.image.masked_fill(~with_image, -1),
+        of.masked_fill(~(with_image | (empty & used[of, slot])), -1),
+        row,
+    )
+
+
+def _group(place: Tensor, size: int | None) -> Tensor:
+    return torch.zeros_like(place) if size is None else place // size
+
+
+def rank_of(key: Tensor) -> Tensor:
+    """The number of rows with the same key before each row: [m]
+
+    >>> rank_of(torch.tensor([7, 3, 7, 7, 3])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    ordered, order = key.sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)

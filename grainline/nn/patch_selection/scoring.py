@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.patch_selection.selector import FastCosines, Selector, pays
-from grainline.methods.patch_selection.types import (
+from grainline.nn.patch_selection.selector import FastCosines, Selector, pays
+from grainline.nn.patch_selection.types import (
     CLASS,
     PATCH,
     REST,
@@ -30,6 +30,11 @@ TILE_SIZE = {"cpu": 2**22}
 """Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
 OTHER_TILE_SIZE = 2**27
 MAX_TEXTS = 64  # of a tile: more of them make no product faster, and differ more in length
+DENSE_FROM = 0.5
+"""Share of the pairs of a batch above which it is cheaper to score all of them with gradients."""
+
+Counts = Callable[[Tensor], Tensor]
+"""From scores [N, M] to those that may need a gradient, bool."""
 
 
 def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
@@ -111,6 +116,28 @@ def dense(
         ]
         lines.append(torch.cat(line, 1))
     return torch.cat(lines)
+
+
+def graded(selector: Selector, decide: Decide) -> Callable[[Encoded, Encoded, Counts], Tensor]:
+    """Scores of a batch, with gradients only for the pairs that a triplet loss may need.
+
+    All pairs are scored in tiles without gradients first. Those that may have a gradient are scored again
+    with one, and the loss reads their second scores: the two scores of a pair differ by rounding, which may
+    change which negative is the hardest. If most pairs may have a gradient, all of them are scored again.
+    """
+
+    def score_batch(images: Encoded, texts: Encoded, counts: Counts) -> Tensor:
+        image_side, text_side = selector.image_side(images, decide), selection_texts(texts)
+        first = scores(selector, SelectionImages(*(x.detach() for x in image_side)), text_side, decide)
+        count = counts(first)
+        count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
+        if int(count.sum()) > DENSE_FROM * count.numel():
+            return dense(selector, image_side, text_side, decide)
+        row, column = count.nonzero(as_tuple=True)
+        again = pairs(selector, image_side, text_side, (row, column), decide)
+        return first.index_put((row, column), again)
+
+    return score_batch
 
 
 def keep_shares(

@@ -1,0 +1,295 @@
+"""The losses of `grainline.losses` for other loops: published values, the methods, processes, wrong input."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from golden import inputs
+from golden.adapter import filled, leaves, made, side, total
+from golden.inputs import FLOAT, Case, normal
+from processes import exit_codes, free_port, start_ranks
+from test_golden import agree, cases, siglip_loop, waves
+from torch import Tensor
+
+from grainline import losses
+from grainline.errors import UserError
+from grainline.methods.beta_clip import BetaCLIPExtra
+from grainline.methods.caft import CAFT, CAFTConfig, CAFTExtra
+from grainline.methods.patch_selection.training import summary
+from grainline.methods.shared import TripletSchedule, both_triplets
+from grainline.nn.patch_selection.scoring import graded
+from grainline.nn.patch_selection.selector import Selector
+from grainline.nn.patch_selection.types import SelectionConfig, SelectionExtra, gumbel_decisions
+from grainline.nn.pooling import ConditionedPool, CrossPool, unit
+from grainline.types import Clock, Pair
+
+OWN = torch.tensor([0, 0, 1, 2, 2, 3])  # the image of each text: four images, six texts
+SIDES = {"clip": ("info_nce", ()), "siglip": ("sigmoid", (-10.0,)), "himo": ("himo_loss", ())}
+
+
+def gradients(loss: Tensor, by: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, by, materialize_grads=True, allow_unused=True))
+
+
+def vectors() -> list[Tensor]:
+    draw = normal(3)
+    return leaves(draw(4, 8), draw(6, 8), draw(4, 5, 8), draw(6, 3, 8))
+
+
+def modules() -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    choice = SelectionConfig(keep_ratio=0.6, aggregation_ratio=0.7, beta=0.4)
+    parts = ConditionedPool(8, 2), CrossPool(8, 2), Selector(choice, 8, 5)
+    return filled(parts[0], 1), filled(parts[1], 2), filled(parts[2], 4)
+
+
+Loss = Callable[[list[Tensor], dict[str, Any]], Tensor]
+
+
+def all_losses() -> dict[str, Loss]:
+    """Every loss of images, texts, image tokens, text tokens and ids."""
+    pool, cross, selector = modules()
+    mask = torch.tensor([[True, True, False]] * 6)
+    mask[0, 2] = True
+
+    def of(by: list[Tensor]) -> Tensor:
+        return mask[5:] if len(by[3]) == 1 else mask[: len(by[3])]  # of the second process: the last text
+
+    return {
+        "info_nce": lambda by, ids: losses.info_nce(by[0], by[1], 9.0, **ids),
+        "sigmoid": lambda by, ids: losses.sigmoid(by[0], by[1], 9.0, -3.0, **ids),
+        "himo": lambda by, ids: losses.himo_loss(
+            by[0], by[1], 9.0, settings=losses.MoLo(threshold=0.7), **ids
+        ),
+        "beta ce": lambda by, ids: losses.beta_cal(by[2], by[1], cross, 9.0, **ids),
+        "beta bce": lambda by, ids: losses.beta_cal(by[2], by[1], cross, 9.0, form="bce", **ids),
+        "flair": lambda by, ids: losses.flair_loss(by[0], by[2], by[1], pool, 9.0, -3.0, step=3, **ids),
+        "caft": lambda by, ids: losses.caft_loss(
+            by[0], by[2], by[1], by[3], pool, 9.0, -3.0, step=3, part_mask=of(by), **ids
+        ),
+        "seps": lambda by, ids: losses.seps_triplet(
+            by[2], by[3], selector, step=3, word_mask=of(by), hardest=False, **ids
+        ),
+    }
+
+
+def golden(*kinds: str) -> list[Any]:
+    return [case for case in cases("cosine") if case.values[0]["case"] in kinds]
+
+
+@pytest.mark.parametrize("case", golden("contrastive", "himo"))
+def test_values_are_those_of_published_code(case: Case) -> None:
+    c = case["inputs"]
+    by = leaves(*inputs.sides(c))
+    if case["case"] == "himo":
+        loss = losses.himo_loss(*by, 20.0, settings=losses.MoLo(threshold=c["tau"], **c["model"]))
+    else:
+        name, more = SIDES[c["loss"]]
+        loss = getattr(losses, name)(*by, 14.0, *more)
+    agree(waves(loss), case["value"])
+    for mine, published in zip(gradients(loss, by), case["gradients"], strict=True):
+        agree(waves(mine), published)
+
+
+@pytest.mark.parametrize("case", golden("flair_loss"))
+def test_the_losses_of_flair_are_those_of_published_code(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each golden case has one of both losses, which the function halves; the other one is made 0."""
+    c = case["inputs"]
+    batch = inputs.flair(c)
+    scale, bias = torch.tensor([14.0], dtype=FLOAT), torch.tensor([-10.0], dtype=FLOAT)
+    texts, patches, image, scale, bias = leaves(batch.texts, batch.patches, batch.summaries, scale, bias)
+    pool = filled(ConditionedPool(c["d"], c["heads"]), c["seed"] + 2)
+    own = torch.arange(c["B"]).repeat_interleave(c["K"])
+    monkeypatch.setattr("grainline.losses.tiled.pair_mask.hash_pairs", lambda *_: batch.negatives)
+    whole = losses.functional.flair_means
+    monkeypatch.setattr(losses.functional, "flair_means", lambda *x: {c["term"]: whole(*x)[c["term"]]})
+    loss = 2 * losses.flair_loss(image, patches, texts, pool, scale, bias, step=0, text_ids=own)
+    agree(waves(loss), case["value"])
+    by = [texts, patches] if c["term"] == "pooled" else [image, texts]
+    for mine, published in zip(gradients(loss, [*by, scale, bias]), case["gradients"], strict=True):
+        agree(waves(mine), published)
+
+
+def plain(case: Any) -> bool:
+    """Not of the options that the function leaves to the method."""
+    c = case.values[0]["inputs"]
+    return "empty" not in c and "others" not in c["model"]
+
+
+@pytest.mark.parametrize("case", [case for case in golden("beta_clip") if plain(case)])
+def test_beta_cal_and_info_nce_are_published_code(case: Case) -> None:
+    """Without padding, which is a candidate in the published code, and without texts of others."""
+    c = case["inputs"]
+    model = c["model"]
+    batch = inputs.grained(c)
+    cls, texts, patches = by = leaves(batch.cls, batch.texts, batch.patches)
+    norm = model.get("input_norm", False)
+    pool = filled(CrossPool(c["d"], 4, 4.0, norm), c["seed"] + 2)
+    own = torch.arange(c["B"]).repeat_interleave(texts.shape[1])
+    divisor = model["divisor"].replace("slots", "pairs")  # the same without padding
+    loss = losses.info_nce(cls, texts[:, 0], 14.0) + losses.beta_cal(
+        patches, texts.flatten(0, 1), pool, 12.0, text_ids=own, beta=c["beta"], form=c["form"],
+        divisor=divisor, group=model["group"],
+    )  # fmt: skip
+    agree(waves(loss), case["value"])
+    for mine, published in zip(gradients(loss, by), case["gradients"], strict=True):
+        agree(waves(mine), published)
+
+
+def test_the_sigmoid_loss_of_several_texts_is_that_of_a_loop() -> None:
+    batch = inputs.several({"seed": 81, "d": 16})
+    real = batch.item >= 0  # a text without an image, the foil, stays
+    by = leaves(batch.images[:5], batch.texts[real])
+    loss = losses.sigmoid(*by, 14.0, -3.0, image_ids=batch.image[:5], text_ids=batch.owner[real])
+    whole = leaves(batch.images, batch.tokens, batch.texts, batch.parts)
+    slow = siglip_loop(batch, whole, 14.0, -3.0)
+    agree([float(loss.detach())], [float(slow.detach())])
+    for mine, slowly in zip(gradients(loss, by), gradients(slow, [whole[0], whole[2]]), strict=True):
+        agree(mine.flatten(), slowly[: len(mine)].flatten().tolist())
+
+
+def of_method(name: str, by: list[Tensor]) -> Tensor:
+    """The loss of a method on the same encodings."""
+    pool, cross, selector = modules()
+    image, text, tokens, words = by
+    row, item = torch.arange(4), torch.arange(6)
+    images, texts = side(unit(image), tokens), side(unit(text), None, item, OWN)
+    if name == "flair":
+        method = made("flair", width=8, heads=2, scale=9.0, bias=-3.0)
+        method.pool.load_state_dict(pool.state_dict())
+        pair = method.before_gather(Pair(images, side(unit(text), text[:, None], item, OWN)))
+        return total(method.loss(pair, pair, Clock(3)))
+    if name.startswith("beta"):
+        form = name.split()[1]
+        method = made("beta_clip", width=8, heads=2, pool_scale=9.0, form=form, whole=0.0)
+        method.pool.load_state_dict(cross.state_dict())
+        extra = BetaCLIPExtra(torch.zeros(6, dtype=torch.int64), unit(text)[:, :0])
+        pair = method.before_gather(Pair(images, texts._replace(extra=extra)))
+        return total(method.loss(pair, pair, Clock()))
+    if name == "caft":
+        from golden.adapter import TINY
+
+        from grainline.config import parse
+
+        small = {"width": 8, "heads": 2, "scale": 9.0, "bias": -3.0, "chunks": 3}
+        small |= {"composer": {"depth": 1, "heads": 2}}
+        method = CAFT(parse(CAFTConfig, TINY | small, "test")).double().eval()
+        method.pool.load_state_dict(pool.state_dict())
+        mask = torch.tensor([[True, True, False]] * 6)
+        mask[0, 2] = True
+        texts = side(unit(text), words, item, OWN, mask)
+        extra = CAFTExtra(torch.zeros(6, dtype=torch.int64), None)
+        pair = method.before_gather(Pair(images, texts._replace(extra=extra)))
+        return total(method.loss(pair, pair, Clock(3)))
+    if name == "seps":
+        mask = torch.tensor([[True, True, False]] * 6)
+        mask[0, 2] = True
+        zeros = torch.zeros(4, 8, dtype=FLOAT)
+        extra = SelectionExtra(zeros, zeros[:, 0] > 0, zeros)
+        all_real = torch.ones(4, 5, dtype=torch.bool)
+        images = side(summary(tokens, all_real), tokens)._replace(extra=extra)
+        pair = Pair(images, side(summary(words, mask), words, item, OWN, mask))
+        score = graded(selector, gumbel_decisions(Clock(3)))
+        return total(both_triplets(score, pair, pair, TripletSchedule(0.2, False, 1.0), 1.0))
+    kinds = {"info_nce": "clip", "sigmoid": "siglip", "himo": "himo"}
+    more = {"sigmoid": {"bias": -3.0}, "himo": {"threshold": 0.7}}.get(name, {})
+    pair = Pair(side(unit(image), None, row, row), texts)
+    return total(made(kinds[name], scale=9.0, **more).loss(pair, pair, Clock()))
+
+
+@pytest.mark.parametrize("name", list(all_losses()))
+def test_the_method_on_the_same_encodings_has_the_same_loss(name: str) -> None:
+    by = vectors()
+    loss, wanted = all_losses()[name](by, {"text_ids": OWN}), of_method(name, by)
+    assert loss.shape == ()
+    agree([float(loss.detach())], [float(wanted.detach())])
+    for mine, other in zip(gradients(loss, by), gradients(wanted, by), strict=True):
+        agree(mine.flatten(), other.flatten().tolist())
+
+
+ROWS = ([0, 1, 2], [3]), ([0, 1, 2, 3, 4], [5])  # images and texts of each of two processes
+
+
+def rank_worker(rank: int, port: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    place = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    images, texts = (torch.tensor(part[rank]) for part in ROWS)
+    found = {}
+    for name, loss in all_losses().items():
+        whole = vectors()
+        by = [whole[0][images], whole[1][texts], whole[2][images], whole[3][texts]]
+        value = loss(by, {"image_ids": images, "text_ids": OWN[texts]})
+        grads = gradients(value, whole)
+        for x in (value := value.detach(), *grads):
+            dist.all_reduce(x)
+        found[name] = [value / 2, *(x / 2 for x in grads)]  # DistributedDataParallel takes the mean
+        own = loss([x.detach() for x in by], {"text_ids": OWN[texts] - images[0], "gather": False})
+        found[f"{name} alone"] = [own.detach()]
+    torch.save(found, out / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
+    """They have three images and one, with five texts and one."""
+    assert exit_codes(start_ranks(rank_worker, 2, free_port(), tmp_path)) == [0, 0]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for name, loss in all_losses().items():
+        by = vectors()
+        value = loss(by, {"image_ids": torch.arange(4), "text_ids": OWN})
+        for mine, wanted in zip(found[0][name], [value.detach(), *gradients(value, by)], strict=True):
+            agree(mine.flatten(), wanted.flatten().tolist())
+        for rank in (0, 1):
+            images, texts = (torch.tensor(part[rank]) for part in ROWS)
+            some = [by[0][images], by[1][texts], by[2][images], by[3][texts]]
+            alone = loss([x.detach() for x in some], {"text_ids": OWN[texts] - images[0]})
+            assert float(found[rank][f"{name} alone"][0]) == pytest.approx(float(alone.detach()), rel=1e-9)
+
+
+def test_autocast_lowers_no_precision() -> None:
+    for name, loss in all_losses().items():
+        by = vectors()
+        wanted = loss(by, {"text_ids": OWN})
+        with torch.autocast("cpu", torch.bfloat16):
+            assert float(loss(by, {"text_ids": OWN}).detach()) == float(wanted.detach()), name
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "lists": (lambda: losses.info_nce(torch.ones(3), torch.ones(3, 2), 1.0), "image has shape"),
+    "width": (lambda: losses.info_nce(torch.ones(3, 4), torch.ones(3, 2), 1.0), r"it must be \[any, 4\]"),
+    "no rows": (lambda: losses.info_nce(torch.ones(0, 4), torch.ones(0, 4), 1.0), "with a row or more"),
+    "number": (lambda: losses.sigmoid(torch.ones(3, 4), torch.ones(2, 4), 1.0, 0.0), "text_ids must say"),
+    "scale": (lambda: losses.sigmoid(torch.ones(3, 4), torch.ones(3, 4), torch.ones(2), 0.0), "one element"),
+    "type": (
+        lambda: losses.himo_loss(torch.ones(2, 4), torch.ones(2, 4), 1.0, text_ids=torch.ones(2)),
+        "must be int64",
+    ),
+    "row": (
+        lambda: losses.info_nce(torch.ones(2, 4), torch.ones(2, 4), 1.0, text_ids=torch.tensor([0, 2])),
+        "there are 2 images",
+    ),
+    "none": (
+        lambda: losses.info_nce(torch.ones(2, 4), torch.ones(2, 4), 1.0, text_ids=torch.tensor([-1, -1])),
+        "no text describes",
+    ),
+    "beta": (
+        lambda: losses.beta_cal(torch.ones(2, 3, 8), torch.ones(2, 8), modules()[1], 1.0, beta=2.0),
+        "beta",
+    ),
+    "patches": (
+        lambda: losses.seps_triplet(torch.ones(2, 3, 8), torch.ones(2, 4, 8), modules()[2], step=0),
+        r"\[any, 5, 8\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_wrong_input_is_one_line(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(UserError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
