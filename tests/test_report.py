@@ -26,7 +26,7 @@ from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
-from grainline.report.case import Case, lead, standing
+from grainline.report.case import Case, WholeImage, lead, standing
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.report import curves
@@ -528,3 +528,16 @@ def test_many_queries_are_listed_and_the_rest_is_counted(
 def test_search_refuses_a_folder_for_its_page(made: Path, capsys: Capture) -> None:
     assert "cannot write" in complaint(capsys, "search", made / "index", TEXTS[0], "--html", made / "photos")
     assert (made / "photos" / "01.png").exists()
+
+
+def test_a_page_shows_whole_images_and_dims_what_the_model_does_not_read(tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path, 12))
+    Image.new("RGB", (800, 400), "red").save(tmp_path / f"{Path(on.data.keys[0]).stem}.png")
+    whole = on.whole(0)
+    assert isinstance(whole, WholeImage)
+    assert whole.image.size == (640, 320)
+    assert whole.square == pytest.approx((160, 0, 480, 320), abs=1)
+    marked, layer = whole.marked(), whole.layer(np.ones((8, 8)), 1.0, 0.0)
+    assert marked.getpixel((320, 160)) == (255, 0, 0)
+    assert marked.getpixel((50, 160)) != (255, 0, 0)
+    assert [layer.getpixel((layer.width * x // 8, 20))[3] > 0 for x in (1, 4, 7)] == [False, True, False]
