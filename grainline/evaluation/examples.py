@@ -71,7 +71,7 @@ class Evaluation(NamedTuple):
         square = ends[0] * across, ends[1] * down, ends[2] * across, ends[3] * down
         return WholeImage(image, square)
 
-    def shown(self, row: int) -> Image.Image | MissingImage:
+    def displayed(self, row: int) -> Image.Image | MissingImage:
         """The image as a page shows it: what the model does not read is dim."""
         whole = self.whole(row)
         return whole if isinstance(whole, MissingImage) else whole.marked()

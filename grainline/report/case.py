@@ -111,7 +111,7 @@ class CaseImage(NamedTuple):
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
     contrast: bool = False  # heat is `nn.upsample.contrast`: its range is that of all such maps
     whole: WholeImage | None = None  # what a page shows in place of the square; without boxes
-    chosen: int = 0  # the text whose map a page shows first, from 1; 0: none
+    first: int = 0  # the text whose map a page shows first, from 1; 0: none
 
     def texts(self) -> list[SentenceScore]:
         """The texts of the maps, where there are maps: each sentence, and right behind it its phrases."""
@@ -149,12 +149,12 @@ class CaseImage(NamedTuple):
         """The image with its box or outline, enlarged where it is small: lines must hide little."""
         return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
-    def shown(self) -> Image.Image | MissingImage:
+    def displayed(self) -> Image.Image | MissingImage:
         """What a page shows."""
         return self.with_boxes() if self.whole is None else self.whole.marked()
 
     def over(self, heat: np.ndarray) -> Image.Image:
-        """What a page lays over `shown`: the map, or where the image is whole its colours alone."""
+        """What a page lays over `displayed`: the map, or where the image is whole its colours alone."""
         if self.whole is None:
             return self.map(heat, self.range())
         return self.whole.layer(heat, self.range(), self.floor)

@@ -28,7 +28,7 @@ from grainline.training.report import REPORT_FILE, curves
 from grainline.training.run import train
 
 RECIPE = "maxsim/scenes"
-SHOWN, LONG = 6, 5  # images on the page, and sentences of the query at least
+SCENES, LONG = 6, 5  # images on the page, and sentences of the query at least
 HITS = 3  # of the query
 SIDE = 384  # pixels of a scene on the page, where the model reads far fewer
 SUPPORT, ABSENT = 0.05, 0.2  # p up to which an image shows a sentence, and above which it does not
@@ -37,7 +37,7 @@ ABOUT = (
     " that it speaks of. It has never seen the scenes below."
 )
 SEES = (
-    f"The {SHOWN} unseen scenes with the fewest sentences. Point at a sentence, or choose it, to"
+    f"The {SCENES} unseen scenes with the fewest sentences. Point at a sentence, or choose it, to"
     " see where it shows more than sentences about other scenes do. Those in grey show nowhere more."
 )
 FINDS = (
@@ -132,16 +132,16 @@ def _look(evaluation: Evaluation, row: int, text: str) -> CaseImage:
     sentence_maps = [texts.index(id(one)) for one in look.sentences]
     strongest = max(range(len(sentence_maps)), key=lambda i: float(heat[sentence_maps[i]].max()))
     plain = [one._replace(phrases=()) for one in look.sentences]
-    return look._replace(sentences=plain, heat=heat[sentence_maps], chosen=strongest + 1, left_out="")
+    return look._replace(sentences=plain, heat=heat[sentence_maps], first=strongest + 1, left_out="")
 
 
 def _sees(evaluation: Evaluation, numbers: dict[str, str]) -> Markup:
     """Some scenes with their sentences and heat, and below the first row of them the headline numbers."""
     data = evaluation.data
     own = data.texts.image.tolist()
-    short = sorted(range(len(own)), key=lambda i: len(sentences(data.strings[i])))[:SHOWN]
+    short = sorted(range(len(own)), key=lambda i: len(sentences(data.strings[i])))[:SCENES]
     cases = [Case("", look=_look(evaluation, own[i], data.strings[i])) for i in short]
-    parts = [cases_html(cases[i : i + SHOWN // 2], f"sees{i}n") for i in range(0, len(cases), SHOWN // 2)]
+    parts = [cases_html(cases[i : i + SCENES // 2], f"sees{i}n") for i in range(0, len(cases), SCENES // 2)]
     return render("rows.html", kind="sees", lead=SEES, parts=parts, between=summary(numbers))
 
 

@@ -156,14 +156,14 @@ class ProbesSuite(Suite[NoOptions]):
             detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
             if own != other:
                 panels = [
-                    Panel(data.keys[row], evaluation.shown(row), f"{which} image, {ahead(sign * by)}")
+                    Panel(data.keys[row], evaluation.displayed(row), f"{which} image, {ahead(sign * by)}")
                     for which, row, sign in (("Right", own, 1), ("Wrong", other, -1))
                 ]
                 return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
             names = f"True text, {ahead(by)}", f"False text, {ahead(-by)}"
             texts = list(zip(names, marked(true, false), strict=True))
             return Case(
-                lead(by), detail, by > 0, image=evaluation.shown(own), alt=f"image {name}", texts=texts
+                lead(by), detail, by > 0, image=evaluation.displayed(own), alt=f"image {name}", texts=texts
             )
 
         order = "By the difference of the two scores; one comparison for each image."

@@ -250,7 +250,9 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
     for place, row in enumerate(hits[:HITS], 1):
         which = "the right image" if row == own else "a wrong image"
         alt = f"{data.keys[row]}, rank {place}, {which}"
-        panels.append(Panel("", evaluation.shown(row), standing(place, scores), alt=alt, right=row == own))
+        panels.append(
+            Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
+        )
     description = data.described[own] if data.described else None
     look = look_at(evaluation.model, evaluation.image(own), text, description, evaluation.null(own))
     return query.case(query.fold.images, data.keys[own])._replace(
@@ -288,7 +290,7 @@ def _image_case(evaluation: Evaluation, query: _Query) -> Case:
         for place, row in enumerate(hits[:HITS], 1)
     ]
     return query.case(query.fold.texts, key)._replace(
-        image=evaluation.shown(query.row), alt=f"query image {key}", rows=[Row(panels)]
+        image=evaluation.displayed(query.row), alt=f"query image {key}", rows=[Row(panels)]
     )
 
 
