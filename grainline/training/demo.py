@@ -152,7 +152,7 @@ def _query(evaluation: Evaluation) -> list[Section]:
     if not text:
         return []
     score = model.score(data.images, [text])[:, 0]
-    said = sentences(text)
+    parts = sentences(text)
     foreign = [sentences(other)[0].text for other in data.strings if other != text]
     cases = []
     for rank, row in enumerate(score.argsort(descending=True)[:HITS].tolist(), 1):
@@ -168,7 +168,7 @@ def _query(evaluation: Evaluation) -> list[Section]:
         right = (
             "the scene that it describes" if row == int(data.texts.image[data.strings.index(text)]) else ""
         )
-        title = f"{rank}. shows {number} of {len(said)} sentences"
+        title = f"{rank}. shows {number} of {len(parts)} sentences"
         cases.append(Case(title, right, look=look._replace(sentences=judged)))
     quote, about = (
         render("rows.html", kind="hits", lead=text, parts=[cases_html(cases, "hit")], between=""),
