@@ -26,7 +26,7 @@ from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
-from grainline.report.case import Case, lead
+from grainline.report.case import Case, WholeImage, lead, standing
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.report import curves
@@ -78,6 +78,11 @@ def name_of(case: Case) -> str:
     return case.detail.removeprefix("tied with a wrong one, ")
 
 
+def margin_of(words: str) -> float:
+    """The difference that `ahead` has put into words."""
+    return 0.0 if words.endswith("tied") else float(words.split()[-1]) * (-1 if "behind" in words else 1)
+
+
 def slow_order(score: torch.Tensor) -> list[int]:
     return sorted(range(len(score)), key=lambda i: -float(score[i]))
 
@@ -97,10 +102,8 @@ def test_examples_are_the_rankings_from_the_best_to_the_worst(method: str, tmp_p
             name, hits = name_of(case), case.rows[0].panels
             row = on.data.strings.index(case.quote) if way == "t2i" else on.data.keys.index(name)
             expected = slow_order(table[row])[:5]
-            assert [float(hit.below.split()[1]) for hit in hits] == pytest.approx(
-                [float(table[row, i]) for i in expected], abs=6e-4
-            )
-            assert [hit.below.split()[0] for hit in hits] == ["1.", "2.", "3.", "4.", "5."]
+            every = table[row].sort(descending=True).values.tolist()
+            assert [hit.below for hit in hits] == [standing(rank, every) for rank in range(1, 6)]
             if way == "t2i":
                 own = on.data.keys[int(on.data.texts.image[row])]
                 names = [hit.alt.split(", ")[0] for hit in hits]
@@ -180,17 +183,19 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     worst, best = (part.cases for part in ProbesSuite().cases(on, 4))
     assert (worst[0].title, best[0].title) == (lead(min(margin)), lead(max(margin)))
     for shown, sign in ((worst, 1), (best, -1)):
-        scores = [[float(name.split()[-1]) for name, _ in one.texts] for one in shown]
-        found = [sign * (true - false) for true, false in scores]
+        margins = [margin_of(one.texts[0][0]) for one in shown]
+        assert margins == [-margin_of(one.texts[1][0]) for one in shown]
+        found = [sign * by for by in margins]
         assert found == pytest.approx(sorted(found), abs=2e-3)
         assert len({one.alt for one in shown}) == len(shown) == 4
-        for one, both in zip(shown, scores, strict=True):
+        for one, by in zip(shown, margins, strict=True):
             record = source[data.keys.index(one.alt.removeprefix("image "))]
             texts = [text.replace("<mark>", "").replace("</mark>", "") for _, text in one.texts]
             assert (*texts, one.detail.split(", ")[0]) in {
                 (f.true, f.text, f"foil of kind {f.kind}") for f in record.foils
             }
-            assert model.score([record.image], texts)[0].tolist() == pytest.approx(both, abs=6e-4)
+            true, false = model.score([record.image], texts)[0].tolist()
+            assert true - false == pytest.approx(by, abs=6e-4)
 
 
 def sorted_by_class(method: str, folder: Path) -> Evaluation:
@@ -212,12 +217,11 @@ def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
     worst, best = (part.cases for part in ZeroshotSuite().cases(on, 9))
     assert len(worst) == 8, "the broken one is not there"
     assert [one.alt for one in best] == [one.alt for one in worst[::-1]]
-    scores = [[float(name.split()[-1]) for name, _ in one.texts] for one in worst]
-    margin = [true - false for true, false in scores]
+    margin = [margin_of(one.texts[0][0]) for one in worst]
     assert margin == pytest.approx(sorted(margin), abs=2e-3)
     assert len({one.alt for one in worst}) == 8
     names = on.result.queries["classes"]
-    for one, both in zip(worst, scores, strict=True):
+    for one, by in zip(worst, margin, strict=True):
         name = one.alt.removeprefix("image ")
         row = on.data.keys.index(name)
         prompts = [template.replace("{}", name) for name in names for template in TEMPLATES]
@@ -232,7 +236,7 @@ def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
         true = names.index(name.split("/")[0])
         other = max((i for i in range(3) if i != true), key=lambda i: float(score[i]))
         assert [text for _, text in one.texts] == [names[true], names[other]]
-        assert both == pytest.approx([float(score[true]), float(score[other])], abs=6e-4)
+        assert by == pytest.approx(float(score[true] - score[other]), abs=6e-4)
         rank = on.result.queries["rank"][row]
         assert one.detail == f"true class at rank {rank} of 3, {name}"
         assert one.right == (rank == 1)
@@ -524,3 +528,16 @@ def test_many_queries_are_listed_and_the_rest_is_counted(
 def test_search_refuses_a_folder_for_its_page(made: Path, capsys: Capture) -> None:
     assert "cannot write" in complaint(capsys, "search", made / "index", TEXTS[0], "--html", made / "photos")
     assert (made / "photos" / "01.png").exists()
+
+
+def test_a_page_shows_whole_images_and_dims_what_the_model_does_not_read(tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path, 12))
+    Image.new("RGB", (800, 400), "red").save(tmp_path / f"{Path(on.data.keys[0]).stem}.png")
+    whole = on.whole(0)
+    assert isinstance(whole, WholeImage)
+    assert whole.image.size == (640, 320)
+    assert whole.square == pytest.approx((160, 0, 480, 320), abs=1)
+    marked, layer = whole.marked(), whole.layer(np.ones((8, 8)), 1.0, 0.0)
+    assert marked.getpixel((320, 160)) == (255, 0, 0)
+    assert marked.getpixel((50, 160)) != (255, 0, 0)
+    assert [layer.getpixel((layer.width * x // 8, 20))[3] > 0 for x in (1, 4, 7)] == [False, True, False]

@@ -27,8 +27,8 @@ from grainline.methods.heat import over_image
 from grainline.model import ImageLike, Model, given
 from grainline.nn.patch_selection.types import SelectsPatches
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
-from grainline.report.page import MissingImage
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, WholeImage
+from grainline.report.page import LARGE, MissingImage
 from grainline.report.png import write_maps
 from grainline.types import Encoded, rows
 
@@ -56,12 +56,35 @@ class Evaluation(NamedTuple):
 
     def image(self, row: int) -> Image.Image | MissingImage:
         """The square that the model sees of an encoded image, or why it cannot be shown."""
+        image = self._decoded(row)
+        return image if isinstance(image, MissingImage) else self.model.cropped(image)
+
+    def whole(self, row: int) -> WholeImage | MissingImage:
+        """An encoded image, shrunk where it is large, with the square of it that the model reads."""
+        image = self._decoded(row)
+        if isinstance(image, MissingImage):
+            return image
+        transform, (width, height) = self.model.transform, image.size
+        left, top, right, bottom = transform.place((0, 0, width, height), image.size)  # of it in the square
+        image = image.convert("RGB")
+        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+        across, down = image.width / (right - left), image.height / (bottom - top)
+        ends = -left, -top, transform.size - left, transform.size - top
+        square = ends[0] * across, ends[1] * down, ends[2] * across, ends[3] * down
+        return WholeImage(image, square)
+
+    def displayed(self, row: int) -> Image.Image | MissingImage:
+        """The image as a page shows it: what the model does not read is dim."""
+        whole = self.whole(row)
+        return whole if isinstance(whole, MissingImage) else whole.marked()
+
+    def _decoded(self, row: int) -> Image.Image | MissingImage:
         key = self.data.keys[row]
         try:
             record = self.source[self.data.positions[row]]
             if record.key != key:
                 return MissingImage(f"{key} is not where it was when it was encoded")
-            return self.model.cropped(decode(record))
+            return decode(record)
         except CorruptSample as error:
             return MissingImage(f"{key} cannot be shown: {error.cause}")
 
@@ -88,9 +111,13 @@ class Evaluation(NamedTuple):
         order: str,
         places: tuple[Sequence[int], Sequence[int]],
         case: Callable[[int], Case],
+        about: str = "",
     ) -> list[CaseList]:
-        """The cases at some places of an order (`extremes`), one list for each end."""
-        hints = (f"{order} {self.crop_sentence()}", order)
+        """The cases at some places of an order (`extremes`), one list for each end.
+
+        about  the images, in a sentence; "": `crop_sentence`
+        """
+        hints = (f"{order} {about or self.crop_sentence()}", order)
         return [
             CaseList(title, hint, [case(i) for i in some])
             for title, hint, some in zip(titles, hints, places, strict=True)
@@ -106,6 +133,14 @@ class Evaluation(NamedTuple):
         squash = self.model.transform.resize == "squash"
         how = "pressed into a square" if squash else "a square from their middle"
         return f"Images are shown as the model sees them: {how}."
+
+    def whole_sentence(self) -> str:
+        """What the images of `whole` show, in a sentence."""
+        if self.model.transform.resize == "squash":
+            how = "the model reads all of them, pressed into a square"
+        else:
+            how = "the model reads the square in their middle, what is dim it does not read"
+        return f"Images are at most {LARGE} pixels wide or high; {how}."
 
 
 def extremes(

@@ -89,6 +89,8 @@ class VectorEvaluation(Evaluation):
         except CorruptSample:
             return MissingImage(f"image {self.data.keys[row]}")
 
+    displayed = image
+
     def look(self, row: int, text: str) -> CaseImage | None:
         return None
 

@@ -18,6 +18,7 @@ from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.heatmap import (
     Box,
     LegendEntry,
+    colours,
     dashed,
     framed,
     limit_of,
@@ -28,6 +29,8 @@ from grainline.report.heatmap import (
 )
 from grainline.report.page import MissingImage, card, macro, render
 
+DIM = 128  # grey that is mixed into what the model does not read
+LAYER = 288  # pixels of the longer side of a layer of heat, which is smooth
 MIN_SIDE = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
     "": ("", "", "", ""),
@@ -46,7 +49,8 @@ class SentenceScore(NamedTuple):
     verdict: str = ""  # "shows", "cannot tell" or "does not"; "": not judged
     role: str = ""  # what the text is, where several are compared
     other: str = ""  # the text it is compared with: words that this one lacks are marked
-    phrases: Sequence["SentenceScore"] = ()  # in the sentence, in its order; they have text and score alone
+    phrases: Sequence["SentenceScore"] = ()  # in the sentence, in its order; without phrases of their own
+    place: str = ""  # where the score stands among others, shown instead of it
 
     @property
     def sign(self) -> tuple[str, str, str, str]:
@@ -54,9 +58,42 @@ class SentenceScore(NamedTuple):
         return VERDICTS[self.verdict]
 
     @property
+    def words(self) -> str:
+        """The score in words."""
+        return self.place or f"score {self.score:.3f}"
+
+    @property
     def marked(self) -> Markup | str:
         """The text, the words marked that `other` lacks."""
         return marked(self.text, self.other)[0] if self.other else self.text
+
+
+class WholeImage(NamedTuple):
+    """An image as it is, with the square of it that the model reads."""
+
+    image: Image.Image
+    square: Box  # in pixels of this image
+
+    def marked(self) -> Image.Image:
+        """The image with a frame around the square, and dim where the model does not read it."""
+        everything = (0, 0, *self.image.size)
+        left, top, right, bottom = (round(side) for side in self.square)
+        if (left, top, right, bottom) == everything:
+            return self.image
+        grey = Image.new("RGB", self.image.size, (DIM,) * 3)
+        out = Image.blend(self.image.convert("RGB"), grey, 0.6)
+        out.paste(self.image.crop((left, top, right, bottom)), (left, top))
+        return framed(out, self.square)
+
+    def layer(self, heat: np.ndarray, limit: float, floor: float) -> Image.Image:
+        """Heat of the square as colours with opacity, clear elsewhere, in the shape of the whole image."""
+        size = self.image.size
+        scale = LAYER / max(size)
+        left, top, right, bottom = (round(scale * side) for side in self.square)
+        out = Image.new("RGBA", (max(1, round(scale * size[0])), max(1, round(scale * size[1]))))
+        colour = Image.fromarray(colours(np.asarray(heat, np.float64), limit, floor))
+        out.paste(colour.resize((right - left, bottom - top), Image.Resampling.BILINEAR), (left, top))
+        return out
 
 
 class CaseImage(NamedTuple):
@@ -73,6 +110,8 @@ class CaseImage(NamedTuple):
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
     contrast: bool = False  # heat is `nn.upsample.contrast`: its range is that of all such maps
+    whole: WholeImage | None = None  # what a page shows in place of the square; without boxes
+    first: int = 0  # the text whose map a page shows first, from 1; 0: none
 
     def texts(self) -> list[SentenceScore]:
         """The texts of the maps, where there are maps: each sentence, and right behind it its phrases."""
@@ -109,6 +148,16 @@ class CaseImage(NamedTuple):
     def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""
         return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
+
+    def displayed(self) -> Image.Image | MissingImage:
+        """What a page shows."""
+        return self.with_boxes() if self.whole is None else self.whole.marked()
+
+    def over(self, heat: np.ndarray) -> Image.Image:
+        """What a page lays over `displayed`: the map, or where the image is whole its colours alone."""
+        if self.whole is None:
+            return self.map(heat, self.range())
+        return self.whole.layer(heat, self.range(), self.floor)
 
     def map(self, heat: np.ndarray, limit: float) -> Image.Image:
         """The image with one of the maps, and box and outline laid over it."""
@@ -209,6 +258,19 @@ def table_html(table: Table) -> Markup:
     return card([macro("parts.html", "cells", table)])
 
 
+def standing(rank: int, scores: Sequence[float]) -> str:
+    """A rank, and how far it is from the next one, or from the first.
+
+    scores  of all candidates, the highest first
+
+    >>> [standing(rank, [0.5, 0.25, 0.125]) for rank in (1, 3)]
+    ['rank 1, 0.250 ahead of the next', 'rank 3, 0.375 behind the first']
+    """
+    if rank > 1:
+        return f"rank {rank:,}, {scores[0] - scores[rank - 1]:.3f} behind the first"
+    return "rank 1" + (f", {scores[0] - scores[1]:.3f} ahead of the next" if len(scores) > 1 else "")
+
+
 def lead(by: float) -> str:
     """Whether the right one has the higher score, and by how much.
 
@@ -216,6 +278,15 @@ def lead(by: float) -> str:
     ['right by 0.250', 'wrong, tied by 0.000', 'wrong by 0.125']
     """
     return f"{'right' if by > 0 else 'wrong' if by else 'wrong, tied'} by {abs(by):.3f}"
+
+
+def ahead(by: float) -> str:
+    """A score beside one other.
+
+    >>> [ahead(by) for by in (0.25, 0.0, -0.125)]
+    ['ahead by 0.250', 'tied', 'behind by 0.125']
+    """
+    return f"{'ahead' if by > 0 else 'behind'} by {abs(by):.3f}" if by else "tied"
 
 
 def marked(one: str, other: str) -> tuple[Markup, Markup]:

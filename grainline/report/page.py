@@ -19,7 +19,8 @@ from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, reason, write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
-THUMBNAIL = 224  # longest side in pixels: sharp at the largest size at which a page shows it
+THUMBNAIL = 224  # longest side in pixels: sharp at the size of one of several images side by side
+LARGE = 640  # of an image that stands by itself; more would make pages of some images larger than 5 MB
 
 
 class Section(NamedTuple):
@@ -88,16 +89,17 @@ card = partial(macro, "parts.html", "card")
 
 
 def data_url(image: Image.Image, side: int = THUMBNAIL) -> str:
-    """An image, shrunk to fit a square, as the text of a data URL (JPEG).
+    """An image, shrunk to fit a square, as the text of a data URL: JPEG, WebP of one with transparency.
 
     >>> data_url(Image.new("RGB", (400, 300)))[:23]
     'data:image/jpeg;base64,'
     """
-    small = image.convert("RGB")
+    kind, mode = ("webp", "RGBA") if image.mode == "RGBA" else ("jpeg", "RGB")
+    small = image.convert(mode)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    small.save(file, "jpeg", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    small.save(file, kind, quality=88)
+    return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def short(text: str, limit: int) -> str:
@@ -121,5 +123,6 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     env.filters |= {"data_url": data_url, "short": short}
+    env.globals |= {"LARGE": LARGE, "THUMBNAIL": THUMBNAIL}
     env.tests["gone"] = lambda image: isinstance(image, MissingImage)
     return env

@@ -258,7 +258,7 @@ def _maps_image(sheet: Sheet, top: float, one: CaseImage, title: str) -> None:
 def _words(sentence: SentenceScore, columns: int, lines: int) -> str:
     """The text of a map, shortened to so many lines less one, and its score in a line."""
     role = f"{sentence.role}, " if sentence.role else ""
-    return "\n".join([*_wrap(sentence.text, columns, lines - 1), f"{role}score {sentence.score:.3f}"])
+    return "\n".join([*_wrap(sentence.text, columns, lines - 1), f"{role}{sentence.words}"])
 
 
 # Rows of panels, as `grainline show` has them.

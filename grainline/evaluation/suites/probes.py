@@ -35,7 +35,7 @@ from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Panel, Row, lead, marked
+from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
 
 ALL, NOUNS = "all kinds", "noun understanding"
@@ -156,20 +156,24 @@ class ProbesSuite(Suite[NoOptions]):
             detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
             if own != other:
                 panels = [
-                    Panel(data.keys[row], evaluation.image(row), f"{which} image, score {score:.3f}")
-                    for which, row, score in (("Right", own, right[i]), ("Wrong", other, wrong[i]))
+                    Panel(data.keys[row], evaluation.displayed(row), f"{which} image, {ahead(sign * by)}")
+                    for which, row, sign in (("Right", own, 1), ("Wrong", other, -1))
                 ]
                 return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
-            names = f"True text, score {right[i]:.3f}", f"False text, score {wrong[i]:.3f}"
+            names = f"True text, {ahead(by)}", f"False text, {ahead(-by)}"
             texts = list(zip(names, marked(true, false), strict=True))
             return Case(
-                lead(by), detail, by > 0, image=evaluation.image(own), alt=f"image {name}", texts=texts
+                lead(by), detail, by > 0, image=evaluation.displayed(own), alt=f"image {name}", texts=texts
             )
 
         order = "By the difference of the two scores; one comparison for each image."
         titles = ("Probes: most wrong", "Probes: most right")
         return evaluation.both_ends(
-            titles, order, extremes(right - wrong, image=images[:, 0], number=number), case
+            titles,
+            order,
+            extremes(right - wrong, image=images[:, 0], number=number),
+            case,
+            evaluation.whole_sentence(),
         )
 
 

@@ -31,13 +31,15 @@ from grainline.evaluation.score import (
 )
 from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Panel, Row
+from grainline.report.case import Case, CaseImage, CaseList, Panel, Row, SentenceScore, standing
+from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
 HITS = 5  # candidates of an example on the page
+STANDING = "Each sentence and phrase ranks all candidates by itself; its rank is that of the right image."
 
 
 class RetrievalOptions(Config):
@@ -110,11 +112,11 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-        heat = f" {HEAT_HINT}" if evaluation.model.method.has_layout else ""
+        heat = f" {STANDING} {HEAT_HINT}" if evaluation.model.method.has_layout else f" {STANDING}"
         texts = [_text_case(evaluation, query) for query in self._spread(evaluation, "t2i", number)]
         images = [_image_case(evaluation, query) for query in self._spread(evaluation, "i2t", number)]
         return [
-            CaseList("Text to image, best to worst", f"{order} {evaluation.crop_sentence()}{heat}", texts),
+            CaseList("Text to image, best to worst", f"{order} {evaluation.whole_sentence()}{heat}", texts),
             CaseList("Image to text, best to worst", order, images),
         ]
 
@@ -246,33 +248,56 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
     data, text = evaluation.data, evaluation.data.strings[query.row]
     own = int(data.texts.image[query.row])
     panels = []
-    for place, row, score in _hits(evaluation, query, "t2i"):
+    hits, scores = _hits(evaluation, query, "t2i")
+    for place, row in enumerate(hits[:HITS], 1):
         which = "the right image" if row == own else "a wrong image"
         alt = f"{data.keys[row]}, rank {place}, {which}"
-        panels.append(Panel("", evaluation.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
+        panels.append(
+            Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
+        )
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
         look_title="The sentences in the right image",
-        look=evaluation.look(own, text),
+        look=_ranked(evaluation, evaluation.look(own, text), query.fold, own),
     )
+
+
+def _ranked(evaluation: Evaluation, look: CaseImage | None, fold: Fold, own: int) -> CaseImage | None:
+    """The sentences of a text, each with the rank of its image in a fold. own: row of this image"""
+    if look is None:
+        return None
+    whole = evaluation.whole(own)
+    if isinstance(whole, MissingImage) or not look.sentences:
+        return look
+    images = rows(evaluation.data.images, fold.images)
+    texts = evaluation.model.encode(texts=[one.text for one in look.texts()])
+    memory = settings_of(evaluation.result).memory
+    top = topk(evaluation.model.method, images, texts, len(fold.images), memory).t2i
+    places = iter(zip(fold.images[top.row.cpu()].tolist(), top.score.tolist(), strict=True))
+
+    def ranked(one: SentenceScore) -> SentenceScore:
+        order, scores = next(places)
+        words = standing(order.index(own) + 1, scores)
+        return one._replace(place=words, phrases=[ranked(phrase) for phrase in one.phrases])
+
+    return look._replace(sentences=[ranked(one) for one in look.sentences], whole=whole)
 
 
 def _image_case(evaluation: Evaluation, query: _Query) -> Case:
     data, key = evaluation.data, evaluation.data.keys[query.row]
+    hits, scores = _hits(evaluation, query, "i2t")
     panels = [
-        Panel(
-            data.strings[row], None, f"{place:,}. {score:.3f}", right=int(data.texts.image[row]) == query.row
-        )
-        for place, row, score in _hits(evaluation, query, "i2t")
+        Panel(data.strings[row], None, standing(place, scores), right=int(data.texts.image[row]) == query.row)
+        for place, row in enumerate(hits[:HITS], 1)
     ]
     return query.case(query.fold.texts, key)._replace(
-        image=evaluation.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
+        image=evaluation.displayed(query.row), alt=f"query image {key}", rows=[Row(panels)]
     )
 
 
-def _hits(evaluation: Evaluation, query: _Query, way: str) -> list[tuple[int, int, float]]:
-    """Place, row among all and score of the best candidates of a query."""
+def _hits(evaluation: Evaluation, query: _Query, way: str) -> tuple[list[int], list[float]]:
+    """Rows among all and scores of the best candidates of a query, the best first; one more than HITS."""
     single, memory = slice(query.row, query.row + 1), settings_of(evaluation.result).memory
     others = query.fold.images if way == "t2i" else query.fold.texts
     images = rows(evaluation.data.images, others if way == "t2i" else single)
@@ -283,6 +308,5 @@ def _hits(evaluation: Evaluation, query: _Query, way: str) -> list[tuple[int, in
         images = rows(images, near)
     else:
         texts = rows(texts, near)
-    top = topk(evaluation.model.method, images, texts, HITS, memory)[WAYS.index(way)]
-    hits = zip(others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
-    return [(place, row, score) for place, (row, score) in enumerate(hits, 1)]
+    top = topk(evaluation.model.method, images, texts, HITS + 1, memory)[WAYS.index(way)]
+    return others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist()

@@ -32,7 +32,7 @@ from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Table, lead, table_html
+from grainline.report.case import Case, CaseList, Table, ahead, lead, table_html
 from grainline.report.page import Section, hint
 from grainline.types import Encoded, rows
 
@@ -152,8 +152,8 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
             by, name = float(true[i]) - float(false[i]), evaluation.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
-                (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
-                (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
+                (f"True class, {ahead(by)}", classes.names[queries["label"][i]]),
+                (f"Best other class, {ahead(-by)}", classes.names[int(judged.other[i])]),
             ]
             return Case(lead(by), detail, by > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts)
 
