@@ -33,4 +33,5 @@ class Columns(Extension):
 
     def on_instance(self, *, obj: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if getattr(obj, "docstring", None):
-            obj.docstring.value = as_list(obj.docstring.value)
+            # [shape][row] is no link
+            obj.docstring.value = as_list(obj.docstring.value).replace("][", r"]\[")

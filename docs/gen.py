@@ -29,7 +29,11 @@ LONGEST = 4000
 
 def pages() -> dict[str, str]:
     """All generated pages: path in the site -> Markdown."""
-    made = {"reference/commands.md": commands(), "reference/recipe.md": fields(), "reference/suites.md": suites()}
+    made = {
+        "reference/commands.md": commands(),
+        "reference/recipe.md": fields(),
+        "reference/suites.md": suites(),
+    }
     for name in FROM_ROOT:
         text = (ROOT / name).read_text(encoding="utf-8")
         made[name] = re.sub(r"\]\(docs/", "](", text)
@@ -117,7 +121,9 @@ def fields() -> str:
         table(COLUMNS, list(rows_of(TowersConfig, "model.", leave=("image", "text")))),
     ]
     for name in METHODS:
-        rows = list(rows_of(method_class(name).config_class, "model.", leave=tuple(TowersConfig.model_fields)))
+        rows = list(
+            rows_of(method_class(name).config_class, "model.", leave=tuple(TowersConfig.model_fields))
+        )
         parts.append(f"## Method {name}\n")
         parts.append(table(COLUMNS, rows) if rows else "No fields of its own.\n")
     for side, kinds in (("image", ImageSide), ("text", TextSide)):
@@ -143,13 +149,19 @@ def rows_of(config: Any, prefix: str, leave: tuple[str, ...] = ()) -> Iterator[l
                 yield [f"`{prefix}{name}`", "`null`", cell(said.get(name) or summary(inner))]
             yield from rows_of(inner, f"{prefix}{name}.")
             continue
-        value = "required" if field.is_required() else f"`{yaml_text(field.get_default(call_default_factory=True))}`"
+        value = (
+            "required"
+            if field.is_required()
+            else f"`{yaml_text(field.get_default(call_default_factory=True))}`"
+        )
         yield [f"`{prefix}{name}`", cell(value), cell(field.description or said.get(name, ""))]
 
 
 def yaml_text(value: Any) -> str:
     dumped = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-    return json.dumps(dumped, default=lambda x: x.model_dump(mode="json") if hasattr(x, "model_dump") else str(x))
+    return json.dumps(
+        dumped, default=lambda x: x.model_dump(mode="json") if hasattr(x, "model_dump") else str(x)
+    )
 
 
 def configs_in(kind: Any) -> list[Any]:
@@ -247,7 +259,7 @@ def notebook_page(name: str, content: dict[str, Any]) -> str:
 def output_text(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
-        return f'![Output of the cell above](data:image/png;base64,{"".join(data["image/png"].split())})'
+        return f"![Output of the cell above](data:image/png;base64,{''.join(data['image/png'].split())})"
     if output.get("name") == "stderr":  # progress bars
         return ""
     text = "".join(output.get("text", data.get("text/plain", "")))

@@ -44,7 +44,9 @@ def figure(rows: list[list[tuple[str, str]]]) -> str:
             parts.append(f'<rect class="{kind}" x="{x}" y="{top}" width="{box}" height="{high}" rx="8"/>')
             said = lines(text)
             start = top + high / 2 - 9 * (len(said) - 1) + 5
-            parts += [f'<text x="{x + box / 2}" y="{start + 18 * n}">{line}</text>' for n, line in enumerate(said)]
+            parts += [
+                f'<text x="{x + box / 2}" y="{start + 18 * n}">{line}</text>' for n, line in enumerate(said)
+            ]
             middle = top + high / 2
             if k < meets:
                 parts.append(f'<path d="M{x + box} {middle}h{gap - 3}"/>')
