@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, generated pages are complete, the examples of pages run as they stand."""
+"""The documentation: links lead somewhere, generated pages are complete, examples run as they stand."""
 
 import importlib.util
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from runs import call, saved, tiny_model
+from indexes import saved, tiny_model
+from runs import call
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
