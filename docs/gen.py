@@ -1,7 +1,7 @@
 """Pages of the site that come from the code, and the notebooks: a hook of mkdocs, which `make docs` runs.
 
-Every command with its options, every field of a recipe and every option of a suite is read from the package at
-build time, so these pages cannot differ from it. Notebooks are run when they or the package have changed since.
+Every command with its options, every field of a recipe and every option of a suite is read from the package
+at build time, so these pages cannot differ from it. Notebooks are run when they or the package have changed.
 
 `python docs/gen.py notebooks` runs the notebooks alone. NOTEBOOKS=skip builds the pages without running any.
 """
@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,7 +233,8 @@ def executed(notebook: Path) -> dict[str, Any]:
         from nbclient import NotebookClient
 
         place = EXECUTED / f"work-{notebook.stem}"
-        place.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)  # runs of a build that failed
+        place.mkdir(parents=True)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         content = nbformat.read(notebook, as_version=4)
         NotebookClient(
