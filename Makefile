@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test oldest check fix mutants benchmarks clean
+.PHONY: demo docs test oldest check fix mutants benchmarks clean
 
 demo: $(READY)
 	$(BIN)/grainline demo --out out/demo
@@ -29,6 +29,11 @@ fix: $(READY)
 # Plants faults one at a time; the tests must catch each. Minutes, and outside CI.
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
+
+# The site in build/site; a broken link, or a notebook that fails, fails it.
+docs: $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m mkdocs build --strict
 
 benchmarks: $(READY)
 	for file in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done

@@ -135,8 +135,8 @@ def test_random_vectors_reach_chance(name: str, tmp_path: Path) -> None:
 
 
 def documented() -> str:
-    """The suite of docs/index.md."""
-    text = (Path(__file__).parent.parent / "docs" / "index.md").read_text()
+    """The suite of docs/evaluation.md."""
+    text = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text()
     found = re.search(r"```python\n(# lead\.py\n.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]

@@ -153,8 +153,8 @@ def test_the_folder_of_encode_gives_the_numbers_of_the_model(tmp_path: Path) -> 
 
 
 def commands(title: str) -> list[list[str]]:
-    """The commands of a section of docs/index.md."""
-    text = (Path(__file__).parents[1] / "docs/index.md").read_text(encoding="utf-8")
+    """The commands of a section of docs/evaluation.md."""
+    text = (Path(__file__).parents[1] / "docs/evaluation.md").read_text(encoding="utf-8")
     section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```\n(.*?)^```", section, re.S | re.M)
     return [shlex.split(line, comments=True) for line in "".join(blocks).splitlines() if line.strip()]
@@ -196,7 +196,7 @@ def test_the_python_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         photo(tmp_path / "photos" / f"{i}.png", i).with_suffix(".txt").write_text(TEXTS[i])
     shutil.copy("photos/0.png", "a.jpg")
     shutil.copy("photos/1.png", "b.jpg")
-    text = (Path(__file__).parents[1] / "docs/index.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs/evaluation.md").read_text(encoding="utf-8")
     parts = [
         text.partition(f"## {title}\n")[2].partition("\n## ")[0]
         for title in ("In Python", "Vectors of another program")

@@ -1,0 +1,85 @@
+"""The documentation: links lead somewhere, generated pages are complete, examples run as they stand."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from indexes import saved, tiny_model
+from runs import call
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ("reference/commands.md", "reference/recipe.md", "reference/suites.md")
+
+
+@pytest.fixture(scope="module")
+def gen() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gen", ROOT / "docs/gen.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def broken(page: Path, text: str) -> list[str]:
+    targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", text)
+    return [x for x in targets if not (page.parent / x).exists() and not x.endswith(GENERATED)]
+
+
+def test_relative_links_of_all_pages_lead_to_files() -> None:
+    assert {p.name: b for p in PAGES if (b := broken(p, p.read_text(encoding="utf-8")))} == {}
+    assert broken(PAGES[0], "[a](docs/nowhere.md)") == ["docs/nowhere.md"]
+
+
+def test_generated_pages_have_every_command_field_and_suite(gen: ModuleType) -> None:
+    from grainline.evaluation.suite import SUITES
+    from grainline.methods import METHODS
+    from grainline.training.recipe import TrainConfig
+
+    made = gen.pages()
+    assert "## grainline index refresh" in made["reference/commands.md"]
+    assert "`--resume`" in made["reference/commands.md"]
+    for name in TrainConfig.model_fields:
+        assert f"`train.{name}" in made["reference/recipe.md"], name
+    assert all(f"## Method {name}" in made["reference/recipe.md"] for name in METHODS)
+    assert all(f"## {name}" in made["reference/suites.md"] for name in SUITES)
+
+
+def test_the_navigation_names_pages_that_exist_and_leaves_none_out() -> None:
+    nav = re.findall(r": ?(\S+\.md)$|- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    names = {a or b for a, b in nav}
+    present = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    notebooks = {f"notebooks/{p.stem}.md" for p in (ROOT / "docs/notebooks").glob("*.ipynb")}
+    assert names == present | notebooks | {*GENERATED, "CONTRIBUTING.md", "CHANGELOG.md"}
+
+
+def test_the_encoder_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/howto/encoder.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```", page, re.M | re.S):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for command in re.findall(r"^grainline (.*)$", page, re.M):
+        assert call(*shlex.split(command)) == 0, command
+
+
+def test_the_python_of_the_readme_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S)
+    assert found is not None
+    saved(tiny_model("maxsim"), tmp_path / "out/demo")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(found[1], "README.md", "exec"), {})
+    assert capsys.readouterr().out == found[2]
+
+
+def test_the_loss_of_the_page_runs() -> None:
+    page = (ROOT / "docs/howto/losses.md").read_text(encoding="utf-8")
+    exec(compile(re.findall(r"```python\n(.*?)```", page, re.S)[0], "losses.md", "exec"), {})
