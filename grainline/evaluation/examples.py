@@ -39,10 +39,7 @@ CONTRAST_HINT = (
     "Heat is orange where the image shows more of a text than of other texts of the data and blue where less;"
     " 1 is what one of five of these reaches, and less has no colour."
 )
-HEAT_HINT = (
-    f"{CONTRAST_HINT} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown, each with its"
-    " score."
-)
+HEAT_HINT = f"{CONTRAST_HINT} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown."
 MARKS = " .!?…"  # around a phrase that is a whole sentence
 
 
