@@ -19,7 +19,7 @@ from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import Box, EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
-from grainline.evaluation.show import Photo, segment_panels
+from grainline.evaluation.show_panels import Photo, segment_panels
 from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
 from grainline.model import Model

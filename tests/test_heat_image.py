@@ -14,7 +14,7 @@ from test_viz import Page
 from grainline.data.other_texts import PHOTOGRAPHS, other_texts
 from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError
-from grainline.evaluation.show import Photo, heat_rows
+from grainline.evaluation.show_panels import Photo, heat_rows
 from grainline.methods import METHODS
 from grainline.methods.heat import heat_overlay, mask_of, over_image, read_area
 from grainline.model import Model

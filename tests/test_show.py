@@ -17,13 +17,9 @@ from grainline.data.texts import balanced_chunks
 from grainline.data.transforms import Box
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.examples import (
-    TIMES,
-    attention_maps,
-    attention_of,
-    end_of_scale,
-)
-from grainline.evaluation.show import Photo, check_texts, segment_panels, segmentations
+from grainline.evaluation.show import check_texts
+from grainline.evaluation.show_panels import Photo, segment_panels, segmentations
+from grainline.evaluation.text_attention import TIMES, attention_maps, attention_of, end_of_scale
 from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model

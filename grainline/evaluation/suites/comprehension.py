@@ -50,9 +50,9 @@ from grainline.evaluation.suites.regions import (
     clipped,
     number_flat,
     pixel_maps,
+    unit_range,
 )
 from grainline.model import Model, given
-from grainline.nn.upsample import unit_range
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded, Images
 

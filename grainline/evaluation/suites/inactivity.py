@@ -21,19 +21,9 @@ import torch
 
 from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
-from grainline.data.transforms import Box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
-from grainline.evaluation.examples import (
-    EXAMPLES,
-    Evaluation,
-    Part,
-    attention_maps,
-    attention_of,
-    end_of_scale,
-    extremes,
-    parts_of,
-)
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
@@ -46,7 +36,8 @@ from grainline.evaluation.suite import (
     mean_metric,
     mean_of,
 )
-from grainline.methods.base import require_attention
+from grainline.evaluation.text_attention import Part, attention_maps, attention_of, end_of_scale
+from grainline.methods.base import parts_of, require_attention
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.report.page import MissingImage
@@ -265,8 +256,7 @@ def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
     if isinstance(image, MissingImage):
         return CaseImage(image, alt, scores)
     given = evaluation.given(row, image)
-    texts, whole = [evaluation.data.strings[row], one.foreign], Box(0, 0, *image.size)
-    maps_of_texts = attention_maps(evaluation.model, given, texts, whole, image.size)
+    maps_of_texts = attention_maps(evaluation.model, given, [evaluation.data.strings[row], one.foreign])
     heat = [{part.words: heat for part, heat in parts} for parts in maps_of_texts]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
     return CaseImage(image, alt, scores, np.stack(maps), limit=end_of_scale(evaluation.model, given))

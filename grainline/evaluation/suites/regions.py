@@ -27,6 +27,7 @@ from grainline.methods.heat import on_pixels
 from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.pooling import roi_align
+from grainline.nn.upsample import unit_range as unit_range  # maps of regions are compared as 0 .. 1
 from grainline.types import Encoded, full, rows
 
 HEAT = "heat"
