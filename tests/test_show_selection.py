@@ -16,7 +16,7 @@ from test_viz import EVIL, Page
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.evaluation import show as panels
+from grainline.evaluation import show_selection as panels
 from grainline.evaluation.show import check_texts
 from grainline.evaluation.show_selection import matches, selection_of, stays, summed
 from grainline.evaluation.text_attention import TIMES, end_of_scale
