@@ -34,7 +34,15 @@ from grainline.index.sync import add, build, refresh, remove
 CHUNK = 2
 KILLS = 6
 FEW, MANY = 2, inverted.EXACT  # images beyond which an inverted file is kept
-CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "ftruncate"))
+CALLS = (
+    (os, "fsync"),
+    (os, "replace"),
+    (os, "rename"),
+    (os, "mkdir"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (os, "ftruncate"),
+)
 HALVES = ((np, "save"), (Path, "write_text"), (faiss, "write_index"))  # die in the middle of writing
 
 

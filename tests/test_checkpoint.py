@@ -478,7 +478,7 @@ def test_all_is_on_the_disk_before_the_rename_and_the_rename_before_anything_is_
         pytest.skip("needs /proc to tell which file was synced")
     method, optimizer = trained(tmp_path, 1)
     done: list[str] = []
-    real_sync, real_rename = os.fsync, os.rename
+    real_sync, real_replace = os.fsync, os.replace
 
     def fsync(descriptor: int) -> None:
         done.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
@@ -486,9 +486,10 @@ def test_all_is_on_the_disk_before_the_rename_and_the_rename_before_anything_is_
 
     def rename(source: Path, target: Path) -> None:
         done.append(f"rename {Path(source).name} {Path(target).name}")
-        real_rename(source, target)
+        real_replace(source, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
     monkeypatch.setattr(os, "rename", rename)
     mark(tmp_path, save(tmp_path, method, optimizer, at(2), keep=1), "last")
     assert done == [
@@ -512,6 +513,7 @@ class FailingDisk:
     CALLS = (
         (os, "fsync"),
         (os, "rename"),
+        (os, "replace"),
         (os, "chmod"),
         (os, "mkdir"),
         (files, "save_file"),

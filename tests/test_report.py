@@ -522,7 +522,7 @@ def test_many_queries_are_listed_and_the_rest_is_counted(
     found = Page(page.read_text())
     assert sum(tag == "a" for tag, _ in found.tags) == 2
     assert "The first 2 of 3 queries" in found.words
-    assert f"written: {page}, the first 2 of 3 queries" in capsys.readouterr().out
+    assert f"written: {page}, the first 2 of 3 queries" in capsys.readouterr().err
 
 
 def test_search_refuses_a_folder_for_its_page(made: Path, capsys: Capture) -> None:

@@ -71,7 +71,7 @@ def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
     assert call("index", "build", photos(tmp_path / "photos", 18), *arguments) == 0
     page, out = tmp_path / "page.html", tmp_path / "answers.json"
     assert call("search", tmp_path / "index", TEXTS[0], "--html", page, "--json", out) == 0
-    assert WEAK in " ".join(capsys.readouterr().out.split())
+    assert WEAK in " ".join(capsys.readouterr().err.split()), "a pipe gets the hits alone"
     assert WEAK in page.read_text(encoding="utf-8")
     assert json.loads(out.read_text())["validated"] == WEAK
     moved = run.rename(tmp_path / "moved")

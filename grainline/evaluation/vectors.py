@@ -97,6 +97,8 @@ class VectorEvaluation(Evaluation):
     def crop_sentence(self) -> str:
         return "Images are shown where the pairs name files."
 
+    whole_sentence = crop_sentence
+
 
 def evaluation_of(embeddings: Embeddings, result: Any) -> Evaluation:
     """What a page is made of."""

@@ -67,7 +67,7 @@ def read_area(transform: EvalTransform, size: tuple[int, int]) -> Box:
     """The part of an image of this width and height that lies in the square, in whole pixels of the image.
 
     >>> read_area(EvalTransform(64), (500, 375)), read_area(EvalTransform(64, "squash"), (500, 375))
-    (Box(left=62, top=0, right=438, bottom=375), Box(left=0, top=0, right=500, bottom=375))
+    (Box(left=59, top=0, right=435, bottom=375), Box(left=0, top=0, right=500, bottom=375))
     """
     left, top, right, bottom = transform.place((0, 0, *size), size)  # the image, in pixels of the square
     across, down = size[0] / (right - left), size[1] / (bottom - top)
