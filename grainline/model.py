@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -144,10 +145,11 @@ class Model:
             batches: Iterator[Any] = self._images(some, size)
         else:
             single, unit = isinstance(texts, str), "texts"
-            strings = [texts] if isinstance(texts, str) else list(several(texts, "text"))
+            many = texts if isinstance(texts, list) else () if single else several(texts, "text")
+            strings = [texts] if isinstance(texts, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        with progress("encoding", unit, show=show_progress_bar) as step:
+        with progress("encoding", unit, show=True) if show_progress_bar else nullcontext(_silent) as step:
             for encoded in self._run(batches, devices):
                 parts.append(encoded if form == "encoded" else vectors_only(encoded))
                 step(sum(len(part.vector) for part in parts), total)
@@ -421,6 +423,10 @@ def _encode(method: Method, batch: Images | Texts) -> Encoded:
     """One batch on the device of a method. Threads do not inherit `no_grad`."""
     on = to(batch, next(method.parameters()).device)
     return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
+
+
+def _silent(done: int, total: int) -> None:
+    """The progress of what nobody watches."""
 
 
 def _output_form(as_numpy: bool, as_tensor: bool, precision: str) -> Literal["encoded", "numpy", "tensor"]:

@@ -28,9 +28,9 @@ import yaml
 from PIL import Image
 
 LIMITS = {  # files; the goal stands beside
-    "texts of a record": 5,
-    "query to hits": 17,  # goal 8
-    "pair to score": 19,  # goal 8
+    "texts of a record": 6,  # goal 5: what all tokenizers share is in a file of its own
+    "query to hits": 18,  # goal 8
+    "pair to score": 21,  # goal 8
 }
 NETWORK = "encoders/", "nn/"  # shown apart: what a tower computes is no way of the data
 CAPTIONS = [
