@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.config import TRUST_CODE, override, parse
-from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.tokenizers.tokenizer import load_tokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig, space_of
 from grainline.encoders.superpixels import Superpixels

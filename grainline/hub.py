@@ -15,7 +15,7 @@ from torch import nn
 
 from grainline import __version__
 from grainline.build import Description, write_description
-from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
 from grainline.files import reason, write_text
 from grainline.report.page import render

@@ -9,7 +9,7 @@ import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
 from grainline.config import HUB_NAME
-from grainline.data.tokenizers.tokenizer import read_tokenizer
+from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
 from grainline.errors import UserError

@@ -26,7 +26,7 @@ from grainline.data.descriptions import Described
 from grainline.data.image_inputs import ImageLike, count_of, is_one_image, original, several
 from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
-from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError
 from grainline.methods.base import Method

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from grainline.build import Description, build, write_description
 from grainline.config import override, parse
 from grainline.data.scenes.source import Scenes
-from grainline.data.tokenizers.tokenizer import Tokenizer, read_tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained.build import Pretrained, split
 from grainline.errors import UserError

@@ -15,7 +15,8 @@ from torch import nn
 from vocabularies import CORPUS, PROBES, gemma_folder, siglip_folder
 
 from grainline.data.tokenizers.library_tokenizer import settings
-from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.convert import parity, to_hugging_face
 from grainline.export.huggingface import convert

@@ -28,7 +28,8 @@ import grainline
 from grainline.data.captions import clean
 from grainline.data.texts import encode_parts
 from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
-from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer, read_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.errors import UserError
 from grainline.types import texts_of

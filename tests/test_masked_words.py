@@ -12,8 +12,8 @@ from test_library_tokenizer import MAKERS
 from grainline.data.dataset import Draw, Sample, TrainSet
 from grainline.data.record import Record
 from grainline.data.texts import Chunking, TextsConfig, encode_parts
-from grainline.data.tokenizers.tokenized import MaskTokens, TextTokenizer, drop_words, encode_word_dropout
-from grainline.data.tokenizers.tokenizer import load_tokenizer
+from grainline.data.tokenizers.tokenizer import MaskTokens, TextTokenizer, drop_words, encode_word_dropout
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.errors import UserError
 from grainline.training.recipe import read_recipe
 

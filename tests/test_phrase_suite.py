@@ -25,8 +25,8 @@ from grainline.data.captions import sentences
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
-from grainline.data.tokenizers.tokenized import TextTokenizer, Tokenized
-from grainline.data.tokenizers.tokenizer import Tokenizer, read_tokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenized, Tokenizer
+from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled

@@ -518,7 +518,7 @@ def test_a_broken_torchvision_beside_us_is_one_line_that_says_what_to_do(
 def test_the_tokenizer_of_two_tokens_is_an_error(tmp_path: Path) -> None:
     from transformers import CLIPTokenizer
 
-    from grainline.data.tokenizers.tokenizer import load_tokenizer
+    from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 
     CLIPTokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds only 2 tokens, a real vocabulary at least 256"):
@@ -545,7 +545,8 @@ def test_features_of_the_library_are_an_object_whose_pooler_output_we_equal(
 
 def test_captions_with_curly_quotes_get_the_ids_of_plain_ones(tmp_path: Path) -> None:
     """The library's tokenizer does not mend text, so ours does before it looks up words."""
-    from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+    from grainline.data.tokenizers.tokenizer import Tokenizer
+    from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 
     Tokenizer.train(['it\'s a "red" car & 12 cats... final'] * 2, vocab=600).save(tmp_path)
     tokenizer = load_tokenizer(tmp_path)

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 from grainline.data.captions import clean
 from grainline.data.tokenizers import bpe
-from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer, read_tokenizer
 from grainline.errors import UserError
 
 CORPUS = [

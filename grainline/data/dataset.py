@@ -30,7 +30,7 @@ from grainline.data.texts import (
     sampled_caption,
     windows,
 )
-from grainline.data.tokenizers.tokenized import TextTokenizer, encode_word_dropout
+from grainline.data.tokenizers.tokenizer import TextTokenizer, encode_word_dropout
 from grainline.data.transforms import Crop
 from grainline.errors import UserError, amount
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE

@@ -16,7 +16,7 @@ from grainline.config import Config
 from grainline.data.captions import Mode, joined, remove_repetitions, sentences, split_sentences
 from grainline.data.phrases.patterns import Keep, Provider, select, words_of
 from grainline.data.record import Foil, Record
-from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 
 
 class PhrasesConfig(Config):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grainline.data.tokenizers.library_tokenizer import write_settings
-from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.tokenizers.tokenizer import load_tokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.build import (
     PretrainedImageConfig,

@@ -28,8 +28,8 @@ from grainline.data.descriptions import Descriptions, WithDescriptions, require_
 from grainline.data.formats.joined import without_images
 from grainline.data.open_source import open_sources, register
 from grainline.data.record import CorruptSample, Source
-from grainline.data.tokenizers.tokenized import TextTokenizer
-from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenizer
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
 from grainline.files import LOCK, NoLocks, one_writer, reason, temporary_path, writing

@@ -12,7 +12,7 @@ import torch
 
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
-from grainline.data.tokenizers.tokenizer import read_tokenizer
+from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError
 from grainline.files import writing

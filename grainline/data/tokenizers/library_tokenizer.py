@@ -25,7 +25,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from grainline.data.captions import clean
-from grainline.data.tokenizers.tokenized import CONTENT, META, MaskTokens, TextTokenizer, check_full
+from grainline.data.tokenizers.tokenizer import CONTENT, META, MaskTokens, TextTokenizer, check_full
 from grainline.errors import UserError
 from grainline.files import write_text
 

@@ -1,86 +1,159 @@
-"""CLIP-shaped byte-pair encoding: a checkpoint's own vocabulary, or one trained on the training captions.
+"""The interface of a tokenizer, what all tokenizers share, and CLIP-shaped byte-pair encoding; word dropout.
 
-A text is cleaned (`captions.clean`) and lower-cased; CLIP's pattern splits it into words, digits and runs of
-other marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges are applied in the
-order in which they were learnt. Tokenizers of the transformers library leave out most of the cleaning.
+Byte-pair encoding: a text is cleaned (`captions.clean`) and lower-cased; CLIP's pattern splits it into words,
+digits and runs of other marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges
+are applied in the order in which they were learnt. Tokenizers of the transformers library leave out most of
+the cleaning.
 """
 
-import gzip
+import hashlib
 import json
+import os
 import re
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import models, normalizers, processors
 
 from grainline.data.captions import clean
-from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
 from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
-from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_pipeline
-from grainline.data.tokenizers.tokenized import (
-    CONTENT,
-    META,
-    TextTokenizer,
-    check_full,
-    meta_text,
-)
 from grainline.errors import UserError
 
-NAMES = ("tokenizer.json", "vocab.json", "spiece.model", "vocab.txt")
-"""Files of which one is enough (vocab.json has its merges.txt); the first that exists is read."""
+# Loader workers are processes already. Unset, the library would start threads in the parent, then find
+# itself forked and print a warning in every worker.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
 
-def _file_in(folder: Path) -> Path | None:
-    return next((folder / name for name in NAMES if (folder / name).is_file()), None)
-
-
-def _resolve_file(path: str | Path) -> Path:
-    """The tokenizer file of a path or of a name on the hub. Raises UserError without one."""
-    place = Path(path) if Path(path).exists() else _on_hub(str(path))
-    file = _file_in(place) if place.is_dir() else place
-    if file is not None:
-        return file
-    if (place / "tokenizer.model").is_file():
-        raise UserError(f"{path} holds only tokenizer.model, which is not read; fetch its tokenizer.json too")
-    raise UserError(f"no tokenizer in {path}: it holds neither {', '.join(NAMES[:-1])} nor {NAMES[-1]}")
-
-
-def _on_hub(name: str) -> Path:
-    """The folder into which the hub's files were fetched."""
-    # not by a class of transformers: without a network, some return a tokenizer of two entries
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.endswith((".json", ".gz", ".txt", ".model")):
-        raise UserError(f"no tokenizer at {name}: give a folder, a tokenizer.json or a Hugging Face name")
-    from huggingface_hub import snapshot_download
-
-    try:
-        further = "merges.txt", "tokenizer_config.json", "config.json"
-        return Path(snapshot_download(name, allow_patterns=[*NAMES, *further]))
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), repr(error))
-        raise UserError(
-            f"no folder {name} here, and the Hugging Face hub gave no tokenizer of that name ({reason}); "
-            "download it and give its folder"
-        ) from None
-
-
-def _in_open_clip() -> Path | None:
-    """CLIP's vocabulary, by the list of installed files: importing the package would import torchvision."""
-    try:
-        files = metadata.files("open_clip_torch") or []
-    except metadata.PackageNotFoundError:
-        return None
-    places = [Path(str(file.locate())) for file in files if file.name == "bpe_simple_vocab_16e6.txt.gz"]
-    return next((place for place in places if place.is_file()), None)
-
+CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
 
 _CACHED_WORDS = 200_000  # about 40 MB
-_CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
-_ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the first, fewer rows more
+
+
+class Tokenized(NamedTuple):
+    """Token ids of some texts, each from its begin token to its end token."""
+
+    ids: list[list[int]]
+    truncated_tokens: list[int]  # tokens of each text that did not fit
+
+
+class MaskTokens(NamedTuple):
+    """The tokens that may replace a word in word dropout."""
+
+    mask: int  # the mask token
+    pieces: tuple[int, ...]  # the tokens of texts: no special token, no placeholder
+
+
+class TextTokenizer(ABC):
+    """Abstract: text to ids and back. Read-only, and cheap to send to another process."""
+
+    vocab: int  # one more than the highest id
+    begin: int | None  # the token before every text
+    end: int | None  # the token behind every text, which stays when a text is truncated
+    around: int  # the number of begin and end tokens
+    kind: str  # clip, bert, siglip or siglip2
+    mask_tokens: MaskTokens | None = None  # None: the vocabulary has no mask token
+    _backend: tokenizers.Tokenizer
+
+    @abstractmethod
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts of any length, cleaned, without begin and end tokens."""
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
+        assert not isinstance(texts, str)
+        return self.build_inputs(self.token_ids(texts), context)
+
+    def build_inputs(self, rows: Sequence[list[int]], context: int) -> Tokenized:
+        """Ids between begin and end token, truncated to `context` tokens. UserError if none fits."""
+        if context <= self.around:
+            frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[self.around]
+            raise UserError(
+                f"the context is {context} tokens; it must be at least {self.around + 1} ({frame})"
+            )
+        room = context - self.around
+        begin, end = ([] if token is None else [token] for token in (self.begin, self.end))
+        ids = [[*begin, *row[:room], *end] for row in rows]
+        return Tokenized(ids, [max(len(row) - room, 0) for row in rows])
+
+    @abstractmethod
+    def cleaned(self, text: str) -> str:
+        """The text in which spans count."""
+
+    @abstractmethod
+    def _token_spans(self, text: str) -> list[tuple[int, int]]:
+        """The place of each id of `token_ids([text])` in cleaned(text)."""
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
+
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span. Blanks may
+        belong to no token; a token of nothing else is an empty span.
+        """
+        spans = self._token_spans(text)
+        included = spans[: context - self.around]
+        last = included[-1][1] if len(included) < len(spans) else len(self.cleaned(text))
+        return [(0, 0)] * (self.begin is not None) + included + [(last, last)] * (self.end is not None)
+
+    def _input(self, text: str) -> str:
+        """What the tokenizers library reads of a text."""
+        return self.cleaned(text)
+
+    def words(self, text: str) -> list[list[int]]:
+        """The ids of a text of any length, word by word, without begin and end tokens.
+
+        A word is one of the library: a run of letters; of CLIP also a single digit or a run of other marks,
+        of BERT also a mark.
+        """
+        encoding = self._backend.encode(self._input(text), add_special_tokens=False)
+        pairs = zip(encoding.word_ids, encoding.ids, strict=True)
+        return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Entries of the vocabulary: `</w>` ends a word (CLIP), `##` continues one (BERT), `▁` is a blank."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text, begin and end tokens left out."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+
+    def meta(self) -> dict[str, Any]:
+        """The content of `tokenizer_meta.json` except its checksum."""
+        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        content = (self.to_json() + "\n").encode()
+        (home / CONTENT).write_bytes(content)
+        (home / META).write_text(meta_text(self, content), encoding="utf-8")
+
+
+def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
+    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json` if it is given."""
+    seal = {} if content is None else {"sha256": hashlib.sha256(content).hexdigest()}
+    return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
+
+
+def check_full(vocabulary: Mapping[str, int], where: str) -> None:
+    """Raises UserError for a vocabulary too small to be complete."""
+    if len(vocabulary) < SMALLEST:
+        raise UserError(
+            f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
+            "a failed download leaves such a shell: fetch the tokenizer's files again"
+        )
 
 
 class Tokenizer(TextTokenizer):
@@ -105,13 +178,13 @@ class Tokenizer(TextTokenizer):
         check_full(vocabulary, where)
         missing = [token for token in (BEGIN, END) if token not in vocabulary]
         if missing:
-            raise _unlike_clip(where, f"it has no {missing[0]}")
+            raise unlike_clip(where, f"it has no {missing[0]}")
         if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-            raise _unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
+            raise unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
         try:
             model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)
         except Exception as error:  # the library knows no narrower one
-            raise _unlike_clip(where, str(error)) from error
+            raise unlike_clip(where, str(error)) from error
         self._backend = tokenizers.Tokenizer(model)
         self._backend.pre_tokenizer = bpe.splitter()
         self._backend.add_special_tokens([BEGIN, END])
@@ -167,9 +240,9 @@ class Tokenizer(TextTokenizer):
             merges = bpe.pairs(x if isinstance(x, str) else " ".join(x) for x in model["merges"])
             suffix = model["end_of_word_suffix"]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise _unlike_clip(where, "no byte-pair encoding in it") from error
+            raise unlike_clip(where, "no byte-pair encoding in it") from error
         if suffix != SUFFIX:
-            raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
+            raise unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
         return Tokenizer(vocabulary, merges, where)
 
     def meta(self) -> dict[str, Any]:
@@ -189,96 +262,48 @@ class Tokenizer(TextTokenizer):
         return Tokenizer(bpe.vocabulary(merges), merges)
 
 
-def read_tokenizer(path: str | Path) -> TextTokenizer:
-    """A tokenizer of any kind from a folder, a file or a Hugging Face name; a run's own is read like others.
-
-    Files are tokenizer.json, vocab.json beside merges.txt or a .txt.gz of CLIP, spiece.model of SigLIP,
-    vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
-    """
-    file = _resolve_file(path)
-    meta = file.with_name(META)
-    if file.name != CONTENT or not meta.is_file():
-        return _read(file)
-    try:
-        tokenizer, meta_bytes = _read(file), meta.read_bytes()
-        contents = file.read_bytes(), None  # None: as older versions wrote it
-    except (OSError, UserError) as error:  # `save` wrote it whole
-        raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
-    if meta_bytes not in [meta_text(tokenizer, content).encode() for content in contents]:
-        raise UserError(
-            f"{file} and {meta.name} beside it are not of one tokenizer: one is damaged or was changed; "
-            "copy both again"
-        )
-    return tokenizer
-
-
-def load_tokenizer(
-    path: str | Path | None = None, *, checkpoint: str | Path | None = None, vocab: int | None = None
-) -> TextTokenizer:
-    """The tokenizer that goes with a checkpoint; never a silent stand-in.
-
-    path        a folder, a file or a Hugging Face name; it comes first
-    checkpoint  else a folder of weights, if it holds a tokenizer
-                else CLIP's vocabulary inside an installed open_clip_torch
-    vocab       size of the model's token table; another size is an error. Only a table that was filled
-                up to a round size (a multiple of 8, less than 128 rows more) passes, and a warning says so.
-    """
-    if path is not None:
-        tokenizer, where = read_tokenizer(path), str(path)
-    elif checkpoint is not None and _file_in(Path(checkpoint)) is not None:
-        tokenizer, where = read_tokenizer(checkpoint), str(checkpoint)
-    else:
-        file = _in_open_clip()
-        if file is None:
-            raise UserError(
-                f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
-                "holds tokenizer.json, or vocab.json and merges.txt, or put CLIP's vocabulary in reach with "
-                "`pip install --no-deps open_clip_torch`"
-            )
-        tokenizer, where = read_tokenizer(file), "the vocabulary of open_clip_torch"
-    if vocab is not None and tokenizer.vocab != vocab:
-        if vocab % _ROUND or not 0 < vocab - tokenizer.vocab < _FILLED:
-            raise UserError(
-                f"{where} has {tokenizer.vocab} tokens, the model {vocab}; "
-                "name the tokenizer that the model was trained with"
-            )
-        warnings.warn(
-            f"{where} has {tokenizer.vocab} tokens and the model a table of {vocab} rows: "
-            "taken for a table filled up to a round size",
-            stacklevel=2,
-        )
-    return tokenizer
-
-
-def _read(file: Path) -> TextTokenizer:
-    try:
-        regular(file)
-        if file.suffix == ".gz":
-            lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
-            merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
-            return Tokenizer(bpe.vocabulary(merges), merges, str(file))
-        if file.name == "vocab.json":
-            return _from_two_files(file)
-        pipeline = read_pipeline(file)
-        if pipeline is not None:
-            return LibraryTokenizer(*pipeline, str(file))
-        return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the tokenizer {file}: {error}") from error
-
-
-def _from_two_files(file: Path) -> Tokenizer:
-    merges = file.with_name("merges.txt")
-    if not merges.is_file():
-        raise UserError(f"{file} needs a merges.txt beside it; there is none")
-    try:
-        vocabulary = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON: {error}") from error
-    return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))
-
-
-def _unlike_clip(where: str, why: str) -> UserError:
+def unlike_clip(where: str, why: str) -> UserError:
     return UserError(
         f"{where} is not a CLIP-shaped tokenizer: {why}; give one of CLIP, SigLIP, SigLIP 2 or BERT"
     )
+
+
+# Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
+# (`TextTokenizer.words`) each token becomes the mask token (50 %) or a random token (10 %), or the word is
+# deleted; without a mask token (CLIP) it is always deleted. The papers leave open: one word at least stays,
+# and words are deleted before a text is truncated.
+
+_MASKED, _REPLACED = 0.5, 0.1
+
+
+def drop_words(
+    words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
+) -> list[list[int]]:
+    """The ids of words, each dropped with a probability; one at least stays.
+
+    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
+    ([[], [8, 9]], [[7], [8, 9]])
+    """
+    dropped = [rng.random() < probability for _ in words]
+    if words and all(dropped):
+        dropped[rng.randrange(len(words))] = False
+    out = []
+    for word, drop in zip(words, dropped, strict=True):
+        outcome = rng.random() if drop and mask_tokens else 1.0
+        if not drop:
+            out.append(word)
+        elif mask_tokens and outcome < _MASKED:
+            out.append([mask_tokens.mask] * len(word))
+        elif mask_tokens and outcome < _MASKED + _REPLACED:
+            out.append(rng.choices(mask_tokens.pieces, k=len(word)))
+        else:
+            out.append([])
+    return out
+
+
+def encode_word_dropout(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
+) -> Tokenized:
+    """Tokenize texts into one part each, with word dropout."""
+    words = (drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng) for text in texts)
+    return tokenizer.build_inputs([list(chain.from_iterable(text)) for text in words], context)

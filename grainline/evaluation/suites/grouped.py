@@ -15,7 +15,7 @@ import torch
 
 from grainline.data.captions import sentences
 from grainline.data.record import CORRUPT_REGION, CorruptSample, Record
-from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.ranks import refuse_nan
