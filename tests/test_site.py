@@ -1,15 +1,17 @@
 """The documentation: links lead somewhere, generated pages are complete, examples run as they stand."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from indexes import saved, tiny_model
-from runs import call
+from indexes import photo, saved, tiny_model
+from runs import call, recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,3 +85,32 @@ def test_the_python_of_the_readme_prints_what_it_says(
 def test_the_loss_of_the_page_runs() -> None:
     page = (ROOT / "docs/howto/losses.md").read_text(encoding="utf-8")
     exec(compile(re.findall(r"```python\n(.*?)```", page, re.S)[0], "losses.md", "exec"), {})
+
+
+def test_the_vectors_of_the_page_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/howto/vectors.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    write, evaluate = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(compile(write, "vectors.md", "exec"), names)
+    for command in re.findall(r"^grainline (.*)$", page, re.M):
+        assert call(*shlex.split(command)) == 0, command
+    exec(compile(evaluate, "vectors.md", "exec"), names)
+    by_file = json.loads(Path("x.json").read_text())["metrics"]
+    assert [m["value"] for m in by_file] == [m.value for m in names["result"].metrics]
+
+
+def test_the_training_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/howto/callbacks.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos", "more-photos"):
+        for i, name in enumerate("abcdefgh"):
+            photo(tmp_path / folder / f"{name}.jpg", i)
+            (tmp_path / folder / f"{name}.txt").write_text(f"A {name} lies by the sea. It is small.")
+    small = {'"photos/scratch"': repr(recipe(tmp_path)), "=64": "=2", "max_steps=500": "max_steps=2"}
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        for long, short in small.items():
+            code = code.replace(long, short)
+        exec(compile(code.replace("validate_every=100", "validate_every=3"), "callbacks.md", "exec"), names)
+    assert all((tmp_path / "runs" / name / "last").is_dir() for name in "xyz")
