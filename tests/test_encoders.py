@@ -116,9 +116,9 @@ def slow_patches(stem: nn.Conv2d, image: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def slow_conv(weight: Tensor, image: Tensor) -> Tensor:
-    """3 x 3, stride 2, a border of one zero."""
-    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+def slow_conv(weight: Tensor, image: Tensor, last: bool) -> Tensor:
+    """3 x 3, stride 2, a border of one zero before the image, of the last one behind it."""
+    padded = torch.nn.functional.pad(image, (0, 1, 0, 1) if last else (1, 0, 1, 0))
     half = image.shape[1] // 2
     out = image.new_zeros(len(weight), half, half)
     for channel, i, j in itertools.product(range(len(weight)), range(half), range(half)):
@@ -130,11 +130,11 @@ def slow_stem(stem: nn.Sequential, image: Tensor) -> Tensor:
     """The small convolutions: [3, H, W] -> [L, W]."""
     around = stem[-1] if isinstance(stem[-1], Around) else None
     convs = stem[:-1] if around else stem
-    for i in range(0, len(convs) - 1, 3):
-        conv, group = stem[i], stem[i + 1]
+    for i in range(0, len(convs) - 1, 4):
+        conv, group = stem[i + 1], stem[i + 2]
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(group, nn.GroupNorm)
-        image = slow_conv(conv.weight, image)
+        image = slow_conv(conv.weight, image, last=i == len(convs) - 5)
         image = (image - image.mean()) / (image.var(correction=0) + group.eps).sqrt()
         image = gelu(image * group.weight[:, None, None] + group.bias[:, None, None])
     last = convs[-1]
@@ -206,6 +206,24 @@ def test_a_vit_is_its_slow_program(stem: str, pool: str) -> None:
         close(seen.patches[n], patches)
         if seen.cls is not None:
             close(seen.cls[n], pooled)
+
+
+@pytest.mark.parametrize("patch", [2, 4, 8, 16])
+def test_a_cell_of_the_conv_stem_reads_around_the_centre_of_its_patch(patch: int) -> None:
+    model: Any = ViT(ViTConfig(**VIT | {"patch": patch, "size": 8 * patch, "stem": "conv"}))
+    pixels = torch.zeros(1, 1, 8 * patch, 8 * patch, requires_grad=True)
+    x = pixels  # the windows alone, all weights one
+    for layer in model.stem[:-1]:
+        if isinstance(layer, nn.ZeroPad2d):
+            x = layer(x)
+        elif isinstance(layer, nn.Conv2d):
+            x = torch.nn.functional.conv2d(x, torch.ones(1, 1, 3, 3), stride=2)
+    x[0, 0, 3, 5].backward()
+    assert pixels.grad is not None
+    weight = pixels.grad[0, 0]
+    places = torch.arange(8 * patch) + 0.5
+    down, across = (weight.sum(1) @ places / weight.sum()), (weight.sum(0) @ places / weight.sum())
+    assert (down - 3.5 * patch, across - 5.5 * patch) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(("patch", "size"), [(4, 16), (8, 16), (16, 16), (1, 4), (2, 12)])

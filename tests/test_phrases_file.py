@@ -127,13 +127,14 @@ def test_a_killed_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def _lives(group: int) -> bool:
-    """Whether any process of a group is left that has not ended."""
+    """Whether any process of a group is left that has not ended, or a thread of one that has."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            threads = len(os.listdir(stat.parent / "task"))
         except OSError:
             continue
-        if int(its_group) == group and state != "Z":
+        if int(its_group) == group and (state != "Z" or threads > 1):
             return True
     return False
 

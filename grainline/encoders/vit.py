@@ -112,12 +112,18 @@ def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 down to one cell a patch, then a 1 x 1 one to the full width.
 
     GroupNorm, not BatchNorm: what an image becomes must not depend on its batch.
+
+    A window of three with stride 2 cannot lie in the middle of its two cells: the padded side decides whether
+    it begins too early or ends too late. If all windows began too early, the errors would add up to nearly
+    half a patch, and heat would lie beside its object. The last one ends too late, so that a token reads
+    around the centre of its patch, half a pixel off.
     """
     layers: list[nn.Module] = []
     before = 3
     for doublings in reversed(range(cfg.patch.bit_length() - 1)):
         after = max(16, cfg.width >> doublings)
-        layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.GroupNorm(1, after), nn.GELU()]
+        pad = nn.ZeroPad2d((1, 0, 1, 0) if doublings else (0, 1, 0, 1))
+        layers += [pad, nn.Conv2d(before, after, 3, 2, bias=False), nn.GroupNorm(1, after), nn.GELU()]
         before = after
     layers.append(nn.Conv2d(before, cfg.width, 1))
     return nn.Sequential(*layers, *([Around(cfg.width)] if cfg.stem == "overlap" else []))

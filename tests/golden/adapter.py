@@ -4,6 +4,7 @@
 """
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -309,16 +310,28 @@ def grouping(c: Case) -> Outcome:
 
 
 def text_groups(c: Case, **changes: Any) -> tuple[Any, Images, Texts]:
-    """A small model whose parameters are drawn by name, and its batch."""
+    """A small model whose parameters are drawn by name, and its batch.
+
+    The values are those of a stem whose windows all begin before their cells.
+    """
     method, draw = made("tgt", **TEXT_GROUPS, **changes), normal(c["weights"])
+    for layer in method.modules():
+        if isinstance(layer, nn.ZeroPad2d):
+            layer.padding = (1, 0, 1, 0)
     with torch.no_grad():
-        for _, parameter in sorted(method.named_parameters()):
+        for parameter in by_name(method):
             size = 0.3 if parameter.dim() < 2 else 1.0 / parameter.shape[-1] ** 0.5
             parameter.copy_(draw(*parameter.shape) * size)
     pixels, ids, mask = inputs.words(c)
     row = torch.arange(12)
     texts = Texts(ids[:, None], mask[:, None], row, row, torch.zeros(12, dtype=torch.int64))
     return method, Images(pixels, row), texts
+
+
+def by_name(method: nn.Module) -> list[nn.Parameter]:
+    """Parameters in the order of their names, numbers by size."""
+    numbered = {re.sub(r"\d+", lambda m: m[0].zfill(3), n): p for n, p in method.named_parameters()}
+    return [numbered[name] for name in sorted(numbered)]
 
 
 def gradcache(c: Case) -> Outcome:
@@ -338,7 +351,7 @@ def gradcache(c: Case) -> Outcome:
     with patch("grainline.nn.grouping.gumbel", drawn):
         found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
         found.backward()
-    each = [p.grad.flatten() for _, p in sorted(method.named_parameters()) if p.grad is not None]
+    each = [p.grad.flatten() for p in by_name(method) if p.grad is not None]
     return Outcome(found.detach(), (torch.cat(each),))
 
 
