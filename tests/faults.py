@@ -239,6 +239,8 @@ TRAINING = [
           "    if meta_bytes not in [meta_text", "    if False and meta_bytes not in [meta_text"),
     Fault("training/recipe.py", "tests/test_cli.py", "a batch of one image trains nothing and says nothing",
           "if contrastive and self.global_batch_size == self.grad_accum:", "if False:"),
+    Fault("training/parallel.py", "tests/test_callbacks.py", "training takes every core",
+          "usable_cores() - 1", "usable_cores()"),
     Fault("training/report.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
           "max_corrupt=self.max_corrupt", "max_corrupt=0.0"),
 ]

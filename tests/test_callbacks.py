@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import logged, recipe
 
 import grainline
@@ -82,3 +83,26 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         grainline.train(recipe(tmp_path), tmp_path / "y", **settings)
     with pytest.raises(grainline.UserError, match="is neither an object of a class derived from"):
         grainline.train(recipe(tmp_path), tmp_path / "z", callbacks=[3])
+
+
+@pytest.mark.parametrize(("number", "threads"), [(None, 2), ("3", 3)])
+def test_training_leaves_one_core_to_others_unless_threads_were_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str | None, threads: int
+) -> None:
+    monkeypatch.setattr("grainline.training.parallel.usable_cores", lambda: 3)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+        if number is not None:
+            monkeypatch.setenv(name, number)
+    seen: list[int] = []
+    torch.set_num_threads(3)
+    try:
+        grainline.train(
+            recipe(tmp_path),
+            out=tmp_path / "x",
+            max_steps=1,
+            callbacks=[lambda _: seen.append(torch.get_num_threads())],
+        )
+        assert (seen, torch.get_num_threads()) == ([threads], 3)
+    finally:
+        torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from grainline.distributed import rank, world_size
+from grainline.distributed import rank, usable_cores, world_size
 from grainline.encoders.text import read_at_once
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
@@ -153,6 +153,23 @@ def process_group() -> Iterator[torch.device]:
     finally:
         if many:
             dist.destroy_process_group()
+
+
+@contextmanager
+def spare_core(device: torch.device) -> Iterator[None]:
+    """Inside, torch computes on one core less than there are, unless a number of threads was set.
+
+    Every operation ends when its slowest thread does. Where a loader or another program needs one of the
+    cores, all threads wait for it many times in a step: two runs that share two cores, with two threads each,
+    make a quarter of the steps of one alone, and with one thread each two thirds (docs/performance.md).
+    """
+    before, set_by = torch.get_num_threads(), ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    if device.type == "cpu" and not any(name in os.environ for name in set_by):
+        torch.set_num_threads(max(1, min(before, usable_cores() - 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

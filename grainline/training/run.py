@@ -34,7 +34,7 @@ from grainline.training.inputs import (
     write_settings,
 )
 from grainline.training.loop import Run, train_loop
-from grainline.training.parallel import process_group
+from grainline.training.parallel import process_group, spare_core
 from grainline.training.precompute import make_crop
 from grainline.training.recipe import Recipe, read_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
@@ -90,7 +90,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
     recipe, descriptions = with_descriptions(recipe)
     recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
-    with process_group() as device, run_folder(recipe, out, resume):
+    with process_group() as device, spare_core(device), run_folder(recipe, out, resume):
         resume_from = None
         if resume:
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
