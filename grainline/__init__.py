@@ -14,7 +14,7 @@
     result["text to image R@1"].value
 
 load             a run folder, a saved model, or a checkpoint by name -> Model
-from_pretrained  a model of the Hugging Face hub -> Model
+from_pretrained  the same function, by the name it has in transformers
 train            a recipe and data -> the folder of the trained weights
 evaluate         a model, or vectors of another program, and data -> Result, with intervals and chance
 compare          two results on the same data -> the difference of every metric, with intervals

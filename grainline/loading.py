@@ -26,59 +26,31 @@ def load(
     device: str | None = None,
     scoring: str | None = None,
     patches: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
     trust_code: bool = False,
 ) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. A folder
     that `Model.save` wrote is read as well. Anything else is a name of the Hugging Face hub, or a CLIP,
-    SigLIP or GroupViT as `load_pretrained` takes it: a folder, or a file of weights.
+    SigLIP or GroupViT as `load_pretrained` takes it: a folder, or a file of weights. `from_pretrained` is the
+    same function.
 
-    device      "cpu", "cuda", ...; None takes CUDA where there is one
-    scoring     how the method scores pairs, where it has several ways; None: that of its config
-    patches     what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
-                measured on CLIP); None: that of its config
-    trust_code  load a run whose method or encoder is a class outside grainline, which imports its module
+    device           "cpu", "cuda", ...; None takes CUDA where there is one
+    scoring          how the method scores pairs, where it has several ways; None: that of its config
+    patches          what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD
+                     is measured on CLIP); None: that of its config
+    revision, token  of a name on the hub: branch, tag or commit (None: the newest), and the token for private
+                     models (None: the one that you are logged in with)
+    trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
     """
     run, folder = find_run(Path(path)), Path(path)
     if run is None and not folder.exists():
-        folder = download(str(path))
+        folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
-    return _load(path, folder, run, device, scoring, patches, trust_code)
-
-
-def from_pretrained(
-    name: str | Path,
-    *,
-    device: str | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_code: bool = False,
-) -> Model:
-    """The model of a name on the Hugging Face hub, or of a folder that `save_pretrained` wrote.
-
-    device    "cpu", "cuda", ...; None takes CUDA where there is one
-    revision  branch, tag or commit of the hub; None: the newest
-    token     of the hub, for private models; None: the one that you are logged in with
-    """
-    if Path(name).exists() or (revision is None and token is None):
-        return load(name, device=device, trust_code=trust_code)
-    folder = download(str(name), revision=revision, token=token)
-    run = find_run(folder) if (folder / "model.json").is_file() else None
-    return _load(name, folder, run, device, None, None, trust_code)
-
-
-def _load(
-    name: str | Path,
-    folder: Path,
-    run: tuple[Path, Path] | None,
-    device: str | None,
-    scoring: str | None,
-    patches: str | None,
-    trust_code: bool,
-) -> Model:
     if run is None:
-        model = _load_others(name, folder, scoring, patches)
+        model = _load_others(path, folder, scoring, patches)
     else:
         home, weights = run
         description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
@@ -86,6 +58,9 @@ def _load(
         load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
         model = Model(description, method, read_tokenizer(home), run=home)
     return model.to(device or default_device())
+
+
+from_pretrained = load  # the name that users of transformers look for
 
 
 def default_device() -> str:
