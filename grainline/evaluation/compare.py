@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import ttest_rel
 
 from grainline.errors import UserError
 from grainline.evaluation.intervals import from_replicates
@@ -214,6 +213,8 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> SeedTest | N
     >>> print(paired_test([0.62, 0.66, 0.61], [0.60, 0.61, 0.60]))
     t(2) = 2.22, p = 0.16
     """
+    from scipy.stats import ttest_rel  # half a second, for this alone
+
     differences = np.subtract(after, before, dtype=float)
     if len(differences) < 2 or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12):
         return None

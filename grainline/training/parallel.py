@@ -20,8 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from grainline.distributed import rank, usable_cores, world_size
@@ -46,6 +44,8 @@ def shard(objective: Objective, device: torch.device) -> None:
     Each layer of `layer_lists` is one unit. The other parameters, such as tables and projections, stay
     gathered for a whole step. All processes start from the weights of the first one, as with DDP.
     """
+    from torch.distributed.fsdp import fully_shard  # half a second, which other runs need not wait for
+
     for x in (*objective.parameters(), *objective.buffers()):
         dist.broadcast(x.detach(), 0)
     read_at_once(objective)
@@ -67,8 +67,8 @@ def accumulation_step(objective: Any, last: bool) -> Iterator[None]:
     skip = isinstance(objective, DistributedDataParallel) and not last
     with objective.no_sync() if skip else nullcontext():
         yield
-    for module in objective.modules() if isinstance(objective, FSDPModule) else ():  # type: ignore[attr-defined]
-        if isinstance(module, FSDPModule):
+    for module in objective.modules() if hasattr(objective, "reshard") else ():  # an FSDPModule
+        if hasattr(module, "reshard"):
             module.reshard()
 
 
@@ -78,9 +78,14 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     return full_tensor(norm)
 
 
-def full_tensor(x: Tensor) -> Tensor:
+def full_tensor(x: Any) -> Tensor:
     """A sharded tensor in full, on every process; other tensors are returned unchanged."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if _is_sharded(x) else x
+
+
+def _is_sharded(x: Tensor) -> bool:
+    """Whether this is a DTensor, by what only these have: importing the class takes half a second."""
+    return hasattr(x, "device_mesh")
 
 
 def full_tensor_on_first(x: Tensor) -> Tensor:
@@ -88,16 +93,18 @@ def full_tensor_on_first(x: Tensor) -> Tensor:
 
     All processes call it; those other than the first get an empty tensor.
     """
-    if not isinstance(x, DTensor):
+    if not _is_sharded(x):
         return x
     full = full_tensor(x.detach())
     return full.cpu() if rank() == 0 else full.new_empty(0)
 
 
-def shard_like(x: Tensor, like: Tensor) -> Tensor:
+def shard_like(x: Tensor, like: Any) -> Tensor:
     """A full tensor sharded as `like` is, the inverse of `full_tensor_on_first`. All processes call it."""
-    if not isinstance(like, DTensor):
+    if not _is_sharded(like):
         return x
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements)
 
 
