@@ -29,9 +29,7 @@ from pathlib import Path
 from faults import FAULTS, Fault
 
 ROOT = Path(__file__).parent.parent
-LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "venv", "out", "runs", "dist", "build", ".hypothesis", ".*_cache", "__pycache__"
-)
+LEFT_OUT = (".git", ".venv", "venv", "out", "runs", "dist", "build", ".hypothesis", ".*_cache")
 PATIENCE = 600  # seconds; a fault that makes the tests hang is caught as well
 OWN = {ROOT, ROOT / "tests"}
 LIBRARIES = [
@@ -71,7 +69,7 @@ def main() -> int:
     tests = sorted({test for fault in faults for test in fault.tests.split()})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        original = copied(ROOT, Path(folder))
+        original = copied(ROOT, Path(folder), "__pycache__")
         with ThreadPoolExecutor(args.jobs) as pool:
             if not sound(original, tests, pool):
                 return 1
@@ -88,7 +86,9 @@ def sound(copy: Path, tests: Sequence[str], pool: Executor) -> bool:
     ask = [sys.executable, "-c", "import grainline; print(grainline.__file__)"]
     found = subprocess.run(ask, cwd=copy, env=surroundings(copy), capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(copy)), f"the tests would read {found.stdout.strip()}"
-    verdicts = dict(zip(tests, pool.map(lambda test: verdict(copy, [test]), tests), strict=True))
+    verdicts = dict(
+        zip(tests, pool.map(lambda test: verdict(copy, [test], compiles=True), tests), strict=True)
+    )
     for test, (code, output) in verdicts.items():
         if code != PASSED:
             print(f"{test} fails on the unchanged package:\n{output}")
@@ -137,16 +137,24 @@ def text_of(place: Path) -> str:
     return place.read_text(encoding="utf-8")
 
 
-def copied(original: Path, folder: Path) -> Path:
-    """A copy of the repository inside a folder, without what is built, cached or written by runs."""
-    shutil.copytree(original, folder / "copy", ignore=LEFT_OUT, symlinks=True)
+def copied(original: Path, folder: Path, *more: str) -> Path:
+    """A copy of the repository inside a folder, without what is built, cached or written by runs.
+
+    more  patterns of what else is left out. Compiled modules are good in a copy: times of files stay, and the
+          file with the fault is newer than what it was compiled to.
+    """
+    ignored = shutil.ignore_patterns(*LEFT_OUT, *more)
+    shutil.copytree(original, folder / "copy", ignore=ignored, symlinks=True)
     return folder / "copy"
 
 
-def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Exit code of pytest on these files of the copy, and the end of what it printed."""
+def verdict(copy: Path, tests: Sequence[str], compiles: bool = False) -> tuple[int, str]:
+    """Exit code of pytest on these files of the copy, and the end of what it printed.
+
+    compiles  write compiled modules into the copy
+    """
     output = copy / f"output-{threading.get_ident()}.txt"
-    process = FORKED.Process(target=run_tests, args=(copy, list(tests), output, surroundings(copy)))
+    process = FORKED.Process(target=run_tests, args=(copy, list(tests), output, surroundings(copy, compiles)))
     process.start()
     process.join(PATIENCE)
     if process.exitcode is None:
@@ -166,15 +174,16 @@ def run_tests(copy: Path, tests: list[str], output: Path, environment: dict[str,
     os.environ.update(environment)
     sys.argv = ["pytest"]
     sys.path[:] = [str(copy), *(path for path in sys.path if Path(path or ".").resolve() not in OWN)]
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = bool(environment["PYTHONDONTWRITEBYTECODE"])
     import pytest
 
     sys.exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
 
 
-def surroundings(copy: Path) -> dict[str, str]:
+def surroundings(copy: Path, compiles: bool = False) -> dict[str, str]:
     """The copy goes before an installed grainline; one thread each; real data sets are left out of it."""
-    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    own["PYTHONDONTWRITEBYTECODE"] = "" if compiles else "1"
     return {**os.environ, **own, "GRAINLINE_DATA": str(copy / "none")}
 
 
