@@ -1,6 +1,12 @@
-"""Draws the figures of the methods as SVG, readable in light and dark: python docs/figures/draw.py"""
+"""Draws the figures of the pages as SVG, readable in light and dark: python docs/figures/draw.py
 
+Those of results.md and performance.md read their numbers from the tables of these pages.
+"""
+
+import re
 from pathlib import Path
+
+DOCS = Path(__file__).parents[1]
 
 STYLE = """text{font:14px system-ui,sans-serif;fill:#222;text-anchor:middle}rect{fill:#fff;stroke:#557;stroke-width:1.5}
 rect.i{fill:#dbe9f6}rect.t{fill:#fbe3cf}path{stroke:#557;stroke-width:1.5;fill:none;marker-end:url(#a)}
@@ -57,8 +63,89 @@ def figure(rows: list[list[tuple[str, str]]]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}"><style>{STYLE}</style><defs>{arrow}</defs>{"".join(parts)}</svg>\n'
 
 
+DOTS = """text{font:13px system-ui,sans-serif;fill:#222}text.e{text-anchor:end}text.b{font-weight:bold}path{stroke:#9aa;stroke-dasharray:3 3}
+line{stroke:#557;stroke-width:2}circle{fill:#d2541b}
+@media(prefers-color-scheme:dark){text{fill:#eee}path{stroke:#778}line{stroke:#aac}circle{fill:#ff8a50}}"""
+ROW, VALUE = 26, 62
+Interval = tuple[str, float, float]  # value as the page has it, low, high
+SHOWN = {
+    "1,000,000: time of FAISS Flat / our scan in bfloat16": "exact search of a million vectors",
+    "5,000 x 25,000 ranks": "ranks of 5,000 x 25,000",
+    "texts of beta-CLIP": "texts of beta-CLIP in groups",
+    "197 patches: the same": "attention in bfloat16 on a CPU",
+    "640 x 480 JPEG": "reading a JPEG for training",
+    "all captions, 8 heads, B = 128: time": "images pooled by every text",
+    "HiDe forward and backward, 1,024": "principal parts of HiMo-CLIP",
+    "cross-entropy, 2,304; 4,608": "beta-CAL, cross-entropy",
+    "cross-entropy over 49,408 entries": "cross-entropy over a vocabulary",
+}
+"""Start of the second cell of a row of performance.md -> its label in the figure."""
+
+
+def cells(page: str) -> list[list[str]]:
+    """The rows of all tables of a page."""
+    said = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in said if line.startswith("|")]
+
+
+def interval(cell: str) -> Interval:
+    """The first value (low to high) of a cell."""
+    found = re.search(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", cell)
+    assert found is not None, cell
+    return found[1], float(found[2]), float(found[3])
+
+
+def dots(panels: list[tuple[str, float, dict[str, Interval]]], label: int, wide: int) -> str:
+    """Panels beside each other: title, value of the dashed line, label -> value, low, high. Axes start at 0."""
+    parts = [
+        f'<text class="e" x="{label - 12}" y="{20 + ROW * k}">{name}</text>'
+        for k, name in enumerate(panels[0][2], start=1)
+    ]
+    for column, (title, mark, rows) in enumerate(panels):
+        left = label + column * (wide + VALUE)
+        scale = wide / max(high for _, _, high in rows.values())
+        parts.append(f'<text class="b" x="{left}" y="20">{title}</text>')
+        parts.append(f'<path d="M{left + mark * scale:.1f} 28v{ROW * len(panels[0][2])}"/>')
+        for k, name in enumerate(panels[0][2], start=1):
+            y = 20 + ROW * k
+            if name not in rows:
+                parts.append(f'<text x="{left + wide / 3:.0f}" y="{y}">not run</text>')
+                continue
+            value, low, high = (float(each) * scale for each in rows[name])
+            parts.append(
+                f'<line x1="{left + low:.1f}" x2="{left + high:.1f}" y1="{y - 4}" y2="{y - 4}"/>'
+                f'<circle cx="{left + value:.1f}" cy="{y - 4}" r="4"/>'
+                f'<text x="{left + wide + 8}" y="{y}">{rows[name][0]}</text>'
+            )
+    width, tall = label + len(panels) * (wide + VALUE), 32 + ROW * len(panels[0][2])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}"><style>{DOTS}</style>{"".join(parts)}</svg>\n'
+
+
+def results() -> str:
+    """rSum of every method on every set, from the first table of results.md with that many columns."""
+    rows = [row for row in cells("results.md") if len(row) == 10][2:]
+    chance = {"Scenes, rSum": 6.4, "OpenStax, rSum": 5.6, "Flickr8k, rSum": 3.2}
+    panels = []
+    for column, (title, mark) in zip((1, 4, 7), chance.items(), strict=True):
+        values = {row[0]: interval(row[column]) for row in rows if row[column] != "not run"}
+        panels.append((title, mark, dict(sorted(values.items(), key=lambda item: -float(item[1][0])))))
+    return dots(panels, label=80, wide=130)
+
+
+def performance() -> str:
+    """Times as fast as the usual way, from the tables of performance.md."""
+    rows = [row for row in cells("performance.md") if len(row) >= 5]
+    values = {
+        label: interval(next(row[2] for row in rows if row[1].startswith(start)))
+        for start, label in SHOWN.items()
+    }
+    return dots([("Times as fast as the usual way", 1.0, values)], label=260, wide=330)
+
+
 if __name__ == "__main__":
-    folder = Path(__file__).parents[1] / "methods/figures"
+    for page, drawn in (("results", results()), ("performance", performance())):
+        (DOCS / f"figures/{page}.svg").write_text(drawn, encoding="utf-8")
+    folder = DOCS / "methods/figures"
     folder.mkdir(exist_ok=True)
     for name, rows in FIGURES.items():
         (folder / f"{name}.svg").write_text(figure(rows), encoding="utf-8")

@@ -116,7 +116,8 @@ def keep_ratio(
 
     means  of the decisions over all patches, of one branch or two, that broadcast; weights of each of them
 
-    joint: (keep - sum of weight * mean)**2;  apart: the sum of (keep - mean)**2, without weights
+    joint  `(keep - sum of weight * mean)**2`
+    apart  the sum of `(keep - mean)**2`, without weights
     """
     if shares == "apart":
         return torch.stack(torch.broadcast_tensors(*((keep - mean) ** 2 for mean in means))).sum(0)
