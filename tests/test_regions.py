@@ -701,7 +701,7 @@ def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture
         "FG-OVD of",
         "Regions: most wrong",
         "Regions: most right",
-        "right text, score",
+        "right text, rank ",
         "of 4, val2017/a.png",
     ):
         assert part in words

@@ -46,9 +46,9 @@ class _Frame(NamedTuple):
 
     x: tuple[float, float]
     y: tuple[float, float]
+    left: int
     width: int = 420  # close to its width on the page, so that its text keeps its size
     height: int = 230
-    left: int = 54
     right: int = 14
     top: int = 10
     bottom: int = 42
@@ -82,7 +82,8 @@ def line_chart(chart: Chart) -> Markup:
     if chart.whole:
         x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     ends = (x.min(), x.max()) if x.min() < x.max() else (x_ticks[0], x_ticks[-1])
-    frame = _Frame(ends, (y_ticks[0], y_ticks[-1]))
+    longest = max(len(number(tick)) for tick in y_ticks)  # the name of the axis stands left of the numbers
+    frame = _Frame(ends, (y_ticks[0], y_ticks[-1]), left=max(54, 28 + 7 * longest))
     return render(
         "chart.html",
         chart=chart,

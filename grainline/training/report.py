@@ -121,7 +121,8 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
         norm = Series("before clipping", steps, [_number(line["norm"]) for line in trained])
         speed = Series("images/s", steps, [line["images_per_s"] for line in trained])
         out.append(Chart("Gradient norm", "step", "norm", [norm]))
-        out += _split("Learning rate", "rate", _series(trained, "lr"))
+        rates = [one._replace(name=one.name.replace(".*", "rate")) for one in _series(trained, "lr")]
+        out += _split("Learning rate", "rate", rates)
         out.append(Chart("Speed", "step", "images/s", [speed]))
     return out
 

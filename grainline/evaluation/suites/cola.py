@@ -21,7 +21,7 @@ from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.case import Case, CaseList, Panel, Row, lead, marked
+from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
 
 MULTI = "multi-object accuracy"
@@ -94,8 +94,7 @@ class ColaSuite(Suite[NoOptions]):
             for own, row in enumerate(rows):
                 right, wrong = score[own][own], score[1 - own][own]
                 which = "this image" if right > wrong else "the other image" if right < wrong else "neither"
-                score_of = f"score {right:.3f} with this one, {wrong:.3f} with the other"
-                below = f"{data.keys[row]}. This caption finds {which}: {score_of}."
+                below = f"{data.keys[row]}. This caption finds {which}, {ahead(abs(right - wrong))}."
                 panels.append(Panel(texts[own], evaluation.image(row), below, alt=f"image {data.keys[row]}"))
             by = float(margin[i])
             return Case(lead(by), f"item {items.number[i] + 1:,}", by > 0, rows=[Row(panels, large=True)])

@@ -340,12 +340,11 @@ def _look(evaluation: Evaluation, one: Expression, box: Box | None, name: str) -
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
     key = evaluation.data.keys[one.image]
     alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
-    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place=name)])
     if not isinstance(look.image, Image.Image):
         return look
     images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
     texts = evaluation.model.encode(texts=[one.text])
-    score = float(evaluation.model.score(images, texts))
     heat = maps(evaluation.model, images, texts, (look.image.height, look.image.width))[name]
     width, height = image_size(evaluation.source[evaluation.data.positions[one.image]])
     across, down = look.image.width / width, look.image.height / height
@@ -354,7 +353,6 @@ def _look(evaluation: Evaluation, one: Expression, box: Box | None, name: str) -
         for a, b, c, d in (one.target, box or one.target, *one.boxes)
     )
     return look._replace(
-        sentences=[SentenceScore(one.text, score, role=name)],
         heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
         box=true,
         candidates=candidates,

@@ -40,7 +40,7 @@ from grainline.evaluation.suites.regions import (
 from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, lead
+from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, lead, standing
 from grainline.types import Encoded, rows, vectors_only, without_places
 
 ACCURACY, RANK = "accuracy", "mean rank"
@@ -290,14 +290,20 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
 
 def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
-    foils = [
-        SentenceScore(text, score, role="foil", other=texts[0])
-        for text, score in zip(texts, scores, strict=True)
+    order = sorted(range(len(texts)), key=lambda i: (-scores[i], i == 0))  # ties: the right one is behind
+    ranked = sorted(scores, reverse=True)
+    best_foil = texts[next(i for i in order if i)]
+    return [
+        SentenceScore(
+            texts[i],
+            scores[i],
+            role="foil" if i else "right text",
+            other=texts[0] if i else best_foil,
+            place=standing(rank, ranked),
+        )
+        for rank, i in enumerate(order, 1)
+        if not i or sum(1 for j in order[:rank] if j) < TEXTS
     ]
-    foils = sorted(foils[1:], key=lambda foil: -foil.score)[: TEXTS - 1]
-    right = SentenceScore(texts[0], scores[0], role="right text", other=foils[0].text)
-    place = sum(foil.score >= right.score for foil in foils)
-    return [*foils[:place], right, *foils[place:]]
 
 
 def _look(

@@ -166,14 +166,13 @@ def centred_box(height: int, width: int) -> np.ndarray:
 def _look(evaluation: Evaluation, one: Expression) -> CaseImage:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
     alt = f"{evaluation.data.keys[one.image]}, with an outline around what is meant"
-    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0)])
+    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place="expression")])
     if not isinstance(look.image, Image.Image):
         return look
     given = evaluation.given(one.image, look.image)
     mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    score = SentenceScore(one.text, float(evaluation.model.score([given], [one.text])))
     heat = evaluation.model.heat(given, [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
-    return look._replace(sentences=[score], heat=heat - heat.mean(), outline=outline)
+    return look._replace(heat=heat - heat.mean(), outline=outline)
