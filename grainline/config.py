@@ -4,7 +4,9 @@ Also `load_class`: methods, encoders, sources and suites by name, those of a use
 """
 
 import importlib
+import os
 import re
+import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -61,16 +63,19 @@ def load_class(
     where       the option, or file and field, of the name, for the message
     trust_code  False: no code outside grainline is imported
 
-    Raises UserError for an unknown name, a module that cannot be imported, another kind of class, and for
-    code that is not trusted.
+    Modules are found on sys.path and in the working directory. Raises UserError for an unknown name, a module
+    that cannot be imported, another kind of class, and for code that is not trusted.
     """
     module, attribute = class_path(name, base.__name__.lower(), table, where)
     builtin = name in table or module.partition(".")[0] == __package__
     if not trust_code and not builtin:
         raise UserError(
             f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
-            "trust its code, give trust_code=True, or `grainline --trust-code` before the command"
+            "trust its code, give trust_code=True, or --trust-code to the command"
         )
+    here = os.getcwd()  # which `python -m` searches, and the command `grainline` does not
+    if not builtin and here not in sys.path:
+        sys.path.append(here)
     try:
         cls = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:

@@ -1,8 +1,7 @@
-"""The identity of a model: a fingerprint of everything that its vectors depend on, and its origin."""
+"""The identity of a model: a fingerprint of everything that its vectors depend on."""
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,44 +9,13 @@ from torch import nn
 
 from grainline.config import Config
 from grainline.encoders.pretrained.build import PretrainedImageConfig, sides_of
-from grainline.files import STATE
-from grainline.loading import find_run
-from grainline.model import Model
-
-
-def origin(model: Model, path: str) -> dict[str, Any]:
-    """The fields of a result about its model, which was loaded from a path.
-
-    weights  the folder of the weights to which the path led; the path itself where it is no run
-    step     of training, if known
-    scoring  how pairs were scored, of methods with several ways
-    """
-    run = find_run(Path(path))
-    weights = Path(path) if run is None else run[1]
-    try:
-        step = json.loads((weights / STATE).read_bytes())["state"]["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        step = None
-    values = model.description.config.model_dump()
-    way = {"scoring": values["scoring"]} if "scoring" in values else {}
-    if way.get("scoring") == "conditioned" and "alpha" in values:
-        way["scoring"] += f":{values['alpha']:g}"  # as `--scoring` takes it
-    return {
-        "model": path,
-        "method": model.description.method,
-        "weights": str(weights),
-        "step": step,
-        "fingerprint": fingerprint(model),
-        **way,
-    }
-
 
 LATER = (("patches", "attention"), ("resize", None))
 """Fields that came after the first indexes, with the values that these indexes have."""
 
 
-def fingerprint(model: Model) -> str:
-    """sha256 over the method, its config, all weights by name, and the tokenizer.
+def fingerprint(model: Any) -> str:
+    """sha256 over the method of a `Model`, its config, all weights by name, and the tokenizer.
 
     It does not depend on the path of a checkpoint, which weights and architecture describe, nor on the
     positions that learn.

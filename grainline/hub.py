@@ -5,7 +5,7 @@ optimizer; a run is resumed from its own folder.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,9 +69,9 @@ def push(folder_of: Any, name: str, *, private: bool, token: str | None, message
             done = api.upload_folder(repo_id=repo, folder_path=Path(place) / "model", commit_message=message)
         except Exception as error:  # the library passes on those of whatever it speaks HTTP with
             why = next(iter(str(error).strip().splitlines()), repr(error)).rstrip(".")
-            raise UserError(
-                f"the Hugging Face hub did not take {name} ({why}); log in with `hf auth login` or give token"
-            ) from None
+            answered = getattr(error, "response", None) is not None
+            hint = "log in with `hf auth login` or give token" if answered else "the hub was not reached"
+            raise UserError(f"the Hugging Face hub did not take {name} ({why}); {hint}") from None
         finally:
             enable_progress_bars()
     return str(done.commit_url)
@@ -85,6 +85,7 @@ def model_card(
     name: str,
     licence: str | None,
     results: Sequence[str | Path],
+    fingerprint: Callable[[], str],
 ) -> str:
     """The model card as Markdown: what it is, what it was trained on, for how long, and what was measured.
 
@@ -92,10 +93,14 @@ def model_card(
     run      the folder of the run that trained it; None for a checkpoint of others
     licence  identifier of the licence as the hub has it; None leaves the field out, and says so
     results  JSON files of `grainline evaluate`; without any, the last validation of the run is taken
+    fingerprint  of the model; results of another one are refused
+
+    Raises UserError for a result that cannot be read or is of another model.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    measured = [read_result(Path(path)) for path in results] or last_validation(run)
+    own = fingerprint() if results else ""
+    measured = [read_result(Path(path), own) for path in results] or last_validation(run)
     trained = None if run is None else training_facts(run)
     data = ModelCardData(
         license=licence,
@@ -116,6 +121,7 @@ def model_card(
             header=data.to_yaml(),
             name=name,
             method=description.method,
+            arguments=", trust_code=True" if ":" in description.method else "",
             version=__version__,
             facts={key: value for key, value in facts.items() if key != "device"},
             trained=trained,
@@ -143,13 +149,20 @@ def training_facts(run: Path) -> dict[str, str]:
     }
 
 
-def read_result(path: Path) -> tuple[str, list[Metric]]:
-    """Where a result was measured, and its metrics, from a JSON file of `grainline evaluate`."""
+def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
+    """Where a result was measured, and its metrics, from a JSON file of `grainline evaluate`.
+
+    fingerprint  of the model that was measured, or UserError
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return f"{values['suite']} on {values['data']['path']}", list(values["metrics"])
+        model, found = values["settings"]["model"], values["settings"].get("fingerprint")
+        where, metrics = f"{values['suite']} on {values['data']['path']}", list(values["metrics"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
+    if found != fingerprint:
+        raise UserError(f"{path} was measured with another model, {model}; give results of this one")
+    return where, metrics
 
 
 def last_validation(run: Path | None) -> list[tuple[str, list[Metric]]]:

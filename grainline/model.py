@@ -29,6 +29,7 @@ from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError
+from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
@@ -286,7 +287,8 @@ class Model:
 
         name     of the model in its card; None: that of the folder
         licence  of the weights, as the hub spells it: "apache-2.0"
-        results  JSON files of `grainline evaluate` for the card; else the last validation of the run is in it
+        results  JSON files of `grainline evaluate` about this model, for its card; else the last validation
+                 of the run is in it
         """
         place = Path(path)
         card = hub.model_card(
@@ -296,6 +298,7 @@ class Model:
             name=name or place.resolve().name,
             licence=licence,
             results=results,
+            fingerprint=lambda: fingerprint(self),
         )
         hub.save(place, self.description, self.method, self.tokenizer, card)
         return place

@@ -17,9 +17,9 @@ from grainline.config import parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.distributed import ddp_mean
 from grainline.errors import UserError
+from grainline.evaluation.result import origin
 from grainline.evaluation.score import retrieval_ranks
 from grainline.evaluation.suites.regions import PooledRegions, region_scorer
-from grainline.fingerprint import origin
 from grainline.methods.base import Method
 from grainline.methods.caft import BLEND, CAFT, Adapter, Composer, ComposerConfig
 from grainline.methods.clip import CLIPConfig

@@ -226,7 +226,7 @@ def test_a_class_that_cannot_be_had_is_one_line(
 @pytest.mark.parametrize("name", ["broken_module:C", "grainline_plugins:C"])
 def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
     with pytest.raises(
-        UserError, match=f"{name} would import the module .* trust_code=True, or `grainline --trust-code`"
+        UserError, match=f"{name} would import the module .* trust_code=True, or --trust-code to the command"
     ):
         load_class(name, Config, CLASSES, "model.json", trust_code=False)
 

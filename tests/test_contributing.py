@@ -24,7 +24,7 @@ def test_the_example_runs_as_it_stands(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", list(sys.path))  # where modules of the folder are found again
     files = re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```", SECTIONS[title], re.M | re.S)
     assert files
     for name, text in files:

@@ -19,6 +19,7 @@ import grainline
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
 from grainline.errors import UserError
+from grainline.fingerprint import fingerprint
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.nn.quantization import quantize
@@ -214,6 +215,7 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     (tmp_path / "log.jsonl").write_text('{"kind": "validation", "step": 600, "metrics": {"rSum": 12.5}}\n')
     (tmp_path / "r.json").write_text(
         '{"suite": "retrieval", "data": {"path": "photos/test"},'
+        f' "settings": {{"model": "runs/x", "fingerprint": "{fingerprint(clip)}"}},'
         ' "metrics": [{"name": "R@1", "value": 0.25, "low": 0.2, "high": 0.3, "chance": 0.01}]}'
     )
     clip.run = tmp_path
@@ -229,6 +231,10 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     assert "not computed" not in card
     with pytest.raises(UserError, match=r"log.jsonl is no result of `grainline evaluate --json`"):
         clip.save(tmp_path / "c", results=[tmp_path / "log.jsonl"])
+    own = (tmp_path / "r.json").read_text()
+    (tmp_path / "r.json").write_text(own.replace(fingerprint(clip), "another"))
+    with pytest.raises(UserError, match=r"r.json was measured with another model, runs/x; give results of"):
+        clip.save(tmp_path / "c", results=[tmp_path / "r.json"])
     clip.run = None
 
 

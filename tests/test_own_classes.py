@@ -105,7 +105,7 @@ def test_a_run_with_classes_of_a_user_trains_saves_loads_and_is_evaluated(home: 
     arguments = ["evaluate", str(home / "run"), "--data", "scenes:dev?count=4"]
     for trusted in (False, True):  # in processes that have not imported the module
         said = home / f"said-{trusted}.txt"
-        codes = together([*(["--trust-code"] if trusted else []), *arguments], 1, said)
+        codes = together([*arguments, *(["--trust-code"] if trusted else [])], 1, said)
         assert codes == [0 if trusted else 2], said.read_text()
         assert ("would import the module own_method" in said.read_text()) == (not trusted)
 

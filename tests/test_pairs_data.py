@@ -121,7 +121,7 @@ def test_a_folder_of_save_to_disk_is_opened_by_its_path(tmp_path: Path) -> None:
     )
     datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "both")
     with pytest.raises(UserError, match="holds several splits, train, test: name the folder of one"):
-        open_source(f"hf:{tmp_path / 'both'}")
+        open_source(str(tmp_path / "both"))
 
 
 def test_a_name_of_the_hub_is_loaded_by_its_split(monkeypatch: pytest.MonkeyPatch) -> None:

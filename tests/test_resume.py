@@ -239,6 +239,26 @@ def test_resume_where_there_is_no_run_says_to_begin_one(
     assert "leave out --resume" in text
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_that_cannot_begin_leaves_its_folder_as_it_was(
+    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    if there:
+        out.mkdir()
+    assert "none" in complaint(capsys, "train", recipe(tmp_path), "--data", tmp_path / "none", "--out", out)
+    assert out.is_dir() == there
+    assert not there or not list(out.iterdir())
+
+
+def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path: Path) -> None:
+    data = "scenes:train?count=36"
+    for paths, noted in ((data, True), ("scenes:dev?count=36", False)):
+        assert call("evaluate", done, "--data", paths, "--json", tmp_path / "x.json") == 0
+        notes = json.loads((tmp_path / "x.json").read_text())["notes"]
+        assert any("was trained on these data" in note for note in notes) == noted
+
+
 def test_resume_into_the_folder_of_another_recipe_names_the_field(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ def test_the_navigation_names_pages_that_exist_and_leaves_none_out() -> None:
 def test_the_encoder_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs/howto/encoder.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", list(sys.path))
     for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```", page, re.M | re.S):
         (tmp_path / name).write_text(text, encoding="utf-8")
     for command in re.findall(r"^grainline (.*)$", page, re.M):

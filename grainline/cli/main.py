@@ -19,6 +19,7 @@ from grainline.cli.options import (
     SEARCH,
     START,
     TRAIN,
+    TRUSTING,
     Data,
     Images,
     RecipeChanges,
@@ -45,9 +46,11 @@ VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--ve
 @app.callback(invoke_without_command=True)
 def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    trust_code: Annotated[
+    trust_code: Annotated[  # noqa: ARG001 - `main` takes it from anywhere in the line
         bool,
-        typer.Option("--trust-code", help="Import the classes outside grainline that a model names."),
+        typer.Option(
+            "--trust-code", help="Import classes outside grainline that a model names. May stand anywhere."
+        ),
     ] = False,
     quiet: Annotated[  # noqa: ARG001 - `main` takes it from anywhere in the line
         bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
@@ -55,7 +58,7 @@ def top(
 ) -> None:
     from grainline.config import TRUST_CODE
 
-    TRUST_CODE.set(trust_code)
+    TRUST_CODE.set(TRUSTING.get())
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -195,7 +198,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(_without_quiet(sys.argv[1:]) or ["--help"]), standalone_mode=False)
+        code = app(_spread(_without_switches(sys.argv[1:]) or ["--help"]), standalone_mode=False)
     except usage as error:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:
@@ -211,10 +214,11 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _without_quiet(arguments: list[str]) -> list[str]:
-    """The arguments without `--quiet`, which may stand anywhere."""
+def _without_switches(arguments: list[str]) -> list[str]:
+    """The arguments without `--quiet` and `--trust-code`, which may stand anywhere."""
     QUIET.set(bool({"--quiet", "-q"} & set(arguments)))
-    return [argument for argument in arguments if argument not in ("--quiet", "-q")]
+    TRUSTING.set("--trust-code" in arguments)
+    return [argument for argument in arguments if argument not in ("--quiet", "-q", "--trust-code")]
 
 
 def _spread(arguments: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Batches: stacked images and padded texts, equally many rows for each image. Counts of corrupt samples."""
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator
 from itertools import chain
@@ -93,18 +94,20 @@ def load_batches(
 
     Close the generator to end the workers. Raises the UserError of a worker.
     """
-    loader: DataLoader[Any] = DataLoader(
-        Batched(data),
-        batch_size=None,
-        sampler=plan,
-        num_workers=workers,
-        multiprocessing_context=START if workers else None,
-        collate_fn=unchanged,
-        pin_memory=pin,
-        generator=torch.Generator(),
-        prefetch_factor=4 if workers else None,
-        worker_init_fn=outlive_first if workers else None,
-    )
+    with warnings.catch_warnings():  # more workers than cores are no mistake; `require_workers` has a limit
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader: DataLoader[Any] = DataLoader(
+            Batched(data),
+            batch_size=None,
+            sampler=plan,
+            num_workers=workers,
+            multiprocessing_context=START if workers else None,
+            collate_fn=unchanged,
+            pin_memory=pin,
+            generator=torch.Generator(),
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=outlive_first if workers else None,
+        )
     return _whole(iter(loader))
 
 

@@ -174,7 +174,8 @@ class HuggingFace(Pairs):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        return all(Path(path, name).is_file() for name in ("dataset_info.json", "state.json"))
+        one = all(Path(path, name).is_file() for name in ("dataset_info.json", "state.json"))
+        return one or Path(path, "dataset_dict.json").is_file()  # several: refused with their names
 
 
 REGISTERED: dict[str, Source] = {}

@@ -17,14 +17,15 @@ from grainline.data.open_source import open_data
 from grainline.errors import UserError, amount, escape_controls, suggestion
 from grainline.evaluation.compare import Difference, read_earlier, refuse_options, with_comparison
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, validation_summary, writable, write
+from grainline.evaluation.result import Result, origin, trained_on, validation_summary, writable, write
 from grainline.evaluation.score import MEMORY
 from grainline.evaluation.suite import Settings, Suite, load_suite, suite_class
 from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
-from grainline.fingerprint import origin
 from grainline.loading import load
 from grainline.model import Model
 from grainline.progress import progress
+from grainline.report.case import Table as CaseTable
+from grainline.report.case import table_html
 from grainline.report.charts import whisker
 from grainline.report.page import Section, hint, render, render_page, summary, write_page
 
@@ -108,7 +109,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
         result = suite.measure(loaded.method, encodings, settings)
         about = origin(loaded, name) | ({"weights": IN_MEMORY, "step": None} if loaded is model else {})
-        evaluation = Evaluation(loaded, source, encodings, result._replace(settings=result.settings | about))
+        notes = result.notes + trained_on(loaded.run, result.data["path"])
+        result = result._replace(settings=result.settings | about, notes=notes)
+        evaluation = Evaluation(loaded, source, encodings, result)
     if earlier is not None:
         result = with_comparison(evaluation.result, earlier, str(compare_to))
         evaluation = evaluation._replace(result=result)
@@ -232,13 +235,27 @@ def card_table(result: Result) -> Table:
 
 def difference_table(result: Result) -> Table:
     """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
-    entry, interval = result.settings["compared_to"], f"{100 * result.settings['level']:g} % interval, paired"
-    title = f"{result.suite}, compared to {entry['path']}"
-    out = _metric_table(title, ("before", "after", "difference", interval))
-    for fields in entry["differences"]:
+    out = _metric_table(_difference_title(result), _difference_columns(result))
+    for label, *values in _difference_rows(result):
+        out.add_row(escape(label), *values)
+    return out
+
+
+def _difference_title(result: Result) -> str:
+    return f"{result.suite}, compared to {result.settings['compared_to']['path']}"
+
+
+def _difference_columns(result: Result) -> tuple[str, ...]:
+    return "before", "after", "difference", f"{100 * result.settings['level']:g} % interval, paired"
+
+
+def _difference_rows(result: Result) -> list[list[str]]:
+    """Metric, value before and after, their difference and its interval."""
+    out = []
+    for fields in result.settings["compared_to"]["differences"]:
         row = Difference(**fields)
         values = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
-        out.add_row(escape(row.label), *values, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}")
+        out.append([row.label, *values, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}"])
     return out
 
 
@@ -279,8 +296,20 @@ def headline(suite: Suite[Any], result: Result) -> dict[str, str]:
 
 
 def metrics_section(results: Sequence[Result]) -> Section:
-    """The tables of some results as a part of a page."""
-    return Section("Metrics", Markup().join(map(metrics_html, results)))
+    """The tables of some results, with what changed against an earlier one, as a part of a page."""
+    parts = []
+    for result in results:
+        parts.append(metrics_html(result))
+        if "compared_to" in result.settings:
+            head = ("Metric", *(column.capitalize() for column in _difference_columns(result)))
+            parts.append(table_html(CaseTable(_difference_title(result), head, _difference_rows(result))))
+    return Section("Metrics", Markup().join(parts))
+
+
+def _without_differences(result: Result) -> dict[str, Any]:
+    """The settings, of an earlier result only its path: the differences have a table of their own."""
+    earlier = result.settings.get("compared_to")
+    return result.settings | ({} if earlier is None else {"compared_to": earlier["path"]})
 
 
 def metrics_html(result: Result) -> Markup:
@@ -298,5 +327,5 @@ def metrics_html(result: Result) -> Markup:
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
         end=f"0 to {100 * end:.0f} %" if shares else "",
-        about={"time": result.time, **result.settings, **result.data, **result.versions},
+        about={"time": result.time, **_without_differences(result), **result.data, **result.versions},
     )

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import yaml
 
 import grainline
 from grainline.errors import UserError, amount, escape_controls
 from grainline.files import STATE, temporary_path
+from grainline.fingerprint import fingerprint
 from grainline.loading import find_run
+from grainline.model import Model
 from grainline.report.page import render, write_page
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
@@ -301,3 +304,43 @@ def _step(weights: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step
+
+
+def origin(model: Model, path: str) -> dict[str, Any]:
+    """The fields of a result about its model, which was loaded from a path.
+
+    weights  the folder of the weights to which the path led; the path itself where it is no run
+    step     of training, if known
+    scoring  how pairs were scored, of methods with several ways
+    """
+    run = find_run(Path(path))
+    weights = Path(path) if run is None else run[1]
+    try:
+        step = json.loads((weights / STATE).read_bytes())["state"]["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        step = None
+    values = model.description.config.model_dump()
+    way = {"scoring": values["scoring"]} if "scoring" in values else {}
+    if way.get("scoring") == "conditioned" and "alpha" in values:
+        way["scoring"] += f":{values['alpha']:g}"  # as `--scoring` takes it
+    return {
+        "model": path,
+        "method": model.description.method,
+        "weights": str(weights),
+        "step": step,
+        "fingerprint": fingerprint(model),
+        **way,
+    }
+
+
+def trained_on(run: Path | None, path: str) -> tuple[str, ...]:
+    """A note where data, by their path, are among those that a run was trained on."""
+    try:
+        recipe = yaml.safe_load(((run or Path()) / "recipe.yaml").read_text(encoding="utf-8"))
+        paths = [str(one) for one in recipe["data"]["paths"]]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return ()
+    places = {Path(one).resolve() for one in paths if Path(one).exists()}
+    if path in paths or Path(path).resolve() in places:
+        return ("the run was trained on these data, so other data would give lower values",)
+    return ()

@@ -5,8 +5,6 @@ A suite asks one question of a model. `Suite.encode` walks over a source once wi
 can be imported; it is named `module:Class`.
 """
 
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from inspect import isabstract
@@ -295,9 +293,6 @@ def suite_class(name: str) -> type[Suite[Any]]:
 
     Raises UserError for an unknown name, a module that cannot be imported, and what is no such class.
     """
-    here = os.getcwd()
-    if ":" in name and here not in sys.path:
-        sys.path.insert(0, here)
     cls: type[Suite[Any]] = load_class(name, Suite, SUITES, "--suite")
     if isabstract(cls) or not hasattr(cls, "name"):
         raise UserError(f"--suite: {name} defines not all of name, outcomes and metrics")

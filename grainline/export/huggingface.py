@@ -121,9 +121,11 @@ def _obstacle(model: Model) -> str:
     name = model.description.method
     if model.method.chunking is not None:
         return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"
-    if name not in FORMS or model.method.pairwise:
+    if model.method.pairwise:
         better = "; --scoring vectors leaves that out" if name in FORMS else ""
         return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
+    if name not in FORMS:
+        return f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}"
     kinds, spaces = {}, set()
     for side, encoder in (("image", config.image), ("text", config.text)):
         if not isinstance(encoder, PretrainedImageConfig | PretrainedTextConfig):

@@ -7,7 +7,7 @@ log.jsonl grow; best/ and last/ hold the weights to use.
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
     each of them. A folder that holds anything but a run is never written to.
     """
     with ExitStack() as stack:
-        message = ""
+        message, existed = "", out.exists()
         try:
             if rank() == 0:
                 _require_run_or_empty(out, resume)
@@ -96,7 +96,15 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
         message = all_gather_objects(message)[0]
         if message:
             raise UserError(message)
-        yield
+        try:
+            yield
+        except UserError:
+            if rank() == 0 and {path.name for path in out.iterdir()} == {LOCK}:  # nothing has begun
+                with suppress(OSError):
+                    (out / LOCK).unlink()
+                    if not existed:
+                        out.rmdir()
+            raise
 
 
 def write_settings(out: Path, description: Description, recipe: Recipe) -> None:
@@ -140,8 +148,8 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
     differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]
     if differ:
         raise UserError(
-            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
-            "resume with the same recipe and settings, or choose another --out"
+            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; resume with the same"
+            f" recipe and settings, or choose another --out (with its weights: --set init_from={out})"
         )
 
 

@@ -1,6 +1,7 @@
 """Pretrained towers as files that other programs read, and the difference of vectors that this makes."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,7 @@ def to_hugging_face(
         for write in also:
             write(place)
         for file in sorted(place.iterdir()):
+            os.chmod(file, place.stat().st_mode & 0o666)  # safetensors writes for the owner alone
             sync(file)
         size = towers.architecture["config"]["vision_config"]["image_size"]
         processor = preprocess.to_hugging_face(towers.architecture["kind"], towers.architecture, size)
