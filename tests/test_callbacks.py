@@ -56,6 +56,16 @@ def test_a_callback_ends_a_run_with_a_checkpoint(how: str, tmp_path: Path) -> No
     assert (out / "checkpoints/step-00000006").is_dir()
 
 
+def test_a_validation_that_ends_a_run_leaves_a_checkpoint_of_its_step(tmp_path: Path) -> None:
+    class Second(grainline.Callback):
+        def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> object:
+            return grainline.StopTraining("enough") if state.step == 2 else None
+
+    settings = VALIDATED | {"save_every": 6, "lr": 1e-30}  # nothing changes: the second is not better
+    grainline.train(recipe(tmp_path), tmp_path / "x", callbacks=[Second()], **settings)
+    assert (tmp_path / "x/checkpoints/step-00000002").is_dir()
+
+
 def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(tmp_path: Path) -> None:
     settings = VALIDATED | {"early_stopping": NEVER}
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -52,16 +52,7 @@ class Evaluation(NamedTuple):
     def whole(self, row: int) -> WholeImage | MissingImage:
         """An encoded image, shrunk where it is large, with the square of it that the model reads."""
         image = self._decoded(row)
-        if isinstance(image, MissingImage):
-            return image
-        transform, (width, height) = self.model.transform, image.size
-        left, top, right, bottom = transform.place((0, 0, width, height), image.size)  # of it in the square
-        image = image.convert("RGB")
-        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
-        across, down = image.width / (right - left), image.height / (bottom - top)
-        ends = -left, -top, transform.size - left, transform.size - top
-        square = ends[0] * across, ends[1] * down, ends[2] * across, ends[3] * down
-        return WholeImage(image, square)
+        return image if isinstance(image, MissingImage) else whole_image(self.model, image)
 
     def displayed(self, row: int) -> Image.Image | MissingImage:
         """The image as a page shows it: what the model does not read is dim."""
@@ -162,6 +153,18 @@ def spread(rank: np.ndarray, number: int) -> list[int]:
     order = np.argsort(rank, kind="stable")
     ends = np.linspace(0, len(order) - 1, min(number, len(order)))
     return [int(place) for place in order[np.rint(ends).astype(int)]]
+
+
+def whole_image(model: Model, image: Image.Image) -> WholeImage:
+    """An image, shrunk where it is large, with the square of it that the model reads."""
+    transform, (width, height) = model.transform, image.size
+    left, top, right, bottom = transform.place((0, 0, width, height), image.size)  # of it in the square
+    image = image.convert("RGB")
+    image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+    across, down = image.width / (right - left), image.height / (bottom - top)
+    ends = -left, -top, transform.size - left, transform.size - top
+    square = ends[0] * across, ends[1] * down, ends[2] * across, ends[3] * down
+    return WholeImage(image, square)
 
 
 def look_at(

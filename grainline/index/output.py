@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from grainline import __version__
+from grainline.data.image_inputs import original
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, escape_controls
+from grainline.evaluation.examples import whole_image
 from grainline.files import WRITE_ERRORS, reason
 from grainline.index.search import Hit, Index, Options, QueryHits, as_json
 from grainline.nn.upsample import FLOOR, FULL
@@ -144,7 +146,8 @@ def write_html(
         lines.append(
             f"The first {len(page_results)} of {len(results)} queries; all are in the file of --json."
         )
-    lead = summary(_headline(results, index)) + Markup().join(map(hint, lines))
+    reading = macro("parts.html", "folded", "How to read this page", Markup().join(map(hint, lines)))
+    lead = summary(_headline(results, index)) + reading
     write_page(path, render_page(f"Search in {Path(manifest.root).name}", lead, sections, foot))
     return len(page_results)
 
@@ -163,7 +166,7 @@ def _reading(options: Options, images: bool) -> list[str]:
         share = "images of the index that have another one as near"
     scores = (
         f"Score: higher is closer. p: the share of {share}; a hit is sure at {options.level:g} or "
-        "below. Images are shown as the model sees them: a square from their middle."
+        "below. What the model does not read of an image is dim."
     )
     verdicts = (
         f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
@@ -217,7 +220,8 @@ def _hit_case(index: Index, place: int, hit: Hit) -> Case:
         if sentences and index.model.method.has_layout:
             row = index.reader.numbers[hit.path]
             heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
-        look = CaseImage(index.model.cropped(data), hit.path, sentences, heat, contrast=True)
+        whole = whole_image(index.model, original(data))
+        look = CaseImage(index.model.cropped(data), hit.path, sentences, heat, contrast=True, whole=whole)
     verdict = macro("parts.html", "verdict", hit.sure, "sure" if hit.sure else "not sure")
     note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + verdict
     if sentences:

@@ -285,8 +285,8 @@ class Index:
                 "with --calibration-texts DATA that has images with captions",
             )
         if power < MIN_POWER:
-            share = f"{100 * power:.0f} %" if power >= 0.005 else "hardly any"
-            return (f"this model recognises {share} of true sentences; its verdict is always 'cannot tell'",)
+            share = f"{100 * power:.0f} % of" if power >= 0.005 else "hardly any"
+            return (f"this model recognises {share} true sentences; its verdict is always 'cannot tell'",)
         return ()
 
     @torch.no_grad()
