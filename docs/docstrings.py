@@ -1,10 +1,11 @@
-"""Docstrings as the site shows them: columns of names and meanings become lists. An extension of griffe."""
+"""Docstrings as the site shows them: columns of names and meanings become lists, comments of fields their text. An extension of griffe."""
 
 import re
 from typing import Any
 
-from griffe import Extension
+from griffe import Docstring, Extension
 
+COMMENT = re.compile(r"  # (.+)$")
 ENTRY = re.compile(r"^(\S(?:\S| (?! ))*)  +(\S.*)$")
 
 
@@ -29,7 +30,13 @@ def as_list(text: str) -> str:
 
 
 class Columns(Extension):
-    """Rewrites the docstring of every object."""
+    """Rewrites the docstring of every object; a field has the comment behind it."""
+
+    def on_attribute_instance(self, *, attr: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if attr.docstring is None and attr.parent.is_class and attr.lineno:
+            line = attr.filepath.read_text(encoding="utf-8").splitlines()[attr.lineno - 1]
+            if found := COMMENT.search(line):
+                attr.docstring = Docstring(found[1].replace("[", r"\["), parent=attr)
 
     def on_instance(self, *, obj: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if getattr(obj, "docstring", None):
