@@ -58,7 +58,7 @@ def test_a_callback_ends_a_run_with_a_checkpoint(how: str, tmp_path: Path) -> No
 
 def test_a_validation_that_ends_a_run_leaves_a_checkpoint_of_its_step(tmp_path: Path) -> None:
     class Second(grainline.Callback):
-        def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> object:
+        def on_validation(self, state: TrainingState, *_: Any) -> object:
             return grainline.StopTraining("enough") if state.step == 2 else None
 
     settings = VALIDATED | {"save_every": 6, "lr": 1e-30}  # nothing changes: the second is not better

@@ -18,6 +18,7 @@ from torch import Tensor
 import grainline
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
+from grainline.data.image_inputs import open_image
 from grainline.errors import UserError
 from grainline.fingerprint import fingerprint
 from grainline.methods import METHODS
@@ -236,6 +237,10 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"r.json was measured with another model, runs/x; give results of"):
         clip.save(tmp_path / "c", results=[tmp_path / "r.json"])
     clip.run = None
+
+
+def test_floats_of_an_image_are_rounded() -> None:
+    assert open_image(np.full((2, 3, 3), 0.999)).getpixel((0, 0)) == (255, 255, 255)
 
 
 PUSH = """

@@ -33,6 +33,7 @@ from grainline.web.engine import Batcher, Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import TextQuery
+from grainline.web.start import GENERAL, examples
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 MODEL = tiny_model()
@@ -694,3 +695,20 @@ def test_help_does_not_load_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("data", "general"), [(None, True), ("photos/", True), ("scenes:train", False)])
+def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
+    data: str | None, general: bool, made: Path, tmp_path: Path
+) -> None:
+    build(made / "photos", tmp_path / "index", model=MODEL)  # its calibration texts are of drawn scenes
+    index = open_index(tmp_path / "index", model=MODEL)
+    index.model.run = tmp_path
+    if data is not None:
+        (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{data}']}}\n")
+    try:
+        found = examples(index)
+        assert found
+        assert (set(found) <= set(GENERAL)) == general
+    finally:
+        index.model.run = None

@@ -82,7 +82,7 @@ def other_texts(source: str | None, run: Path | None, own: Collection[str] = ())
     if source is not None:
         some, words = _of_source(source), f"sentences of {source}"
     else:
-        only_scenes = _trained_on_scenes(run)
+        only_scenes = trained_on_scenes(run)
         some = [*(() if only_scenes else PHOTOGRAPHS), *(() if only_scenes is False else _of_source(SCENES))]
         kinds = {True: "drawn scenes", False: "photographs", None: "photographs and of drawn scenes"}
         words = f"built-in sentences of {kinds[only_scenes]}"
@@ -118,7 +118,7 @@ def _captions(source: Source) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def _trained_on_scenes(run: Path | None) -> bool | None:
+def trained_on_scenes(run: Path | None) -> bool | None:
     """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
     try:
         recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}

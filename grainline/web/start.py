@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from grainline.data.other_texts import trained_on_scenes
 from grainline.index.search import Index
 from grainline.index.store import NULL_SENTENCES
 
@@ -34,7 +35,7 @@ GENERAL = (
     "A painting of a person.",
     "A room with furniture.",
 )
-"""Tried where the calibration texts are drawn scenes and nothing is known of the images."""
+"""Tried where the calibration texts are of drawn scenes and the model is not."""
 
 
 def samples(index: Index) -> list[int]:
@@ -49,17 +50,16 @@ def examples(index: Index) -> list[str]:
 
     Contrast is the best score minus the mean over the background images, in units of their std. Candidates
     are the calibration sentences, first those whose own image is in the index. Where these are of drawn
-    scenes, general ones are taken instead if their mean contrast is higher.
+    scenes, and the model was not trained on them, general ones are taken instead.
     """
     if len(index) < 2:
         return []
     reader, texts = index.reader, index.reader.calibration_texts
     sentences, score = list(texts.sentences), reader.take(NULL_SENTENCES, reader.background)
     known = np.isin(texts.image_hashes, reader.hashes)
-    if reader.synthetic_texts:
-        general = index.score(reader.background, index.model.encode(texts=list(GENERAL)))
-        if _contrast(general).mean() > _contrast(score).mean():
-            sentences, score, known = list(GENERAL), general, np.zeros(len(GENERAL), bool)
+    if reader.synthetic_texts and not trained_on_scenes(index.model.run):
+        sentences, known = list(GENERAL), np.zeros(len(GENERAL), bool)
+        score = index.score(reader.background, index.model.encode(texts=sentences))
     out: dict[int, str] = {}  # by best image
     best = score.argmax(0).tolist()
     for i in np.lexsort((-_contrast(score), ~known)).tolist():
