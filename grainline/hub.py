@@ -156,11 +156,11 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        model, found = values["settings"]["model"], values["settings"].get("fingerprint")
+        model, other = values["settings"]["model"], values["settings"].get("fingerprint")
         where, metrics = f"{values['suite']} on {values['data']['path']}", list(values["metrics"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
-    if found != fingerprint:
+    if other != fingerprint:
         raise UserError(f"{path} was measured with another model, {model}; give results of this one")
     return where, metrics
 
