@@ -171,7 +171,7 @@ class Model:
     def similarity(self, a: Any, b: Any) -> Tensor:
         """Every row of a against every row of b: [N, M], higher is closer.
 
-        a, b  `Encoded` rows, as `encode` returns them; for methods of one vector a side bare arrays too
+        a, b  `Encoded` rows, as `encode` returns them; of methods of one vector also bare floats
 
         Images against texts get the method's own score, which for many methods is no cosine. Two sides of
         images, or of texts, get the cosine of their vectors.
@@ -182,7 +182,12 @@ class Model:
                     f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
                     " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
                 )
-            vectors = (torch.as_tensor(x.vector if isinstance(x, Encoded) else x) for x in (a, b))
+            vectors = [torch.as_tensor(x.vector if isinstance(x, Encoded) else x) for x in (a, b)]
+            if not all(x.is_floating_point() for x in vectors):
+                raise UserError(
+                    "similarity takes floats: compare binary vectors by Hamming distance, and int8 ones of"
+                    " one range (nn.quantization.quantize) once they are floats again"
+                )
             first, second = (x.to(self.device, torch.float32) for x in vectors)
             return torch.atleast_2d(first) @ torch.atleast_2d(second).T
         of_images = [bool((x.image >= 0).all()) for x in (a, b)]

@@ -239,6 +239,13 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     clip.run = None
 
 
+@pytest.mark.parametrize("precision", ["int8", "binary", "ubinary"])
+def test_integers_have_no_similarity(precision: Any, clip: Model) -> None:
+    vectors = clip.encode(texts=TEXTS * 3, convert_to_numpy=True, precision=precision)
+    with pytest.raises(UserError, match="similarity takes floats: compare binary vectors by"):
+        clip.similarity(vectors, vectors)
+
+
 def test_floats_of_an_image_are_rounded() -> None:
     assert open_image(np.full((2, 3, 3), 0.999)).getpixel((0, 0)) == (255, 255, 255)
 

@@ -100,6 +100,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pairs": None}, "no pairs: give a file with one line a text"),
     ({"vectors": (IMAGES[0], IMAGES)}, r"vectors of images are \[8\]"),
     ({"vectors": (IMAGES, IMAGES[:, :3])}, "have 8 numbers and those of texts 3"),
+    ({"vectors": (IMAGES.astype(np.uint8), IMAGES)}, "vectors of images are uint8, as packed bits are"),
     ({"vectors": (IMAGES, IMAGES * np.inf)}, "vector 0 of the texts has numbers that are NaN"),
     ({"vectors": (IMAGES * 0, IMAGES)}, "vector 0 of the images has length 0"),
     ({"vectors": (IMAGES, [["a"]])}, "they must be numbers"),

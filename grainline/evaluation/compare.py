@@ -6,6 +6,7 @@ a fine-tuning on other data, a suite shows how much a model forgets.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +119,8 @@ def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
 
 def read_earlier(path: str, suite: str) -> Result:
     """A result to compare with. Raises UserError where it cannot be one, before the new one is measured."""
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder; give the file that `grainline evaluate --json FILE` wrote")
     result = read(path)
     if result.suite != suite:
         raise UserError(

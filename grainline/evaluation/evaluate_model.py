@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     captions: str | None = None,
     batch_size: int = 64,
     seed: int = 0,
-    max_corrupt: float = 0.1,
+    max_corrupt: float = 0.02,
     memory: int = MEMORY,
     images: str | None = None,
     scoring: str | None = None,
@@ -246,16 +246,17 @@ def _difference_title(result: Result) -> str:
 
 
 def _difference_columns(result: Result) -> tuple[str, ...]:
-    return "before", "after", "difference", f"{100 * result.settings['level']:g} % interval, paired"
+    return "before", "after", "difference", f"{100 * result.settings['level']:g} % interval, paired", "sure"
 
 
 def _difference_rows(result: Result) -> list[list[str]]:
-    """Metric, value before and after, their difference and its interval."""
+    """Metric, value before and after, their difference, its interval, and whether 0 lies outside of it."""
     out = []
     for fields in result.settings["compared_to"]["differences"]:
         row = Difference(**fields)
         values = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
-        out.append([row.label, *values, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}"])
+        ends = f"{row.text(row.low, '+')} to {row.text(row.high, '+')}"
+        out.append([row.label, *values, ends, "no" if row.low <= 0 <= row.high else "yes"])
     return out
 
 
@@ -317,6 +318,7 @@ def metrics_html(result: Result) -> Markup:
     shares = [m for m in result.metrics if m.unit == "share"]
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
+    data = {"data fingerprint" if k == "fingerprint" else k: value for k, value in result.data.items()}
     drawings = [
         "" if m not in shares or m.chance is None else whisker(m.value, m.low, m.high, m.chance, (0.0, end))
         for m in result.metrics
@@ -327,5 +329,5 @@ def metrics_html(result: Result) -> Markup:
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
         end=f"0 to {100 * end:.0f} %" if shares else "",
-        about={"time": result.time, **_without_differences(result), **result.data, **result.versions},
+        about={"time": result.time, **_without_differences(result), **data, **result.versions},
     )

@@ -256,6 +256,8 @@ def _vectors(array: Any, side: str, similarity: str) -> Tensor:
     shape = list(array.shape) if hasattr(array, "shape") else list(np.shape(array))
     if len(shape) != 2 or 0 in shape:
         raise UserError(f"vectors of {side}s are {shape}; they must be [rows, numbers]")
+    if "uint8" in str(getattr(array, "dtype", "")):
+        raise UserError(f"vectors of {side}s are uint8, as packed bits are; give floats, or --scores")
     out = torch.empty(shape, dtype=torch.float32)
     for start, block in _blocks(array, f"vectors of {side}s"):
         finite = block.isfinite().all(1)

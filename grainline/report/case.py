@@ -258,6 +258,11 @@ def table_html(table: Table) -> Markup:
     return card([macro("parts.html", "cells", table)])
 
 
+def _margin(by: float) -> str:
+    """Three decimals, or one digit and its power of ten where these would be zeros."""
+    return f"{by:.3f}" if by >= 0.0005 or by == 0 else f"{by:.0e}"
+
+
 def standing(rank: int, scores: Sequence[float]) -> str:
     """A rank, and how far it is from the next one, or from the first.
 
@@ -267,8 +272,8 @@ def standing(rank: int, scores: Sequence[float]) -> str:
     ['rank 1, 0.250 ahead of the next', 'rank 3, 0.375 behind the first']
     """
     if rank > 1:
-        return f"rank {rank:,}, {scores[0] - scores[rank - 1]:.3f} behind the first"
-    return "rank 1" + (f", {scores[0] - scores[1]:.3f} ahead of the next" if len(scores) > 1 else "")
+        return f"rank {rank:,}, {_margin(scores[0] - scores[rank - 1])} behind the first"
+    return "rank 1" + (f", {_margin(scores[0] - scores[1])} ahead of the next" if len(scores) > 1 else "")
 
 
 def lead(by: float) -> str:
@@ -277,16 +282,16 @@ def lead(by: float) -> str:
     >>> [lead(by) for by in (0.25, 0.0, -0.125)]
     ['right by 0.250', 'wrong, tied by 0.000', 'wrong by 0.125']
     """
-    return f"{'right' if by > 0 else 'wrong' if by else 'wrong, tied'} by {abs(by):.3f}"
+    return f"{'right' if by > 0 else 'wrong' if by else 'wrong, tied'} by {_margin(abs(by))}"
 
 
 def ahead(by: float) -> str:
     """A score beside one other.
 
-    >>> [ahead(by) for by in (0.25, 0.0, -0.125)]
-    ['ahead by 0.250', 'tied', 'behind by 0.125']
+    >>> [ahead(by) for by in (0.25, 0.0, -0.00002)]
+    ['ahead by 0.250', 'tied', 'behind by 2e-05']
     """
-    return f"{'ahead' if by > 0 else 'behind'} by {abs(by):.3f}" if by else "tied"
+    return f"{'ahead' if by > 0 else 'behind'} by {_margin(abs(by))}" if by else "tied"
 
 
 def marked(one: str, other: str) -> tuple[Markup, Markup]:
