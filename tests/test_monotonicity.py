@@ -690,7 +690,7 @@ def test_the_options_of_the_figure_are_checked(
         assert said in complaint(capsys, "evaluate", clip, *SCENES, *changes)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = complaint(capsys, "evaluate", clip, *SCENES, "--png", tmp_path / "x.png")
-    assert "--png needs matplotlib: pip install 'grainline[figures]'" in said
+    assert "a PNG needs matplotlib: pip install 'grainline[figures]'" in said
 
 
 def test_results_that_do_not_go_together_lose_nothing(

@@ -41,7 +41,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("--png needs matplotlib: pip install 'grainline[figures]'") from None
+        raise UserError("a PNG needs matplotlib: pip install 'grainline[figures]'") from None
 
 
 class Sheet:
