@@ -176,7 +176,7 @@ def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() 
     texts, heat = told([0.5, 0.25, -0.75], [0.1])
     one = CaseImage(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
     drawn = look(one, "a")
-    assert "-0.75 " in drawn
+    assert "-0.75<" in drawn
     assert "+0.75" in drawn
     maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
     louder = look(one._replace(heat=np.concatenate([heat[:2], 2 * heat[2:3], heat[3:]])), "a")

@@ -143,7 +143,7 @@ class CaseImage(NamedTuple):
     def scale(self) -> tuple[str, Image.Image, str]:
         """The words before the colour scale, the scale, and the words behind it."""
         limit, unit = self.range(), " times the reach of other texts" * self.contrast
-        return f"\N{MINUS SIGN}{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
+        return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
 
     def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""

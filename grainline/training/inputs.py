@@ -76,9 +76,10 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
     each of them. A folder that holds anything but a run is never written to.
     """
     with ExitStack() as stack:
-        message, existed = "", out.exists()
+        message, existed = "", True
         try:
             if rank() == 0:
+                existed = out.exists()
                 _require_run_or_empty(out, resume)
                 out.mkdir(parents=True, exist_ok=True)
                 hint = "wait until it ends, or choose another --out"
