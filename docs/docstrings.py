@@ -1,4 +1,7 @@
-"""Docstrings as the site shows them: columns of names and meanings become lists, comments of fields their text. An extension of griffe."""
+"""Docstrings as the site shows them, by an extension of griffe.
+
+Columns of names and meanings become lists, and the comment behind a field becomes its text.
+"""
 
 import re
 from typing import Any

@@ -73,9 +73,8 @@ def load_class(
             f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
             "trust its code, give trust_code=True, or --trust-code to the command"
         )
-    here = os.getcwd()  # which `python -m` searches, and the command `grainline` does not
-    if not builtin and here not in sys.path:
-        sys.path.append(here)
+    if not builtin and os.getcwd() not in sys.path:  # which `python -m` searches, and `grainline` does not
+        sys.path.append(os.getcwd())
     try:
         cls = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:

@@ -52,9 +52,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         storages.add(start)
     save_file(flat, path, metadata={"format": "pt", **metadata})
     _sort_metadata(path)
-    # safetensors makes files that only their owner can read; the folder has the permissions of the umask.
-    os.chmod(path, path.parent.stat().st_mode & 0o666)
+    share(path)
     sync(path)
+
+
+def share(path: Path) -> None:
+    """Let those read a file who may read its folder: safetensors writes for the owner alone."""
+    os.chmod(path, path.parent.stat().st_mode & 0o666)
 
 
 def write_text(path: Path, text: str) -> None:

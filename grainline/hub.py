@@ -5,7 +5,7 @@ optimizer; a run is resumed from its own folder.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -85,22 +85,21 @@ def model_card(
     name: str,
     licence: str | None,
     results: Sequence[str | Path],
-    fingerprint: Callable[[], str],
+    fingerprint: str,
 ) -> str:
     """The model card as Markdown: what it is, what it was trained on, for how long, and what was measured.
 
-    facts    names and values about the model
-    run      the folder of the run that trained it; None for a checkpoint of others
-    licence  identifier of the licence as the hub has it; None leaves the field out, and says so
-    results  JSON files of `grainline evaluate`; without any, the last validation of the run is taken
+    facts        names and values about the model
+    run          the folder of the run that trained it; None for a checkpoint of others
+    licence      identifier of the licence as the hub has it; None leaves the field out, and says so
+    results      JSON files of `grainline evaluate`; without any, the last validation of the run is taken
     fingerprint  of the model; results of another one are refused
 
     Raises UserError for a result that cannot be read or is of another model.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    own = fingerprint() if results else ""
-    measured = [read_result(Path(path), own) for path in results] or last_validation(run)
+    measured = [read_result(Path(path), fingerprint) for path in results] or last_validation(run)
     trained = None if run is None else training_facts(run)
     data = ModelCardData(
         license=licence,

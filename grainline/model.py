@@ -146,8 +146,8 @@ class Model:
             batches: Iterator[Any] = self._images(some, size)
         else:
             single, unit = isinstance(texts, str), "texts"
-            many = texts if isinstance(texts, list) else () if single else several(texts, "text")
-            strings = [texts] if isinstance(texts, str) else list(many)
+            many = texts if isinstance(texts, list | str) else several(texts, "text")
+            strings = [many] if isinstance(many, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
         with progress("encoding", unit, show=True) if show_progress_bar else nullcontext(_silent) as step:
@@ -303,7 +303,7 @@ class Model:
             name=name or place.resolve().name,
             licence=licence,
             results=results,
-            fingerprint=lambda: fingerprint(self),
+            fingerprint=fingerprint(self) if results else "",
         )
         hub.save(place, self.description, self.method, self.tokenizer, card)
         return place

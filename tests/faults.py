@@ -148,7 +148,7 @@ ENCODERS = [
           "pixels.float() / 255 if", "pixels.float() if"),
     Fault("encoders/vit.py", "tests/test_encoders.py", "the first patch is taken for the class token",
           "ImageTokens(x[:, 0], x[:, 0], x[:, 1:])", "ImageTokens(x[:, 1], x[:, 1], x[:, 1:])"),
-    Fault("encoders/vit.py", "tests/test_encoders.py", "a cell of the stem reads beside its patch",
+    Fault("encoders/vit.py", "tests/test_encoders.py", "a cell of the stem reads off its patch",
           "(1, 0, 1, 0) if doublings else (0, 1, 0, 1)", "(1, 0, 1, 0)"),
     Fault("encoders/vit.py", "tests/test_encoders.py", "patches are read column by column",
           ".flatten(2).transpose(1, 2)", ".transpose(2, 3).flatten(2).transpose(1, 2)"),

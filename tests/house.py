@@ -21,7 +21,7 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 43_850,  # goal 35,000; the rest came with later features
+    "lines": 43_800,  # goal 35,000; the rest came with later features
     "files": 226,
     "siblings": 20,
     "small files": 15,

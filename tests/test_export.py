@@ -102,8 +102,8 @@ def test_a_static_graph_gives_what_grouped_texts_give(case: str) -> None:
     assert torch.equal(found.mask, wanted.mask)
 
 
-def pretrained(kind: str) -> Pretrained:
-    model = checkpoints.FAMILIES[kind]()
+def pretrained(kind: str, **changes: Any) -> Pretrained:
+    model = checkpoints.FAMILIES[kind](**changes)
     config = model.config.to_dict()
     return split(model, {"kind": kind, "config": config, "mean": (0.4,) * 3, "spread": (0.3,) * 3, "pad": 1})
 
@@ -205,7 +205,7 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
 
 
 def test_a_checkpoint_of_others_is_exported_with_its_own_preprocessing(tmp_path: Path) -> None:
-    checkpoints.whole("clip", tmp_path / "in")
+    checkpoints.whole("clip", tmp_path / "in", num_hidden_layers=1)
     processor = {"size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}
     (tmp_path / "in" / "preprocessor_config.json").write_text(json.dumps(processor))
     model = load(tmp_path / "in")
@@ -259,7 +259,7 @@ class Text_(Image_):
 
 @pytest.mark.parametrize(("kind", "frozen"), [("clip", 5), ("siglip", 0)])
 def test_pretrained_encoders_become_graphs(kind: str, frozen: int, tmp_path: Path) -> None:
-    found = pretrained(kind)
+    found = pretrained(kind, num_hidden_layers=1)  # of texts
     assert found.image is not None
     assert found.text is not None
     if frozen:

@@ -163,7 +163,7 @@ def test_every_method_shows_where_texts_are(method: str, tmp_path: Path, capsys:
     assert "What is dark outside the line is not read by the model." in words
     weighs = method in ("caft", "flair")
     assert ("of photographs and of drawn scenes" in words) != weighs
-    assert ("empty 0." in words) == weighs
+    assert ("empty slot 0." in words) == weighs
     with Image.open(png) as figure:
         assert figure.width > 1000
 

@@ -280,7 +280,7 @@ def test_images_are_shown_from_both_ends_on_one_scale() -> None:
         assert one.look is not None
         row = data.keys.index(one.detail)
         assert [told.score for told in one.look.sentences] == [*scores[OWN][row], *scores[OTHER][row]]
-        assert [told.role for told in one.look.sentences].count("own") == len(scores[OWN][row])
+        assert [told.role for told in one.look.sentences].count("own text") == len(scores[OWN][row])
         assert one.look.heat is not None
         assert one.look.heat.shape == (len(one.look.sentences), 8, 8)
         assert one.look.range() == 1.0, "8 of 6 tokens: never more than all of it"
@@ -305,5 +305,5 @@ def test_the_command_writes_a_result_and_a_page(tmp_path: Path, capsys: Capture)
     assert "AUROC within" in capsys.readouterr().out
     assert read(found).settings["order_seed"] == 0
     words = Page(page.read_text()).words
-    for part in ("Inactivity of", "AUROC of the empty slot", "told apart least", "of another image, score"):
+    for part in ("Inactivity of", "AUROC of the empty slot", "lowest AUROC", "text of another image"):
         assert part in words

@@ -636,7 +636,7 @@ def test_a_model_without_groups_is_measured_by_rules() -> None:
 def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
     long = "a red dog runs " * 30 + "to a house"
     bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))
-    given = [record(long, "a red dog", "a house", key="l"), *PLAIN * 5, bad]
+    given = [record(long, "a red dog", "a house", key="l"), *PLAIN * 10, bad]
     data, result = evaluate_phrases(grouping(by_id), InMemory(given))
     assert data.cut == 1
     assert "1 phrases lie beyond what the model reads and are left out" in result.notes

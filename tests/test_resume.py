@@ -29,7 +29,7 @@ LONG = (
     "train.max_steps=40",
     "train.save_every=7",
     "data.workers=2",
-    'data.validation=["scenes:dev?count=6"]',
+    'data.validation=["scenes:dev?count=3"]',
     "train.validate_every=10",
 )
 KILLS = ((3, True), (12, False), (17, True), (38, False))
@@ -374,7 +374,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(
 
 
 BEST = (
-    'data.validation=["scenes:dev?count=6"]',
+    'data.validation=["scenes:dev?count=3"]',
     "train.validate_every=2",
     "train.save_every=3",
     "train.keep_checkpoints=9",

@@ -26,6 +26,7 @@ from servers import PATIENCE, Gate, running, until
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
+from grainline.data.other_texts import PHOTOGRAPHS
 from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
@@ -33,7 +34,7 @@ from grainline.web.engine import Batcher, Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import TextQuery
-from grainline.web.start import GENERAL, examples
+from grainline.web.start import examples
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 MODEL = tiny_model()
@@ -566,7 +567,8 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
 # An index that changes
 
 
-def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
+def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.web.engine.TICK", 0.02)
     engine = Engine(copy / "index", MODEL)
     with running(engine) as client:
         old = ask(client, k=HITS).json()["hits"]
@@ -585,7 +587,10 @@ def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
         until(lambda: client.get("/api/index").json()["images"] == 19)  # without a search as well
 
 
-def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(copy: Path) -> None:
+def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.web.engine.TICK", 0.02)
     engine = Engine(copy / "index", MODEL)
     manifest = (copy / "index" / "manifest.json").read_bytes()
     with running(engine) as client:
@@ -709,6 +714,6 @@ def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
     try:
         found = examples(index)
         assert found
-        assert (set(found) <= set(GENERAL)) == general
+        assert (set(found) <= set(PHOTOGRAPHS)) == general
     finally:
         index.model.run = None

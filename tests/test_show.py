@@ -181,7 +181,7 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
         assert found[1][0].words == "2  The cat sleeps."
         parts = [one for text in attention_maps(model, seen, texts, ALL, (8, 8)) for one in text]
         for panel, (part, heat) in zip([*found[0], *found[1]], parts, strict=True):
-            assert panel.below == f"empty {part.empty:.2f}"
+            assert panel.below == f"empty slot {part.empty:.2f}"
             drawn = np.asarray(overlay(seen, heat, end))
             assert np.array_equal(np.asarray(panel.image), drawn)
     assert [panel.words for panel in stages] == [
@@ -249,14 +249,14 @@ def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture)
     assert call(*given) == 0
     assert capsys.readouterr().out.count("written: ") == 2
     words = Page(html.read_text()).words
-    for part in ("16 superpixels", "2 segments", "1.4 ", "empty 0.", "full orange: 1 ", "sum to 1"):
+    for part in ("16 superpixels", "2 segments", "1.4 ", "empty slot 0.", "full orange 1 or more", "sum to 1"):
         assert part in words
     assert "longer than the model reads" in words
     large = tall(png)
     assert call(*run(tmp_path, model, "--out", png)) == 0
     assert tall(png) < large
     assert call(*run(tmp_path, model, "--text", LONG, "--scale", "0.05", "--out", html)) == 0
-    assert "full orange: 0.05" in Page(html.read_text()).words
+    assert "full orange 0.05" in Page(html.read_text()).words
 
 
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> None:

@@ -17,7 +17,7 @@ from grainline.training.checkpoint import latest, verify
 
 LONG = ("train.max_steps=30", "train.save_every=25", "data.workers=2")
 WEIGHTS = "model.safetensors"
-MEASURED = ('data.validation=["scenes:dev?count=6"]', "train.validate_every=2", "train.save_every=4")
+MEASURED = ('data.validation=["scenes:dev?count=3"]', "train.validate_every=2", "train.save_every=4")
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -253,7 +253,7 @@ def test_too_much_damage_names_the_first_files() -> None:
     with pytest.raises(
         UserError, match=r"2 of 10 samples in memory:test are corrupt; allowed are 10%"
     ) as error:
-        encode_source(Colours(), source)
+        encode_source(Colours(), source, max_corrupt=0.1)
     assert "x/0.jpg" in str(error.value)
     assert "x/1.jpg" in str(error.value)
 

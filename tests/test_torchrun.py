@@ -22,7 +22,7 @@ CASES = {
     "sharded": (
         "train.max_steps=4",
         "train.fsdp=true",
-        'data.validation=["scenes:dev?count=6"]',
+        'data.validation=["scenes:dev?count=3"]',
         "train.validate_every=2",
     ),
     "sharded and tuned": (

@@ -555,7 +555,7 @@ def test_the_numbers_stand_in_the_page() -> None:
     words = Page(page()).words
     for part in (
         "34.2 %",
-        "30.1 to 38.4 %",
+        "30.1 to 38.4\u00a0%",
         "0.20 %",
         "250.5",
         "Right one at rank 3 of 500 tied",

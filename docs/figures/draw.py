@@ -96,7 +96,7 @@ def interval(cell: str) -> Interval:
 
 
 def dots(panels: list[tuple[str, float, dict[str, Interval]]], label: int, wide: int) -> str:
-    """Panels beside each other: title, value of the dashed line, label -> value, low, high. Axes start at 0."""
+    """Panels side by side: title, value of the dashed line, label -> value, low, high. Axes start at 0."""
     parts = [
         f'<text class="e" x="{label - 12}" y="{20 + ROW * k}">{name}</text>'
         for k, name in enumerate(panels[0][2], start=1)

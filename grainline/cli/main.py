@@ -19,7 +19,6 @@ from grainline.cli.options import (
     SEARCH,
     START,
     TRAIN,
-    TRUSTING,
     Data,
     Images,
     RecipeChanges,
@@ -40,25 +39,27 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+SWITCHES = ("--quiet", "-q", "--trust-code")  # may stand anywhere
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors")
 
 
 @app.callback(invoke_without_command=True)
 def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    trust_code: Annotated[  # noqa: ARG001 - `main` takes it from anywhere in the line
+    trust_code: Annotated[
         bool,
         typer.Option(
             "--trust-code", help="Import classes outside grainline that a model names. May stand anywhere."
         ),
     ] = False,
-    quiet: Annotated[  # noqa: ARG001 - `main` takes it from anywhere in the line
+    quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
     ] = False,
 ) -> None:
     from grainline.config import TRUST_CODE
 
-    TRUST_CODE.set(TRUSTING.get())
+    QUIET.set(quiet)
+    TRUST_CODE.set(trust_code)
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -198,7 +199,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(_without_switches(sys.argv[1:]) or ["--help"]), standalone_mode=False)
+        code = app(_spread(_switches_first(sys.argv[1:])), standalone_mode=False)
     except usage as error:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:
@@ -214,11 +215,14 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _without_switches(arguments: list[str]) -> list[str]:
-    """The arguments without `--quiet` and `--trust-code`, which may stand anywhere."""
-    QUIET.set(bool({"--quiet", "-q"} & set(arguments)))
-    TRUSTING.set("--trust-code" in arguments)
-    return [argument for argument in arguments if argument not in ("--quiet", "-q", "--trust-code")]
+def _switches_first(arguments: list[str]) -> list[str]:
+    """Switches of all commands stand before the command; without any command, help does.
+
+    >>> _switches_first(["encode", "runs/x", "photos/", "-q"]), _switches_first(["--quiet"])
+    (['-q', 'encode', 'runs/x', 'photos/'], ['--quiet', '--help'])
+    """
+    first = [argument for argument in arguments if argument in SWITCHES]
+    return first + ([argument for argument in arguments if argument not in SWITCHES] or ["--help"])
 
 
 def _spread(arguments: list[str]) -> list[str]:

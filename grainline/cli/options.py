@@ -23,9 +23,6 @@ HELP = {"help_option_names": ["-h", "--help"]}
 QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
 """Whether `--quiet` was given: no line "next:"."""
 
-TRUSTING: ContextVar[bool] = ContextVar("TRUSTING", default=False)
-"""Whether `--trust-code` was given."""
-
 Model = Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")]
 Sources = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="One or more data sources.")]
 Data = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]

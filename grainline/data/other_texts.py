@@ -118,13 +118,16 @@ def _captions(source: Source) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def trained_on_scenes(run: Path | None) -> bool | None:
-    """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
+def trained_paths(run: Path | None) -> list[str] | None:
+    """The data of the recipe of a run; None where there is no recipe."""
     try:
         recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
-        are_scenes = {
-            str(path).partition(":")[0].partition("?")[0] == "scenes" for path in recipe["data"]["paths"]
-        }
+        return [str(path) for path in recipe["data"]["paths"]]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
+
+
+def trained_on_scenes(run: Path | None) -> bool | None:
+    """Whether all data of the recipe of a run are drawn scenes, or none; None where nothing says so."""
+    are_scenes = {path.partition(":")[0].partition("?")[0] == "scenes" for path in trained_paths(run) or ()}
     return are_scenes.pop() if len(are_scenes) == 1 else None

@@ -115,7 +115,7 @@ def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
 
     A window of three with stride 2 cannot lie in the middle of its two cells: the padded side decides whether
     it begins too early or ends too late. If all windows began too early, the errors would add up to nearly
-    half a patch, and heat would lie beside its object. The last one ends too late, so that a token reads
+    half a patch, and heat would lie next to its object. The last one ends too late, so that a token reads
     around the centre of its patch, half a pixel off.
     """
     layers: list[nn.Module] = []

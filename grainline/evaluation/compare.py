@@ -70,18 +70,22 @@ class Differences(list[Difference]):
         return html_table(*self._table())
 
     def _table(self) -> Table:
-        head = ["metric", "before", "after", "difference", "paired interval"]
-        return (
-            "after minus before",
-            head,
+        return "after minus before", *self.cells()
+
+    def cells(self, interval: str = "paired interval") -> tuple[list[str], list[list[str]]]:
+        """Head and rows of a table. A difference is sure where 0 lies outside of its interval.
+
+        interval  the name of its column
+        """
+        rows = [
             [
-                [
-                    *(one.label, one.text(one.before), one.text(one.after), one.text(one.value, "+")),
-                    f"{one.text(one.low, '+')} to {one.text(one.high, '+')}",
-                ]
-                for one in self
-            ],
-        )
+                *(one.label, one.text(one.before), one.text(one.after), one.text(one.value, "+")),
+                f"{one.text(one.low, '+')} to {one.text(one.high, '+')}",
+                "no" if one.low <= 0 <= one.high else "yes",
+            ]
+            for one in self
+        ]
+        return ["metric", "before", "after", "difference", interval, "sure"], rows
 
 
 def compare(after: Result, before: Result, where: str = "the earlier result") -> Differences:

@@ -179,7 +179,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     collectors: Mapping[str, Collector] = {},
     descriptions: Descriptions | None = None,
     batch: int = 64,
-    max_corrupt: float = 0.1,
+    max_corrupt: float = 0.02,
     progress: Progress | None = None,
 ) -> Encodings:
     """Encode all images and texts of a source.

@@ -15,11 +15,17 @@ from rich.table import Table
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
 from grainline.errors import UserError, amount, escape_controls, suggestion
-from grainline.evaluation.compare import Difference, read_earlier, refuse_options, with_comparison
+from grainline.evaluation.compare import (
+    Difference,
+    Differences,
+    read_earlier,
+    refuse_options,
+    with_comparison,
+)
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, origin, trained_on, validation_summary, writable, write
+from grainline.evaluation.result import Result, notes_on_training, origin, validation_summary, writable, write
 from grainline.evaluation.score import MEMORY
-from grainline.evaluation.suite import Settings, Suite, load_suite, suite_class
+from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite, suite_class
 from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
 from grainline.loading import load
 from grainline.model import Model
@@ -45,7 +51,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     captions: str | None = None,
     batch_size: int = 64,
     seed: int = 0,
-    max_corrupt: float = 0.02,
+    max_corrupt: float = MAX_CORRUPT,
     memory: int = MEMORY,
     images: str | None = None,
     scoring: str | None = None,
@@ -109,7 +115,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
         result = suite.measure(loaded.method, encodings, settings)
         about = origin(loaded, name) | ({"weights": IN_MEMORY, "step": None} if loaded is model else {})
-        notes = result.notes + trained_on(loaded.run, result.data["path"])
+        notes = result.notes + notes_on_training(loaded.run, result.data["path"])
         result = result._replace(settings=result.settings | about, notes=notes)
         evaluation = Evaluation(loaded, source, encodings, result)
     if earlier is not None:
@@ -235,29 +241,18 @@ def card_table(result: Result) -> Table:
 
 def difference_table(result: Result) -> Table:
     """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
-    out = _metric_table(_difference_title(result), _difference_columns(result))
-    for label, *values in _difference_rows(result):
+    table = _differences(result)
+    out = _metric_table(table.caption, table.head[1:])
+    for label, *values in table.rows:
         out.add_row(escape(label), *values)
     return out
 
 
-def _difference_title(result: Result) -> str:
-    return f"{result.suite}, compared to {result.settings['compared_to']['path']}"
-
-
-def _difference_columns(result: Result) -> tuple[str, ...]:
-    return "before", "after", "difference", f"{100 * result.settings['level']:g} % interval, paired", "sure"
-
-
-def _difference_rows(result: Result) -> list[list[str]]:
-    """Metric, value before and after, their difference, its interval, and whether 0 lies outside of it."""
-    out = []
-    for fields in result.settings["compared_to"]["differences"]:
-        row = Difference(**fields)
-        values = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
-        ends = f"{row.text(row.low, '+')} to {row.text(row.high, '+')}"
-        out.append([row.label, *values, ends, "no" if row.low <= 0 <= row.high else "yes"])
-    return out
+def _differences(result: Result) -> CaseTable:
+    entry = result.settings["compared_to"]
+    differences = Differences(Difference(**fields) for fields in entry["differences"])
+    cells = differences.cells(f"{100 * result.settings['level']:g} % interval, paired")
+    return CaseTable(f"{result.suite}, compared to {entry['path']}", *cells)
 
 
 def _metric_table(title: str, columns: Sequence[str]) -> Table:
@@ -302,15 +297,8 @@ def metrics_section(results: Sequence[Result]) -> Section:
     for result in results:
         parts.append(metrics_html(result))
         if "compared_to" in result.settings:
-            head = ("Metric", *(column.capitalize() for column in _difference_columns(result)))
-            parts.append(table_html(CaseTable(_difference_title(result), head, _difference_rows(result))))
+            parts.append(table_html(_differences(result)))
     return Section("Metrics", Markup().join(parts))
-
-
-def _without_differences(result: Result) -> dict[str, Any]:
-    """The settings, of an earlier result only its path: the differences have a table of their own."""
-    earlier = result.settings.get("compared_to")
-    return result.settings | ({} if earlier is None else {"compared_to": earlier["path"]})
 
 
 def metrics_html(result: Result) -> Markup:
@@ -318,7 +306,9 @@ def metrics_html(result: Result) -> Markup:
     shares = [m for m in result.metrics if m.unit == "share"]
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
-    data = {"data fingerprint" if k == "fingerprint" else k: value for k, value in result.data.items()}
+    about = {**result.settings, **{f"data {name}": value for name, value in result.data.items()}}
+    if "compared_to" in about:  # the differences have a table of their own
+        about["compared_to"] = about["compared_to"]["path"]
     drawings = [
         "" if m not in shares or m.chance is None else whisker(m.value, m.low, m.high, m.chance, (0.0, end))
         for m in result.metrics
@@ -328,6 +318,6 @@ def metrics_html(result: Result) -> Markup:
         caption=f"{result.suite}, protocol {result.protocol}: {_size(result)}",
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
-        end=f"0 to {100 * end:.0f} %" if shares else "",
-        about={"time": result.time, **_without_differences(result), **data, **result.versions},
+        end=f"0 to {100 * end:.0f} %" if any(drawings) else "",
+        about={"time": result.time, **about, **result.versions},
     )

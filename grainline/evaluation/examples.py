@@ -19,6 +19,7 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
+from grainline.methods.heat import read_area
 from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, WholeImage
@@ -29,8 +30,8 @@ EXAMPLES = 6  # of a kind, on a page
 SENTENCES = 12  # of a text
 PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
 CONTRAST_HINT = (
-    "Heat is orange where the image shows more of a text than of other texts of the data and blue where less;"
-    " 1 is what one of five of these reaches, and less has no colour."
+    "Heat is orange where the image shows more of a text than of other texts of the data and blue where less."
+    " 1 is the heat that one in five other texts reach; less has no colour."
 )
 HEAT_HINT = f"{CONTRAST_HINT} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown."
 MARKS = " .!?…"  # around a phrase that is a whole sentence
@@ -157,14 +158,9 @@ def spread(rank: np.ndarray, number: int) -> list[int]:
 
 def whole_image(model: Model, image: Image.Image) -> WholeImage:
     """An image, shrunk where it is large, with the square of it that the model reads."""
-    transform, (width, height) = model.transform, image.size
-    left, top, right, bottom = transform.place((0, 0, width, height), image.size)  # of it in the square
     image = image.convert("RGB")
     image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
-    across, down = image.width / (right - left), image.height / (bottom - top)
-    ends = -left, -top, transform.size - left, transform.size - top
-    square = ends[0] * across, ends[1] * down, ends[2] * across, ends[3] * down
-    return WholeImage(image, square)
+    return WholeImage(image, read_area(model.transform, image.size))
 
 
 def look_at(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-import yaml
 
 import grainline
+from grainline.data.other_texts import trained_paths
 from grainline.errors import UserError, amount, escape_controls
 from grainline.files import STATE, temporary_path
 from grainline.fingerprint import fingerprint
@@ -315,10 +315,6 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     """
     run = find_run(Path(path))
     weights = Path(path) if run is None else run[1]
-    try:
-        step = json.loads((weights / STATE).read_bytes())["state"]["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        step = None
     values = model.description.config.model_dump()
     way = {"scoring": values["scoring"]} if "scoring" in values else {}
     if way.get("scoring") == "conditioned" and "alpha" in values:
@@ -327,19 +323,15 @@ def origin(model: Model, path: str) -> dict[str, Any]:
         "model": path,
         "method": model.description.method,
         "weights": str(weights),
-        "step": step,
+        "step": _step(weights),
         "fingerprint": fingerprint(model),
         **way,
     }
 
 
-def trained_on(run: Path | None, path: str) -> tuple[str, ...]:
+def notes_on_training(run: Path | None, path: str) -> tuple[str, ...]:
     """A note where data, by their path, are among those that a run was trained on."""
-    try:
-        recipe = yaml.safe_load(((run or Path()) / "recipe.yaml").read_text(encoding="utf-8"))
-        paths = [str(one) for one in recipe["data"]["paths"]]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return ()
+    paths = trained_paths(run) or ()
     places = {Path(one).resolve() for one in paths if Path(one).exists()}
     if path in paths or Path(path).resolve() in places:
         return ("the run was trained on these data, so other data would give lower values",)

@@ -25,7 +25,7 @@ from grainline.report.png import require_matplotlib, write_panels
 from grainline.types import Encoded
 
 SCALE = (
-    "No colour: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
+    "No colour is no weight, full orange {limit:.3g} or more of the weight of a text, in all maps."
     " The weights of all segments or patches and of the empty slot sum to 1."
 )
 SELECTION_SCALE = (
@@ -34,8 +34,8 @@ SELECTION_SCALE = (
     " alike; a frame is around the largest."
 )
 CONTRAST = (
-    "Heat is orange where the image shows more of a text than of other texts and blue where less; 1 is what"
-    " one of five of these reaches, and less has no colour. The others: {number} {source}."
+    "Heat is orange where the image shows more of a text than of other texts and blue where less. 1 is the"
+    " heat that one in five other texts reach; less has no colour. The others: {number} {source}."
 )
 COSINES = "It is the cosine of each patch with the text; the score of {name} compares whole images."
 UNREAD = "What is dark outside the line is not read by the model."

@@ -93,7 +93,7 @@ def segment_panels(model: Model, photo: Photo, texts: Sequence[str], limit: floa
             # The numbers of text and part, where there are several.
             mark = ".".join(filter(None, (str(i) * (len(texts) > 1), str(j) * (len(parts) > 1))))
             image = heat_overlay(photo.image, heat, photo.area, limit, floor=0.0)
-            panels.append(Panel(f"{mark}  {part.words}".strip(), image, f"empty {part.empty:.2f}"))
+            panels.append(Panel(f"{mark}  {part.words}".strip(), image, f"empty slot {part.empty:.2f}"))
         lines.append(panels)
     if not stages and all(len(panels) == 1 for panels in lines):
         lines = [[panel for panels in lines for panel in panels]] if lines else []

@@ -20,7 +20,14 @@ from grainline.data.formats.joined import Joined, WithoutCaptions, without_image
 from grainline.data.record import Source
 from grainline.errors import UserError, suggestion
 from grainline.evaluation import SUITES
-from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
+from grainline.evaluation.encode import (
+    CAPTIONS,
+    Captions,
+    Collector,
+    Encodings,
+    Progress,
+    encode_source,
+)
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
@@ -30,6 +37,7 @@ from grainline.report.case import CaseList, cases_html
 from grainline.report.page import Section, facts, hint
 from grainline.report.png import require_matplotlib
 
+MAX_CORRUPT = 0.02  # share of the samples that may be skipped, unless another one is given
 HEAT = "heat maps"  # the figure of many suites
 _OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
 
@@ -45,7 +53,7 @@ class Settings(NamedTuple):
 
     captions: Captions | None = None  # which text of a record; None: the default of the suite
     batch_size: int = 64  # images and texts encoded at a time
-    max_corrupt: float = 0.1  # share of samples that may be skipped
+    max_corrupt: float = MAX_CORRUPT  # share of samples that may be skipped
     seed: int = 0  # of the bootstrap
     resamples: int = 1000
     level: float = 0.95  # of the intervals

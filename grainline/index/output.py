@@ -175,7 +175,7 @@ def _reading(options: Options, images: bool) -> list[str]:
     )
     heat = (
         "Heat is orange where the image shows more of the sentence than of the calibration sentences of "
-        "the index, blue where less; 1 is what one of five of these reaches, and less has no colour."
+        "the index, blue where less. 1 is the heat that one in five of these reach; less has no colour."
     )
     return [scores] if images else [scores, verdicts, heat]
 

@@ -27,10 +27,10 @@ from grainline.report.heatmap import (
     ruled,
     scale_bar,
 )
-from grainline.report.page import MissingImage, card, macro, render
+from grainline.report.page import THUMBNAIL, MissingImage, card, macro, render
 
 DIM = 128  # grey that is mixed into what the model does not read
-LAYER = 288  # pixels of the longer side of a layer of heat, which is smooth
+LAYER = THUMBNAIL  # pixels of the longer side of a layer of heat, which is smooth
 MIN_SIDE = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
     "": ("", "", "", ""),

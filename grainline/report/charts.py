@@ -256,12 +256,12 @@ def added(subtexts: Sequence[str]) -> list[str]:
 
 LETTERS = 12  # of a token in a drawing
 TOKEN_RULES = (
-    "A row is a group, a column a token; the darker, the more of the token the group takes. The strip below"
+    "A row is a group, a column a token; more colour: the group takes more of the token. The strip below"
     " has the group that takes most, brackets are the annotated phrases."
 )
 POSITION_RULES = (
-    "The mean over all captions of what each group takes, from their first token to their last. Rows that are"
-    " dark in one place alone say that groups are places in a caption, whatever it says."
+    "The mean over all captions of what each group takes, from their first token to their last. Rows with"
+    " colour in one place alone say that groups are places in a caption, whatever it says."
 )
 
 

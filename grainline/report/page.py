@@ -98,7 +98,7 @@ def data_url(image: Image.Image, side: int = THUMBNAIL) -> str:
     small = image.convert(mode)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    small.save(file, kind, quality=88)
+    small.save(file, kind, quality=88, method=2)  # of WebP: a third of the default's time, a tenth more bytes
     return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode()
 
 

@@ -100,9 +100,9 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
         try:
             yield
         except UserError:
-            if rank() == 0 and {path.name for path in out.iterdir()} == {LOCK}:  # nothing has begun
-                with suppress(OSError):
-                    (out / LOCK).unlink()
+            with suppress(OSError):
+                if rank() == 0 and {path.name for path in out.iterdir()} <= {LOCK}:  # nothing has begun
+                    (out / LOCK).unlink(missing_ok=True)
                     if not existed:
                         out.rmdir()
             raise

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from grainline.distributed import rank, usable_cores, world_size
@@ -44,8 +46,6 @@ def shard(objective: Objective, device: torch.device) -> None:
     Each layer of `layer_lists` is one unit. The other parameters, such as tables and projections, stay
     gathered for a whole step. All processes start from the weights of the first one, as with DDP.
     """
-    from torch.distributed.fsdp import fully_shard  # half a second, which other runs need not wait for
-
     for x in (*objective.parameters(), *objective.buffers()):
         dist.broadcast(x.detach(), 0)
     read_at_once(objective)
@@ -67,8 +67,8 @@ def accumulation_step(objective: Any, last: bool) -> Iterator[None]:
     skip = isinstance(objective, DistributedDataParallel) and not last
     with objective.no_sync() if skip else nullcontext():
         yield
-    for module in objective.modules() if hasattr(objective, "reshard") else ():  # an FSDPModule
-        if hasattr(module, "reshard"):
+    for module in objective.modules() if isinstance(objective, FSDPModule) else ():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
             module.reshard()
 
 
@@ -78,14 +78,9 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     return full_tensor(norm)
 
 
-def full_tensor(x: Any) -> Tensor:
+def full_tensor(x: Tensor) -> Tensor:
     """A sharded tensor in full, on every process; other tensors are returned unchanged."""
-    return x.full_tensor() if _is_sharded(x) else x
-
-
-def _is_sharded(x: Tensor) -> bool:
-    """Whether this is a DTensor, by what only these have: importing the class takes half a second."""
-    return hasattr(x, "device_mesh")
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def full_tensor_on_first(x: Tensor) -> Tensor:
@@ -93,18 +88,16 @@ def full_tensor_on_first(x: Tensor) -> Tensor:
 
     All processes call it; those other than the first get an empty tensor.
     """
-    if not _is_sharded(x):
+    if not isinstance(x, DTensor):
         return x
     full = full_tensor(x.detach())
     return full.cpu() if rank() == 0 else full.new_empty(0)
 
 
-def shard_like(x: Tensor, like: Any) -> Tensor:
+def shard_like(x: Tensor, like: Tensor) -> Tensor:
     """A full tensor sharded as `like` is, the inverse of `full_tensor_on_first`. All processes call it."""
-    if not _is_sharded(like):
+    if not isinstance(like, DTensor):
         return x
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements)
 
 

@@ -3,39 +3,13 @@
 import numpy as np
 import torch
 
-from grainline.data.other_texts import trained_on_scenes
+from grainline.data.other_texts import PHOTOGRAPHS, trained_on_scenes
 from grainline.index.search import Index
 from grainline.index.store import NULL_SENTENCES
 
 SAMPLES = 24
 EXAMPLES = 3
 LONGEST = 110  # characters of an example
-
-GENERAL = (
-    "A dog on grass.",
-    "A cat that looks at the camera.",
-    "A person on a beach.",
-    "People at a table with food.",
-    "A child who plays outside.",
-    "A street in a city.",
-    "A building with many windows.",
-    "Mountains under a blue sky.",
-    "A sunset over water.",
-    "A forest in autumn.",
-    "A snowy landscape.",
-    "A close-up of a flower.",
-    "A bird on a branch.",
-    "A car on a road.",
-    "A boat on a lake.",
-    "A person on a bicycle.",
-    "A group of friends.",
-    "A page of text.",
-    "A diagram with arrows.",
-    "A map.",
-    "A painting of a person.",
-    "A room with furniture.",
-)
-"""Tried where the calibration texts are of drawn scenes and the model is not."""
 
 
 def samples(index: Index) -> list[int]:
@@ -50,7 +24,7 @@ def examples(index: Index) -> list[str]:
 
     Contrast is the best score minus the mean over the background images, in units of their std. Candidates
     are the calibration sentences, first those whose own image is in the index. Where these are of drawn
-    scenes, and the model was not trained on them, general ones are taken instead.
+    scenes, and the model was not trained on them, built-in ones of photographs are taken instead.
     """
     if len(index) < 2:
         return []
@@ -58,7 +32,7 @@ def examples(index: Index) -> list[str]:
     sentences, score = list(texts.sentences), reader.take(NULL_SENTENCES, reader.background)
     known = np.isin(texts.image_hashes, reader.hashes)
     if reader.synthetic_texts and not trained_on_scenes(index.model.run):
-        sentences, known = list(GENERAL), np.zeros(len(GENERAL), bool)
+        sentences, known = list(PHOTOGRAPHS), np.zeros(len(PHOTOGRAPHS), bool)
         score = index.score(reader.background, index.model.encode(texts=sentences))
     out: dict[int, str] = {}  # by best image
     best = score.argmax(0).tolist()

@@ -1,7 +1,6 @@
 """Pretrained towers as files that other programs read, and the difference of vectors that this makes."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from grainline.encoders.pretrained.build import joined, whole_model
 from grainline.encoders.pretrained.hub import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
-from grainline.files import replacing, sync, write_tensors, write_text
+from grainline.files import replacing, share, sync, write_tensors, write_text
 
 
 class Parity(NamedTuple):
@@ -45,7 +44,7 @@ def to_hugging_face(
         for write in also:
             write(place)
         for file in sorted(place.iterdir()):
-            os.chmod(file, place.stat().st_mode & 0o666)  # safetensors writes for the owner alone
+            share(file)
             sync(file)
         size = towers.architecture["config"]["vision_config"]["image_size"]
         processor = preprocess.to_hugging_face(towers.architecture["kind"], towers.architecture, size)

@@ -99,7 +99,9 @@ class ColaSuite(Suite[NoOptions]):
             by = float(margin[i])
             return Case(lead(by), f"item {items.number[i] + 1:,}", by > 0, rows=[Row(panels, large=True)])
 
-        order = "By the lesser of the two differences: the own image of a caption less the other one."
+        order = (
+            "Sorted by the smaller of two margins: the score of a caption with its own image less the other."
+        )
         titles = ("Items: most wrong", "Items: most right")
         return evaluation.both_ends(titles, order, extremes(margin, number=number), case)
 

@@ -164,9 +164,9 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
             return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
 
         order = (
-            f"By the score of the best right box less that of the best wrong one, in the {MAPS[name]}; one"
-            " expression for each image. The frame of black between white is the true box, dashes are around"
-            " the one that the map chose, thin lines around all that were to choose from."
+            f"Sorted by the score of the best right box less that of the best wrong one, in the {MAPS[name]};"
+            " one expression for each image. The frame of black between white is the true box, dashes are"
+            " around the one that the map chose, thin lines around all that were to choose from."
         )
         titles = ("Expressions: most wrong", "Expressions: most right")
         leads = [one.by[name].lead for one in expressions]

@@ -159,9 +159,9 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
 
         order = (
-            "By the score of the right text less that of the best foil; one region for each image, with the"
-            f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text"
-            f" with what lies in the box. {CONTRAST_HINT}"
+            "Sorted by the score of the right text less that of the best foil; one region for each image,"
+            f" with the right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of"
+            f" a text with what lies in the box. {CONTRAST_HINT}"
         )
         titles = ("Regions: most wrong", "Regions: most right")
         return evaluation.both_ends(
@@ -292,17 +292,17 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i == 0))  # ties: the right one is behind
     ranked = sorted(scores, reverse=True)
-    best_foil = texts[next(i for i in order if i)]
+    foils = [i for i in order if i][: TEXTS - 1]
     return [
         SentenceScore(
             texts[i],
             scores[i],
             role="foil" if i else "right text",
-            other=texts[0] if i else best_foil,
+            other=texts[0 if i else foils[0]],
             place=standing(rank, ranked),
         )
         for rank, i in enumerate(order, 1)
-        if not i or sum(1 for j in order[:rank] if j) < TEXTS
+        if i in (0, *foils)
     ]
 
 

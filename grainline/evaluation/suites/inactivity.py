@@ -45,7 +45,7 @@ from grainline.types import Encoded, rows
 
 AUROC, WITHIN = "AUROC of the empty slot", "AUROC within an image"
 OWN, OTHER = "empty slot, own texts", "empty slot, other texts"
-ROLES = ("own", "of another image")  # of parts on the page
+ROLES = ("own text", "text of another image")  # of parts on the page
 SEED = 0  # of the order of texts: results that are compared or pooled must pair the same texts
 
 
@@ -118,10 +118,10 @@ class InactivitySuite(Suite[NoOptions]):
             )
 
         order = (
-            "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
-            " weight of the image tokens. All maps of all images share one scale."
+            "Sorted by AUROC within the image. Below each part of a text stands the weight of its empty slot;"
+            " its heat is the weight of the image tokens. All maps of all images share one scale."
         )
-        titles = ("Images: told apart least", "Images: told apart best")
+        titles = ("Images: lowest AUROC", "Images: highest AUROC")
         return evaluation.both_ends(titles, order, extremes(share, gap, number=number), case)
 
 
@@ -252,7 +252,11 @@ def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
     """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
     image, alt = evaluation.image(row), f"image {evaluation.data.keys[row]}"
     sides = tuple(zip(ROLES, (one.own, one.other), strict=True))
-    scores = [SentenceScore(words, weight, role=role) for role, side in sides for words, weight in side]
+    scores = [
+        SentenceScore(words, weight, role=role, place=f"empty slot {weight:.3f}")
+        for role, side in sides
+        for words, weight in side
+    ]
     if isinstance(image, MissingImage):
         return CaseImage(image, alt, scores)
     given = evaluation.given(row, image)

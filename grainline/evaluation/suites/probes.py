@@ -166,7 +166,7 @@ class ProbesSuite(Suite[NoOptions]):
                 lead(by), detail, by > 0, image=evaluation.displayed(own), alt=f"image {name}", texts=texts
             )
 
-        order = "By the difference of the two scores; one comparison for each image."
+        order = "Sorted by the difference of the two scores; one comparison for each image."
         titles = ("Probes: most wrong", "Probes: most right")
         return evaluation.both_ends(
             titles,

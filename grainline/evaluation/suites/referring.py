@@ -102,7 +102,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
             return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(evaluation, expressions[i]))
 
         order = (
-            "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
+            "Sorted by IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
             " the map was compared."
         )

@@ -150,8 +150,8 @@ class SimilaritySuite(TextConditionedSuite):
             return Case(f"Sim {sim:.3f}", detail, look=look)
 
         order = (
-            f"By {SIM} over all texts of an image. The score of a text is the mean cosine of the image as"
-            " this text sees it with the image as the others do."
+            f"Sorted by {SIM} over all texts of an image. The score of a text is the mean cosine of the image"
+            " pooled with it and the image pooled with each other text."
         )
         titles = ("Images: most alike", "Images: least alike")
         lowest, highest = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)

@@ -157,7 +157,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
             ]
             return Case(lead(by), detail, by > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts)
 
-        order = "By the score of the true class less that of the best other class."
+        order = "Sorted by the score of the true class less that of the best other class."
         titles = ("Classes: most wrong", "Classes: most right")
         return evaluation.both_ends(titles, order, extremes(true - false, number=number), case)
 
