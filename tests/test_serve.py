@@ -567,8 +567,7 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
 # An index that changes
 
 
-def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.web.engine.TICK", 0.02)
+def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
     engine = Engine(copy / "index", MODEL)
     with running(engine) as client:
         old = ask(client, k=HITS).json()["hits"]

@@ -249,7 +249,14 @@ def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture)
     assert call(*given) == 0
     assert capsys.readouterr().out.count("written: ") == 2
     words = Page(html.read_text()).words
-    for part in ("16 superpixels", "2 segments", "1.4 ", "empty slot 0.", "full orange 1 or more", "sum to 1"):
+    for part in (
+        "16 superpixels",
+        "2 segments",
+        "1.4 ",
+        "empty slot 0.",
+        "full orange 1 or more",
+        "sum to 1",
+    ):
         assert part in words
     assert "longer than the model reads" in words
     large = tall(png)
