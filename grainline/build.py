@@ -17,7 +17,7 @@ from grainline.encoders.pretrained.build import PretrainedImageConfig, Pretraine
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
-from grainline.files import reason, write_text
+from grainline.files import reason, without_folders, write_text
 from grainline.methods import method_class
 from grainline.methods.base import Method
 
@@ -112,9 +112,17 @@ def build(description: Description) -> Method:
         raise
 
 
-def write_description(folder: Path, description: Description) -> None:
-    """Write `model.json`."""
+def shared_config(value: Any) -> Any:
+    """The values of a config, as JSON has them, without folders of this machine: for other people."""
+    if isinstance(value, dict):
+        return {name: shared_config(one) for name, one in value.items()}
+    return without_folders(value) if isinstance(value, str) else value
+
+
+def write_description(folder: Path, description: Description, *, shared: bool = False) -> None:
+    """Write `model.json`. shared: by `shared_config`"""
     config = description.config.model_dump(mode="json")
+    config = shared_config(config) if shared else config
     values = {"format": FORMAT, "method": description.method, "config": config}
     write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
 
@@ -144,9 +152,14 @@ def read_description(folder: Path, *, trust_code: bool = False) -> Description:
     return Description(name, method_config(name, config, str(where), trust_code=trust_code))
 
 
-def method_config(name: str, values: dict[str, Any], where: str, *, trust_code: bool = True) -> TowersConfig:
-    """The checked config of a method, by its name or "my_module:MyMethod"."""
-    cls = method_class(name, where, trust_code=trust_code)
+def method_config(
+    name: str, values: dict[str, Any], where: str, of_name: str | None = None, *, trust_code: bool = True
+) -> TowersConfig:
+    """The checked config of a method, by its name or "my_module:MyMethod".
+
+    where, of_name  of the values and the name, for messages; None: the name stands there too
+    """
+    cls = method_class(name, of_name or where, trust_code=trust_code)
     return parse(cls.config_class, values, where, trust_code=trust_code)
 
 

@@ -31,6 +31,7 @@ PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
 
 _SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and moved away for a replacement
 
+_FOLDERS = re.compile(r"(?<![\w./\\])(?:~|[A-Za-z]:)?[/\\](?:[^/\\?,]+[/\\])+")
 WRITE_ERRORS = (OSError, SafetensorError)
 
 
@@ -245,6 +246,15 @@ def link(file: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(file, target)
         sync(target)
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths in a text, cut to their last part: folders of a machine are of no use elsewhere.
+
+    >>> without_folders("coco:/home/me/a.json?images=/data/photos"), without_folders("runs/first")
+    ('coco:a.json?images=photos', 'runs/first')
+    """
+    return _FOLDERS.sub("", text)
 
 
 def reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """A model as a folder that `grainline.load` reads, its model card, and the Hugging Face hub.
 
 The folder has model.json, tokenizer.json, model.safetensors and README.md, the model card. It holds no
-optimizer; a run is resumed from its own folder.
+optimizer; a run is resumed from its own folder. Other people read it: of a path it has the last part alone.
 """
 
 import json
@@ -17,7 +17,7 @@ from grainline import __version__
 from grainline.build import Description, write_description
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
-from grainline.files import reason, write_text
+from grainline.files import reason, without_folders, write_text
 from grainline.report.page import render
 from grainline.weights import MODEL, save_weights
 
@@ -41,7 +41,7 @@ def save(
         raise UserError(f"{folder} is the folder of a run; name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_description(folder, description)
+        write_description(folder, description, shared=True)
         tokenizer.save(folder)
         write_text(folder / CARD, card)
     except OSError as error:
@@ -141,9 +141,9 @@ def training_facts(run: Path) -> dict[str, str]:
     sides = [model.get("pretrained"), *(model.get(side, {}).get("pretrained") for side in ("image", "text"))]
     started = recipe.get("init_from") or ", ".join(dict.fromkeys(filter(None, sides))) or "random weights"
     return {
-        "data": ", ".join(data.get("paths", ())),
+        "data": ", ".join(map(without_folders, data.get("paths", ()))),
         "budget": f"{steps:,} steps of {batch:,} images" if steps and batch else "",
-        "starts from": str(started),
+        "starts from": without_folders(str(started)),
         "seed": str(train.get("seed", 0)),
     }
 
@@ -156,7 +156,10 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         model, other = values["settings"]["model"], values["settings"].get("fingerprint")
-        where, metrics = f"{values['suite']} on {values['data']['path']}", list(values["metrics"])
+        where, metrics = (
+            f"{values['suite']} on {without_folders(values['data']['path'])}",
+            list(values["metrics"]),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
     if other != fingerprint:

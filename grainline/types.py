@@ -60,6 +60,10 @@ class Encoded(NamedTuple):
     precomputed: Any = None  # a NamedTuple of tensors [N, ...] in place of tokens and extra in `Method.score`
     truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
 
+    def __repr__(self) -> str:  # shapes: numbers would fill screens
+        shapes = (f"{name} {list(x.shape)}" for name, x in self._asdict().items() if isinstance(x, Tensor))
+        return f"Encoded({', '.join(shapes)})"
+
 
 class Pair(NamedTuple):
     """Both sides of one batch."""

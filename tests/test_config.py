@@ -201,6 +201,11 @@ def test_a_class_is_named_by_a_table_or_by_its_module(
     assert load_class("grainline.config:Config", Config, {}, "--kind", trust_code=False) is Config
 
 
+def test_a_method_that_cannot_be_imported_is_named_by_its_field() -> None:
+    with pytest.raises(UserError, match=r"^recipe field method: nowhere_at_all:M cannot be imported"):
+        _ = read_recipe("clip/scenes", ["method=nowhere_at_all:M"]).description
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

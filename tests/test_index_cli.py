@@ -224,6 +224,11 @@ def test_photos_indexes_beside_the_folder_and_refreshes(
     assert sorted(root.rglob("*")) == sorted([*before, root / "later.png"]), "nothing is written into it"
     other = photos(tmp_path / "other", 3)
     assert "choose another --index" in complaint(capsys, "photos", other, "--index", tmp_path / "mine.index")
+    given = "--calibration-texts", tmp_path / "texts.txt"
+    assert "has its calibration texts from when it was built" in complaint(capsys, "photos", root, *given)
+    (tmp_path / "texts.txt").write_text("\n".join(f"A dog on hill {i}." for i in range(30)))
+    assert call("photos", other, "--model", made / "model", *given) == 0
+    assert IndexReader(tmp_path / "other.index").calibration_texts.source == str(tmp_path / "texts.txt")
     assert "no folder" in complaint(capsys, "photos", tmp_path / "none")
 
 

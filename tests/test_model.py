@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import grainline
+from grainline.build import shared_config
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
 from grainline.data.image_inputs import open_image
@@ -207,6 +208,31 @@ def test_saving_spares_what_is_no_saved_model(clip: Model, tmp_path: Path) -> No
     with pytest.raises(UserError, match="is the folder of a run"):
         clip.save(tmp_path / "run")
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes.txt", "run"]
+
+
+def test_what_encode_returns_is_printed_as_shapes(clip: Model) -> None:
+    assert repr(clip.encode(texts=TEXTS)).startswith(f"Encoded(vector [{len(TEXTS)}, ")
+
+
+def test_what_is_shared_names_no_folder_of_this_machine(clip: Model, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(
+        f"data: {{paths: ['{tmp_path}/mine/photos.tar', "
+        f"'coco:{tmp_path}/mine/a.json?images={tmp_path}/imgs']}}\n"
+        f"train: {{max_steps: 2, global_batch_size: 2}}\nmodel: {{}}\ninit_from: {tmp_path}/mine/first\n"
+    )
+    (tmp_path / "r.json").write_text(
+        f'{{"suite": "retrieval", "data": {{"path": "{tmp_path}/mine/test.csv"}},'
+        f' "settings": {{"model": "x", "fingerprint": "{fingerprint(clip)}"}}, "metrics": []}}'
+    )
+    clip.run = tmp_path / "run"
+    card = (clip.save(tmp_path / "saved", results=[tmp_path / "r.json"]) / "README.md").read_text()
+    clip.run = None
+    for line in ("photos.tar, coco:a.json?images=imgs", "| starts from | first |", "retrieval on test.csv"):
+        assert line in card
+    assert str(tmp_path) not in card
+    shared = shared_config({"image": {"pretrained": f"{tmp_path}/vit", "size": 8}, "pretrained": "org/clip"})
+    assert shared == {"image": {"pretrained": "vit", "size": 8}, "pretrained": "org/clip"}
 
 
 def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ from grainline.progress import progress
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Images, or folders of images, below the folder.")]
 Weights = Annotated[str | None, typer.Option(help="The model of the index, if its folder has moved.")]
+CalibrationTexts = Annotated[
+    str | None,
+    typer.Option(help="Texts like the queries, about other images: a data source or a .txt file."),
+]
 Descriptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -34,10 +38,7 @@ def build(
     images: Annotated[str, typer.Argument(help="Folder of images, folders below it included.")],
     model: Annotated[str, typer.Option(help="Run folder, weights inside one, or a checkpoint.")],
     out: Annotated[Path, typer.Option(help="Folder of the index; an interrupted build is continued.")],
-    calibration_texts: Annotated[
-        str | None,
-        typer.Option(help="Texts like the queries, about other images: a data source or a .txt file."),
-    ] = None,
+    calibration_texts: CalibrationTexts = None,
     descriptions: Descriptions = None,
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from grainline.cli.index import Port, print_report, require_folder, require_server
+from grainline.cli.index import CalibrationTexts, Port, print_report, require_folder, require_server
 from grainline.cli.options import check_model
 from grainline.errors import UserError
 from grainline.progress import progress
@@ -22,6 +22,7 @@ def photos(
     index: Annotated[
         Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
     ] = None,
+    calibration_texts: CalibrationTexts = None,
     port: Port = 8017,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
 ) -> None:
@@ -45,6 +46,10 @@ def photos(
         manifest = store.read_manifest(place)
         if Path(manifest.root) != root:
             raise UserError(f"{place} is an index of {manifest.root}, not of {root}; choose another --index")
+        if calibration_texts is not None:
+            raise UserError(
+                f"{place} has its calibration texts from when it was built; choose another --index"
+            )
         loaded = model_of(place, manifest, model)
     name = manifest.model_id.path if known else model or public_checkpoint()
     print(f"model: {name}", flush=True)
@@ -52,7 +57,7 @@ def photos(
         report = (
             sync.refresh(place, model=loaded, progress=step)
             if known
-            else sync.build(root, place, model=name, progress=step)
+            else sync.build(root, place, model=name, calibration_texts=calibration_texts, progress=step)
         )
     print_report(place, report, time.monotonic() - started)
     run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import grainline
+from grainline.build import shared_config
 from grainline.data.scenes.source import Scenes
 from grainline.encoders.cast import CastConfig
 from grainline.errors import UserError
@@ -314,7 +315,7 @@ def _description(
     return {
         "format": FORMAT,
         "method": model.description.method,
-        "config": model.description.config.model_dump(mode="json"),
+        "config": shared_config(model.description.config.model_dump(mode="json")),
         "fingerprint": fingerprint(model),
         "pairwise": method.pairwise,
         "size": method.size,

@@ -286,7 +286,7 @@ class Index:
             )
         if power < MIN_POWER:
             share = f"{100 * power:.0f} % of" if power >= 0.005 else "hardly any"
-            return (f"this model recognises {share} true sentences; its verdict is always 'cannot tell'",)
+            return (f"this model recognises {share} true sentences, so the verdict on each is 'cannot tell'",)
         return ()
 
     @torch.no_grad()

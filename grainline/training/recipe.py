@@ -168,7 +168,8 @@ class Recipe(Config):
     @property
     def description(self) -> Description:
         """The method and its checked config."""
-        return Description(self.method, method_config(self.method, self.model, "recipe field model"))
+        where = "recipe field model", "recipe field method"
+        return Description(self.method, method_config(self.method, self.model, *where))
 
     def remarks(self) -> tuple[str, ...]:
         """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
