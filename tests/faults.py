@@ -1110,8 +1110,8 @@ TILES = [
           "into += x", "into.copy_(x)"),
     Fault("losses/tiled/pair_loss.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
           "if torch.is_grad_enabled():\n        raise", "if False:\n        raise"),
-    Fault("losses/tiled/pair_loss.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
-          "x.device.type, enabled=False)", "x.device.type)"),
+    Fault("losses/tiled/operands.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
+          "torch.autocast(kind, enabled=False)", "torch.autocast(kind)"),
     Fault("losses/tiled/pair_mask.py", "tests/test_pairs.py", "tiles with positives count as plain",
           "whole and self.against is None and not _meet(row.image, col.image)", "whole"),
     Fault("losses/tiled/pair_mask.py", "tests/test_pairs.py", "tiles of several groups count as plain",
@@ -1127,6 +1127,40 @@ TILES = [
           "first = attend(q, k, v, None, causal=False)", "first = v[:, :, :1]"),
     Fault("encoders/pretrained/adapters.py", "tests/test_pooling.py", "another kind loses its summary",
           'if self.kind != "clip":', "if False:"),
+]
+
+GPU = [
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py",
+          "slopes of images without segments drown those of all others",
+          "return by.masked_fill((rows[-1] == -torch.inf).all(-1, keepdim=True), 0)", "return by"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "keys learn in units of keys",
+          "chunk.query[head]), by), unit * of_query)", "chunk.query[head]), by), unit * of_key)"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "queries and u share operands",
+          "key = x.data_ptr(), x.shape", "key = 0, x.shape"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "a chunk forgets its mask",
+          "if mask is None else fit * unit + mask", "if mask is None else fit * unit"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "blocks above the diagonal count once",
+          "self.by.wide(left, b[:, end:]), 2 * unit)", "self.by.wide(left, b[:, end:]), unit)"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "the bias of the output has no slope",
+          "by_square[..., None] * (full(y) * of_y + shift)", "by_square[..., None] * (full(y) * of_y)"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "lists stay lists whatever their length",
+          "if pairs.wide * SPARSE < texts:", "if pairs.wide < texts:"),
+    Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "each tile compiles in vain",
+          "            fast = function\n", ""),
+    Fault("losses/tiled/operands.py", "tests/test_chunked.py", "a CPU computes in half precision",
+          "x.dtype == torch.float32 and on_gpu(x)", "x.dtype == torch.float32"),
+    Fault("losses/tiled/operands.py", "tests/test_chunked.py", "losses under autocast are exact",
+          "half_products(_HALF.get() or torch.is_autocast_enabled(kind))", "half_products(_HALF.get())"),
+    Fault("losses/tiled/operands.py", "tests/test_chunked.py", "large values overflow",
+          "        unit = power_above(x)\n", "        unit = x.new_ones(())\n"),
+    Fault("losses/tiled/operands.py", "tests/test_chunked.py", "small slopes are zeros",
+          "unit if self.dtype is None else power_above(by) * unit * SPARE", "unit"),
+    Fault("losses/tiled/pair_mask.py", "tests/test_chunked.py", "sampled negatives are positives",
+          "for some in (places, places[:, : self.lists.own])", "for some in (places, places)"),
+    Fault("losses/tiled/vocabulary.py", "tests/test_chunked.py", "tokens learn in units of entries",
+          "by.wide(narrow, entries.x).mul_(entries.unit)", "by.wide(narrow, entries.x)"),
+    Fault("training/step.py", "tests/test_chunked.py", "training in half precision has exact losses",
+          "half_products(self.precision != torch.float32)", "half_products(False)"),
 ]
 
 PHRASES = [
@@ -1934,7 +1968,7 @@ GROUPS = [
           "self.attention(self.norm_self(x), None, False)"),
     Fault("losses/tiled/vocabulary.py", "tests/test_vocabulary.py",
           "targets do not pull their rows of the table",
-          ".index_add_(0, target, hidden, alpha=-1)", ""),
+          "hidden / rest[:, None]).index_add_(0, target, hidden, alpha=-1)", "hidden / rest[:, None])"),
     Fault("losses/tiled/vocabulary.py", "tests/test_vocabulary.py", "all logits are stored at once",
           "for start in range(0, len(hidden), size):",
           "size = max(1, len(hidden))\n            for start in range(0, len(hidden), size):"),
@@ -2310,6 +2344,7 @@ DESCRIBED = [
 ]
 FAULTS = (
     LOSSES
+    + GPU
     + FUNCTIONS
     + PROCESSES
     + ENCODERS

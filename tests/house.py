@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 43_800,  # goal 35,000; the rest came with later features
-    "files": 226,
+    "lines": 44_500,  # goal 35,000; the rest came with later features, 600 of them for GPUs
+    "files": 228,
     "siblings": 20,
     "small files": 15,
     "names twice in a folder": 0,

@@ -255,6 +255,13 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
             assert float(found[rank][f"{name} alone"][0]) == pytest.approx(float(alone.detach()), rel=1e-9)
 
 
+def test_ids_may_be_lists() -> None:
+    image, text = (x.detach() for x in vectors()[:2])
+    for ids in ({"text_ids": OWN}, {"text_ids": OWN, "image_ids": torch.arange(len(image))}):
+        lists: Any = {name: one.tolist() for name, one in ids.items()}
+        assert losses.info_nce(image, text, 9.0, **lists) == losses.info_nce(image, text, 9.0, **ids)
+
+
 def test_autocast_lowers_no_precision() -> None:
     image, text = (x.detach().float() for x in vectors()[:2])  # autocast leaves float64 alone
     for loss in (losses.info_nce, losses.himo_loss):
@@ -284,6 +291,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "beta": (
         lambda: losses.beta_cal(torch.ones(2, 3, 8), torch.ones(2, 8), modules()[1], 1.0, beta=2.0),
         "beta",
+    ),
+    "no tensor": (lambda: losses.info_nce([[1.0]], torch.ones(1, 1), 1.0), "image is a list"),  # type: ignore[arg-type]
+    "settings": (
+        lambda: losses.himo_loss(torch.eye(2), torch.eye(2), 1.0, settings={"threshold": 0.5}),  # type: ignore[arg-type]
+        "settings is a dict; it must be a grainline.losses.MoLo",
+    ),
+    "pool": (
+        lambda: losses.beta_cal(torch.ones(2, 3, 4), torch.ones(2, 4), modules()[1], 1.0),
+        "pool reads vectors of 8 numbers, and tokens have 4",
     ),
     "patches": (
         lambda: losses.seps_triplet(torch.ones(2, 3, 8), torch.ones(2, 4, 8), modules()[2], step=0),

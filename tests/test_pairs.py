@@ -211,6 +211,7 @@ class Counting(Small):
     """How often a tile was computed, with and without its gradient."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.plain, self.learnt = 0, 0
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:

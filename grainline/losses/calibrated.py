@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
+from grainline.losses.tiled.operands import operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
@@ -37,13 +38,15 @@ def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
     denominators, as in the code of the authors, if it is given an item.
     """
     shares = (shares_of(pairs.rows, pairs.cols), torch.ones_like(pairs.cols.item))
-    return pair_loss(Dot(), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares)[0]
+    return pair_loss(Dot(operands(scaled)), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares)[0]
 
 
 def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
     share = shares_of(pairs.rows, pairs.cols)
-    rows, cols = pair_loss(Dot(), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share))
+    rows, cols = pair_loss(
+        Dot(operands(scaled)), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share)
+    )
     return rows, cols
 
 
@@ -70,7 +73,7 @@ def beta_bce(scaled: Tensor, others: Tensor, pairs: PairMatrix, divisor: Divisor
         share = _one_over_group(local, local.real(), gathered, gathered.real())
     number = share.sum()
     shares = (share if divisor == "rows" else share.square(), torch.ones_like(gathered.item))
-    (mean,) = pair_loss(Dot(), SigmoidLoss(), (scaled,), (others,), pairs, shares=shares)
+    (mean,) = pair_loss(Dot(operands(scaled)), SigmoidLoss(), (scaled,), (others,), pairs, shares=shares)
     return Mean(mean.total, number.to(mean.total.dtype))
 
 

@@ -7,19 +7,20 @@
 In all of them:
     image [N, D], text [M, D]  vectors of any length; they are brought to unit length here
     logit_scale, logit_bias    of one element: the scale itself, not its logarithm
-    image_ids [N], text_ids [M] int64: texts with the id of an image describe it; -1 = a text of no image, a
-               negative of all. Only text_ids: they are rows of `image`. Neither: text i describes image i
+    image_ids [N], text_ids [M] int64 tensors or lists: texts with the id of an image describe it; -1 = a text
+               of no image, a negative of all. Only text_ids: they are rows of `image`. Neither: text i
+               describes image i
     gather     with several processes, compare with the rows of all of them: the mean of the gradients over
                processes, as DistributedDataParallel takes it, is that of one process with the whole batch.
                Processes may have different numbers of rows. False: each process for itself
 Computed at least in float32, whatever autocast says. UserError for a wrong shape, type or id.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grainline.distributed import all_reduce_max, ddp_mean, local_rows, rank, world_size
 from grainline.distributed import gather as all_rows
@@ -28,7 +29,7 @@ from grainline.losses import calibrated
 from grainline.losses.batch import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
 from grainline.losses.molo import MoLo, molo
 from grainline.losses.text_conditioned import Negatives, flair_means, part_loss, part_pairs
-from grainline.losses.tiled.pair_loss import exact
+from grainline.losses.tiled.operands import exact
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.selector import Selector
@@ -37,6 +38,7 @@ from grainline.nn.pooling import ConditionedPool, CrossPool, mean_pool, unit
 from grainline.types import Clock, Encoded, Mean, Pair, full
 
 Scale = Tensor | float
+Ids = Tensor | Sequence[int] | None
 
 
 def info_nce(
@@ -44,8 +46,8 @@ def info_nce(
     text: Tensor,
     logit_scale: Scale,
     *,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     smoothing: float = 0.0,
     gather: bool = True,
 ) -> Tensor:
@@ -75,8 +77,8 @@ def sigmoid(
     logit_scale: Scale,
     logit_bias: Scale,
     *,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     gather: bool = True,
 ) -> Tensor:
     """Binary cross-entropy of all pairs, divided by the images (SigLIP, arXiv 2303.15343, equation 1): []
@@ -98,8 +100,8 @@ def himo_loss(
     text: Tensor,
     logit_scale: Scale,
     *,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     settings: MoLo | None = None,
     gather: bool = True,
 ) -> Tensor:
@@ -116,6 +118,8 @@ def himo_loss(
     (torch.Size([]), torch.Size([4, 4]))
     """
     settings = settings or MoLo()
+    if not isinstance(settings, MoLo):
+        raise UserError(f"settings is a {type(settings).__name__}; it must be a grainline.losses.MoLo")
     if not 0 < settings.threshold <= 1:
         raise UserError(f"threshold is {settings.threshold:g}; it must be above 0 and at most 1")
     local, every = _batch(image, text, image_ids, text_ids, gather)
@@ -131,8 +135,8 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
     pool: CrossPool | Callable[[Tensor, Tensor], Tensor],
     logit_scale: Scale,
     *,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     beta: float = 0.5,
     form: Literal["ce", "bce"] = "ce",
     divisor: Literal["rows", "pairs"] = "pairs",
@@ -159,6 +163,7 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
     if form not in ("ce", "bce"):
         raise UserError(f"form is {form!r}; it must be ce or bce")
     _shape("tokens", tokens, (None, None, None))
+    _pool(pool, tokens.shape[2])
     local = _local(tokens[:, :1].sum(1), text, image_ids, text_ids, gather)
     scale = _number("logit_scale", logit_scale, tokens)
     with exact(tokens):
@@ -196,8 +201,8 @@ def flair_loss(  # noqa: PLR0913, all but tensors by name
     step: int,
     seed: int = 0,
     token_mask: Tensor | None = None,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     negatives: Negatives = "sampled",
     gather: bool = True,
 ) -> Tensor:
@@ -219,6 +224,7 @@ def flair_loss(  # noqa: PLR0913, all but tensors by name
     local = _with_tokens(_local(image, text, image_ids, text_ids, gather), tokens, token_mask)
     scale, bias = _number("logit_scale", logit_scale, image), _number("logit_bias", logit_bias, image)
     _shape("text", text, (None, tokens.shape[2]))
+    _pool(pool, tokens.shape[2])
     raw = local.texts._replace(vector=_padded(full(text), len(local.texts.item)))
     local, every = _gathered(local._replace(texts=raw), gather)
     images, parts = local.images, every.texts
@@ -244,8 +250,8 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
     part_bias: Scale | None = None,
     token_mask: Tensor | None = None,
     part_mask: Tensor | None = None,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     negatives: Negatives = "sampled",
     gather: bool = True,
 ) -> Tensor:
@@ -266,6 +272,7 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
     """
     local = _with_tokens(_local(image, text, image_ids, text_ids, gather), tokens, token_mask)
     _shape("parts", parts, (len(text), None, tokens.shape[2]))
+    _pool(pool, tokens.shape[2])
     local = local._replace(texts=_tokens_of(local.texts, parts, part_mask, "part_mask"))
     scale, bias = _number("logit_scale", logit_scale, image), _number("logit_bias", logit_bias, image)
     local, every = _gathered(local, gather, ("vector", "tokens", "mask"))
@@ -293,8 +300,8 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
     seed: int = 0,
     word_mask: Tensor | None = None,
     description: Tensor | None = None,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
+    image_ids: Ids = None,
+    text_ids: Ids = None,
     margin: float = 0.2,
     hardest: bool = True,
     gather: bool = True,
@@ -341,19 +348,19 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
         return _total([(term.weight, term.mean) for term in terms.values()], gather)
 
 
-def _batch(
-    image: Tensor, text: Tensor, image_ids: Tensor | None, text_ids: Tensor | None, gather: bool
-) -> tuple[Pair, Pair]:
+def _batch(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: bool) -> tuple[Pair, Pair]:
     """Vectors of unit length with ids: those of this process, and of all."""
     return _gathered(_local(image, text, image_ids, text_ids, gather), gather)
 
 
-def _local(
-    image: Tensor, text: Tensor, image_ids: Tensor | None, text_ids: Tensor | None, gather: bool
-) -> Pair:
+def _local(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: bool) -> Pair:
     """The rows of this process, padded to the most of any process."""
     _shape("image", image, (None, None))
     _shape("text", text, (None, image.shape[1]))
+    image_ids, text_ids = (
+        torch.tensor(ids, device=image.device) if isinstance(ids, Sequence) else ids
+        for ids in (image_ids, text_ids)
+    )
     across = gather and world_size() > 1
     n, m = (_most(len(x), x) if across else len(x) for x in (image, text))
     start = rank() if across else 0
@@ -448,11 +455,20 @@ def _number(name: str, value: Scale, like: Tensor) -> Tensor:
 
 
 def _shape(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:
-    """UserError for a tensor without rows, or of another shape; None: any size."""
+    """UserError for no tensor, one without rows, or one of another shape; None: any size."""
+    if not isinstance(x, Tensor):
+        raise UserError(f"{name} is a {type(x).__name__}; it must be a torch tensor")
     fits = x.dim() == len(shape) and all(b is None or a == b for a, b in zip(x.shape, shape, strict=True))
     if not fits or not len(x):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise UserError(f"{name} has shape {list(x.shape)}; it must be [{wanted}], with a row or more")
+
+
+def _pool(pool: Any, width: int) -> None:
+    """UserError for a pool of another width than the tokens."""
+    query = getattr(pool, "to_query", None)
+    if isinstance(query, nn.Linear) and query.in_features != width:
+        raise UserError(f"pool reads vectors of {query.in_features} numbers, and tokens have {width}")
 
 
 def _ids(name: str, ids: Tensor, number: int, least: int) -> None:

@@ -10,17 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward, PooledCosine
-from grainline.losses.tiled.pair_loss import SigmoidLoss, exact, pair_loss
+from grainline.losses.tiled.chunked_cosine import ChunkedGram, ChunkedOutward, chunked
+from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
+from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
+from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
     PairMatrix,
+    Pairs,
     RowIds,
     SampledPairs,
     all_negatives,
     row_ids,
     sample_negatives,
 )
-from grainline.losses.tiled.scores import Dot, Parts
+from grainline.losses.tiled.scores import Dot, Parts, Score
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Encoded, Mean, full, rows
 
@@ -64,7 +67,7 @@ def part_loss(
     pool: ConditionedPool,
     segments: Segments,
     texts: Tensor,
-    pairs: PairMatrix | SampledPairs,
+    pairs: Pairs,
     scale: Tensor,
     bias: Tensor,
 ) -> Mean:
@@ -83,11 +86,14 @@ def part_loss(
                 "sampled":      total += log(1 + exp(logit)) if j is sampled for i
         number += 1
 
-    Computed at least in float32, whatever autocast says.
+    Computed at least in float32, whatever autocast says; on a GPU, in training in half precision, operands of
+    products are float16.
     """
     with exact(texts):
         score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
+        if on_gpu(texts):
+            score, pairs = chunked(score, pairs, operands(full(texts)), len(texts))
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 
@@ -152,7 +158,8 @@ def pooled_scores(
         step = len(out) or 1
         if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
             points = key_values.key.shape[1] * key_values.key.shape[2]
-            step = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
+            room = ROOM * 32 if on_gpu(texts) else ROOM
+            step = room // max(1, points * (points + len(pool.to_out.bias))) or 1
         for start in range(0, len(out), step):
             here = slice(start, start + step)
             _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
@@ -164,7 +171,7 @@ def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
     return torch.set_grad_enabled(torch.is_grad_enabled() and tensor.requires_grad)
 
 
-def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, share: Tensor) -> None:
+def _fill(out: Tensor, given: tuple[Score, Parts, Parts], cols: Parts, share: Tensor) -> None:
     """Scores of some images with all texts, in tiles, into out [n, M]."""
     score, of_images, shared = given
     parts = share.shape[1]
@@ -178,9 +185,7 @@ def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, sh
             out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
 
 
-def image_side(
-    pool: ConditionedPool, segments: Tensor, mask: Tensor | None
-) -> tuple[PooledCosine, Parts, Parts]:
+def image_side(pool: ConditionedPool, segments: Tensor, mask: Tensor | None) -> tuple[Score, Parts, Parts]:
     """The cheaper way to compute cosines, its tensors for images, and its parameters."""
     key_values, out, bias = pool.keys(full(segments), mask), pool.to_out.weight, pool.to_out.bias
     if key_values.value.shape[1] * key_values.value.shape[2] < len(bias):
@@ -196,7 +201,7 @@ def text_side(pool: ConditionedPool, texts: Tensor) -> Parts:
     return query, (unit @ pool.to_out.weight).view_as(query), unit @ pool.to_out.bias
 
 
-def _gram(pool: ConditionedPool, key_values: KeyValue) -> tuple[PooledCosine, Parts, Parts]:
+def _gram(pool: ConditionedPool, key_values: KeyValue) -> tuple[Score, Parts, Parts]:
     key, value, mask = full(key_values.key), full(key_values.value), key_values.mask
     out, bias = pool.to_out.weight, pool.to_out.bias
     by_head = out.unflatten(1, (value.shape[1], -1))
@@ -211,20 +216,23 @@ def _by_gram(pool: ConditionedPool, key_values: KeyValue, texts: int) -> bool:
     return heads * slots < len(pool.to_out.bias) and texts > 2 * slots
 
 
-def _scoring_rows(
-    pool: ConditionedPool, key_values: KeyValue, texts: int
-) -> tuple[PooledCosine, Parts, Parts]:
+def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tuple[Score, Parts, Parts]:
     """As `image_side`, for scores; tensors of each image or call must pay for so many texts."""
     out, bias = pool.to_out.weight, pool.to_out.bias
-    alone = bias.new_ones(()), bias.new_zeros(())
+    alone, dtype = (bias.new_ones(()), bias.new_zeros(())), key_values.key.dtype
+    large = on_gpu(out) and not torch.is_grad_enabled()  # only losses have gradients of their own there
+    by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
     if _by_gram(pool, key_values, texts):
         score, of_images, shared = _gram(pool, key_values)
+        score = ChunkedGram(by) if large else score
         return score, of_images, (*shared, *alone)
-    dtype = key_values.key.dtype
+    blocks, matrix, shift = 1, out, bias
     if len(key_values.key) * texts > FEW:
-        turn, triangle = torch.linalg.qr(out)
-        return Outward(BLOCKS), _rows(key_values), (triangle.to(dtype), turn.T @ bias, *alone)
-    return Outward(1), _rows(key_values), (out.to(dtype), bias, *alone)
+        turn, matrix = torch.linalg.qr(out)
+        blocks, shift = BLOCKS, turn.T @ bias
+    if large:
+        return ChunkedOutward(by, blocks), _rows(key_values), (matrix, shift, *alone)
+    return Outward(blocks), _rows(key_values), (matrix.to(dtype), shift, *alone)
 
 
 def _rows(key_values: KeyValue, *own: Tensor) -> Parts:

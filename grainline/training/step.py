@@ -22,6 +22,7 @@ from grainline.config import Config
 from grainline.distributed import ddp_mean, gather
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
+from grainline.losses.tiled.operands import half_products
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
@@ -75,7 +76,8 @@ class Objective(nn.Module):
             local = method.before_gather(Pair(concat(image_chunks), texts_encoded))
         row_terms: list[dict[str, Term]] = [terms for _, terms in text_chunks]
         gathered = Pair(gather(local.images, method.gathers), gather(local.texts, method.gathers))
-        terms = dict(method.loss(local, gathered, clock))
+        with half_products(self.precision != torch.float32):
+            terms = dict(method.loss(local, gathered, clock))
         for name, first in row_terms[0].items():
             means = [chunk[name].mean for chunk in row_terms]
             mean = Mean(*(torch.stack(part).sum() for part in zip(*means, strict=True)))

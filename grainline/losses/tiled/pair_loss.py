@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, SampledPairs, Tile
+from grainline.losses.tiled.operands import exact
+from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
 from grainline.losses.tiled.scores import Parts, Score
 from grainline.types import Mean, full
 
@@ -35,7 +36,7 @@ class TileWalk(NamedTuple):
 
     score: Score
     loss: Any
-    blocks: PairMatrix | SampledPairs
+    blocks: Pairs
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
@@ -81,11 +82,6 @@ def total(shares: Tensor, losses: Tensor) -> Tensor:
 def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
     """x [r, c], with another value where there is no pair."""
     return x if where.real is None else x.masked_fill(~where.real, other)
-
-
-def exact(x: Tensor) -> torch.autocast:
-    """A block in which autocast lowers no precision."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def only_once() -> None:
@@ -298,7 +294,7 @@ def pair_loss(
     loss: PairwiseLoss | SoftmaxLoss,
     rows: Parts,
     cols: Parts,
-    blocks: PairMatrix | SampledPairs,
+    blocks: Pairs,
     *,
     shared: Parts = (),
     shares: tuple[Tensor, Tensor] | None = None,

@@ -226,6 +226,49 @@ class SampledPairs(NamedTuple):
         x.index_add_(0, self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1))
 
 
+class SampledMatrix(NamedTuple):
+    """`SampledPairs` as pairs of the whole matrix: where products of all cost less than copies of some."""
+
+    lists: SampledPairs
+    wide: int  # number of columns
+
+    @property
+    def rows(self) -> RowIds:
+        return self.lists.rows
+
+    def tiles(self, height: int, width: int) -> Iterator[Tile]:
+        """Parts of the matrix with so many rows and columns at most. The host does not wait."""
+        for top in range(0, len(self.rows.item), height):
+            for left in range(0, self.wide, width):
+                yield Tile(slice(top, top + height), slice(left, left + width))
+
+    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
+        """The pairs of a tile: [r, c]"""
+        places = self.lists.places[tile.rows]
+        places = torch.where(places < 0, self.wide, places)
+        real, same = (
+            torch.zeros(len(places), self.wide + 1, dtype=torch.bool, device=places.device).scatter_(
+                1, some, True
+            )
+            for some in (places, places[:, : self.lists.own])
+        )
+        real, same = (x[:, : self.wide][:, tile.cols] for x in (real, same))
+        return PairMask(real, same, same.to(dtype))
+
+    def take(self, x: Tensor, tile: Tile) -> Tensor:
+        """As of `PairMatrix`, which `room` and `put` are as well."""
+        return x[tile.cols]
+
+    def room(self, x: Tensor, tile: Tile) -> Tensor:
+        return x[tile.cols]
+
+    def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
+        pass
+
+
+Pairs = PairMatrix | SampledPairs | SampledMatrix
+
+
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
     """Each image with its own captions, with one caption of every other image, and with all foils.
 

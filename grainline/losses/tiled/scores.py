@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grainline.losses.tiled.operands import Operands
+
 Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
 
@@ -68,16 +70,25 @@ class Dot(Score):
 
     closed = True
 
+    def __init__(self, operands: Operands | None = None) -> None:
+        """operands: of products of rows with shared columns; None: as they are"""
+        self.by = operands or Operands(None)
+
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         if cols[0].dim() == 3:
             return (cols[0] @ rows[0][..., None])[..., 0]
-        return rows[0] @ cols[0].T
+        return self.by.product(rows[0], cols[0].T)
 
     def forward_with_vjp(
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
     ) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
+            if self.by.dtype is None or cols[0].dim() == 3:
+                add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
+                return
+            for into, a, b in ((sums[0], by_logits, cols[0]), (sums[1], by_logits.T, rows[0])):
+                if into is not None:
+                    into += self.by.product(a, b)
 
         return self.tile(rows, cols, shared) if known is None else known, pull
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.pair_loss import LOG2E, exact, only_once, scaled, zeros
+from grainline.losses.tiled.operands import Operands, Scaled, exact, operands
+from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
 from grainline.types import Mean, full
 
 TILE = {"cpu": 2**22}
@@ -29,7 +30,8 @@ def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
         total += -log_softmax(hidden[i] @ table.T)[target[i]]
         number += 1
 
-    Computed at least in float32, whatever autocast says; sums over tokens in float64. Differentiable once.
+    Computed at least in float32, whatever autocast says, but for operands of products on a GPU; sums over
+    tokens in float64. Differentiable once.
     """
     counts = (target >= 0) & (target < table.shape[0])
     hidden, target = full(hidden)[counts], target[counts]
@@ -49,10 +51,14 @@ class _OnePass(torch.autograd.Function):
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
         room = hidden.new_empty(min(size, len(hidden)), len(table))  # for the logits of one tile at a time
         with exact(hidden):
+            by = operands(hidden)
+            entries = by.scaled(table)
             for start in range(0, len(hidden), size):
                 part = slice(start, start + size)
                 parts = None if sums[0] is None else sums[0][part], sums[1]
-                losses[part] = _tile(hidden[part], table, target[part], room[: len(target[part])], parts)
+                losses[part] = _tile(
+                    hidden[part], table, target[part], room[: len(target[part])], parts, (by, entries)
+                )
         ctx.sums = sums
         return losses.double().sum().to(losses.dtype)
 
@@ -63,19 +69,38 @@ class _OnePass(torch.autograd.Function):
 
 
 def _tile(
-    hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: tuple[Tensor | None, Tensor | None]
+    hidden: Tensor,
+    table: Tensor,
+    target: Tensor,
+    logits: Tensor,
+    sums: tuple[Tensor | None, Tensor | None],
+    half: tuple[Operands, Scaled],
 ) -> Tensor:
     """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
 
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: its
-    factors are scaled by 1 / rest, and the target is subtracted by itself.
+    factors are scaled by 1 / rest, and the target is subtracted by itself. half: the table as operands
     """
-    torch.mm(hidden, table.T, out=logits)
+    by, entries = half
+    if by.dtype is None:
+        torch.mm(hidden, table.T, out=logits)
+    else:
+        tokens = by.scaled(hidden)
+        torch.mul(by.wide(tokens.x, entries.x.T), tokens.unit * entries.unit, out=logits)
     hit = logits.gather(1, target[:, None])[:, 0]
     top = logits.amax(1)
     exps = torch.add(top[:, None] * -LOG2E, logits, alpha=LOG2E, out=logits).exp2_()
     rest = exps.sum(1)
     by_hidden, by_table = sums
+    if by.dtype is not None:
+        narrow, tokens = by.cast(exps), by.scaled(hidden / rest[:, None])
+        if by_hidden is not None:
+            found = by.wide(narrow, entries.x).mul_(entries.unit)
+            torch.sub(found.div_(rest[:, None]), table[target], out=by_hidden)
+        if by_table is not None:
+            by_table.addcmul_(by.wide(narrow.T, tokens.x), tokens.unit)
+            by_table.index_add_(0, target, hidden, alpha=-1)
+        return rest.log() + top - hit
     if by_hidden is not None:
         torch.mm(exps, table, out=by_hidden).div_(rest[:, None]).sub_(table[target])
     if by_table is not None:

@@ -1,0 +1,389 @@
+"""`conditioned_cosine` on a GPU: a tile is a chunk of images with all texts, and its products are large.
+
+A tile of some hundred texts is some 75 small kernels, more than the host can launch in the time that a GPU
+runs them. Here all texts meet a chunk of images, one head at a time: [T, d] @ [d, r * L] and the like, in
+half precision where training is (`operands.py`). What is no product is compiled into single kernels.
+
+Formulas are those of `conditioned_cosine`. r images, T texts, L segments, heads of width d;
+D = heads * d, P = heads * L.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grainline.losses.tiled.conditioned_cosine import BLOCKS, TINY, Dense, Gram
+from grainline.losses.tiled.operands import Operands, Scaled, on_gpu
+from grainline.losses.tiled.pair_loss import LOG2E
+from grainline.losses.tiled.pair_mask import Pairs, SampledMatrix, SampledPairs
+from grainline.losses.tiled.scores import Parts, Score, Vjp
+from grainline.types import full
+
+ROOM = 2**29  # bytes of what a tile stores of its pairs
+MOST = 256  # images of a tile
+SPARSE = 32  # lists of columns stay lists where all texts are so many times more
+
+
+def chunked(score: Score, pairs: Pairs, operands: Operands, texts: int) -> tuple[Score, Pairs]:
+    """The same cosines and pairs for a GPU.
+
+    texts  number of columns. Lists that are short beside it stay as they are.
+    """
+    if isinstance(pairs, SampledPairs):
+        if pairs.wide * SPARSE < texts:
+            return score, pairs
+        pairs = SampledMatrix(pairs, texts)
+    return (ChunkedGram if isinstance(score, Gram) else ChunkedDense)(operands), pairs
+
+
+class Chunk(NamedTuple):
+    """The attention of all texts over a chunk of images; lists have one tensor for each head."""
+
+    weight: list[Tensor]  # [T, r, L]
+    key: list[Tensor]  # [r * L, d]
+    query: list[Tensor]  # [T, d]
+    value: list[Tensor]  # [r * L, d]
+    units: tuple[Tensor, Tensor, Tensor]  # of keys, queries and values
+
+
+class Chunked(Score):
+    """Abstract. Columns are the same for all images: no lists."""
+
+    fixed: ClassVar[int] = Dense.fixed
+    """Tensors of rows before the mask."""
+
+    def __init__(self, operands: Operands) -> None:
+        self.by = operands
+        self.shared: dict[tuple[int, torch.Size], Scaled] = {}
+
+    @abstractmethod
+    def stored(self, points: int, width: int) -> int:
+        """The bytes that a tile stores of a pair. points: heads * L, width: heads * d"""
+
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
+        """Some images with all texts, or if these are too many for a tile, one image with some."""
+        heads, slots, width = rows[0].shape[1:]
+        pairs, wide = max(1, ROOM // self.stored(heads * slots, heads * width)), max(1, wide)
+        return max(1, min(MOST, pairs // wide)), min(wide, pairs)
+
+    def once(self, x: Tensor, heads: bool = False) -> Scaled:
+        """Operands that many tiles share, made once. heads: of texts, [T, heads, d] -> [heads, T, d]"""
+        key = x.data_ptr(), x.shape
+        if key not in self.shared:
+            self.shared[key] = self.by.scaled(x.transpose(0, 1).contiguous() if heads else x)
+        return self.shared[key]
+
+    def attend(self, rows: Parts, cols: Parts) -> Chunk:
+        """Softmax over the segments and the empty slot."""
+        key, value = (self.by.scaled(x.transpose(0, 1).flatten(1, 2)) for x in rows[:2])
+        query, weight = self.once(cols[0], heads=True), []
+        mask = rows[-1] if len(rows) > self.fixed else None
+        for q, k in zip(query.x, key.x, strict=True):
+            fit = self.by.wide(q, k.mT).unflatten(1, (len(rows[0]), -1))
+            weight.append(self.by.cast(fused(weights)(fit, query.unit * key.unit, mask)))
+        return Chunk(weight, list(key.x), list(query.x), list(value.x), (key.unit, query.unit, value.unit))
+
+    def alive(self, rows: Parts, by: Tensor) -> Tensor:
+        """A gradient [r, T] without images that have no segment: it reaches none of their weights, and where
+        b_o is small it is so large that those of all others would be zeros of float16 beside it.
+        """
+        if len(rows) <= self.fixed:
+            return by
+        return by.masked_fill((rows[-1] == -torch.inf).all(-1, keepdim=True), 0)
+
+    def pool(self, chunk: Chunk) -> Tensor:
+        """What each text pools: [r, T, D] in units of values"""
+        heads = zip(chunk.weight, chunk.value, strict=True)
+        return torch.cat([self.by.narrow(a.transpose(0, 1), by_image(v, a)) for a, v in heads], -1)
+
+    def pull_fit(self, chunk: Chunk, head: int, by: Tensor, unit: Tensor, sums: Sequence[Any]) -> None:
+        """Add the gradients by keys and queries, from those by the logits [T, r, L] of a head, in units."""
+        flat, (of_key, of_query, _) = by.flatten(1), chunk.units
+        by_key, by_query = sums
+        if by_key is not None:
+            add(by_key[:, head], by_image(self.by.wide(flat.mT, chunk.query[head]), by), unit * of_query)
+        if by_query is not None:
+            add(by_query[:, head], self.by.wide(flat, chunk.key[head]), unit * of_key)
+
+    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
+        return self.forward_with_vjp(rows, cols, shared)[0]
+
+
+def by_image(x: Tensor, weight: Tensor) -> Tensor:
+    """[r * L, d] -> [r, L, d], for weights [T, r, L]"""
+    return x.unflatten(0, weight.shape[1:])
+
+
+def add(into: Tensor, x: Tensor, unit: Tensor) -> None:
+    into.addcmul_(x, unit)
+
+
+class ChunkedDense(Chunked):
+    """Through S [D, D] and w [D], shared by all pairs, as `Dense`."""
+
+    def stored(self, points: int, width: int) -> int:
+        # weights and the gradient by logits; z, y and the gradient by z
+        return self.by.size * (2 * points + 3 * width)
+
+    def forward_with_vjp(
+        self,
+        rows: Parts,
+        cols: Parts,
+        shared: Parts,
+        known: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Vjp]:
+        by, (mix, shift, size, scale, bias) = self.by, shared
+        chunk, u, matrix = self.attend(rows, cols), self.once(cols[1]), self.once(mix)
+        of_value = chunk.units[2]
+        z, of_y = self.pool(chunk), of_value * matrix.unit
+        flat = z.flatten(0, 1)
+        y = by.narrow(flat, matrix.x).view_as(z)
+        along, square = fused(products)(z, y, u.x.flatten(1), shift, (of_value, of_y, u.unit))
+        along, square = along + cols[2], square + size
+
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            (by_key, by_value), (by_query, by_u, by_c) = sums[:2], sums[len(rows) : -len(shared)]
+            by_mix, by_shift, *alone = sums[-len(shared) :]
+            by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
+            add_alone(by_c, alone, by_along, facts)
+            by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
+            unit = by.slopes(by_along, u.unit)
+            by_z = by.cast(
+                fused(by_pooled)(u.x.flatten(1), y, shift, by_along / unit, by_square / unit, u.unit, of_y)
+            )
+            for head, (a, here) in enumerate(
+                zip(chunk.weight, by_z.tensor_split(len(chunk.key), -1), strict=True)
+            ):
+                value = by_image(chunk.value[head], a)
+                if by_value is not None:
+                    add(by_value[:, head], by.wide(a.permute(1, 2, 0), here), unit)
+                by_fit = fused(by_logit)(a, by.wide(here, value.mT).transpose(0, 1))
+                self.pull_fit(chunk, head, by.cast(by_fit), unit * of_value, (by_key, by_query))
+            if by_u is not None:
+                by_u += (fused(over_images)(z, by_along) * of_value).view_as(by_u)
+            weight = by.scaled(by_square)
+            if by_mix is not None:
+                half = by.cast(fused(weighted)(z, weight.x)).flatten(0, 1)
+                self.add_symmetric(by_mix, half, flat, weight.unit * of_value.square())
+            if by_shift is not None:
+                add(by_shift, by.wide(weight.x.reshape(1, -1), flat)[0], 2 * weight.unit * of_value)
+
+        return scale * fused(cosine)(along, square) + bias, pull
+
+    def add_symmetric(self, into: Tensor, a: Tensor, b: Tensor, unit: Tensor) -> None:
+        """Add a' b [D, D], which is symmetric: blocks above the diagonal twice and none below it."""
+        step = -(-len(into) // BLOCKS)
+        for start in range(0, len(into), step):
+            end = start + step
+            left = a[:, start:end].mT
+            add(into[start:end, start:end], self.by.wide(left, b[:, start:end]), unit)
+            if end < len(into):
+                add(into[start:end, end:], self.by.wide(left, b[:, end:]), 2 * unit)
+
+
+class ChunkedGram(Chunked):
+    """Through G [n, P, P] and M b_o [n, P] of each image, as `Gram`."""
+
+    fixed = Gram.fixed
+
+    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
+        return points * (4 + 4 * self.by.size)  # V u; weights, y and two gradients
+
+    def forward_with_vjp(
+        self,
+        rows: Parts,
+        cols: Parts,
+        shared: Parts,
+        known: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Vjp]:
+        by, (size, scale, bias) = self.by, shared
+        chunk, u, gram = self.attend(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
+        middle, of_along = rows[3], u.unit * chunk.units[2]
+        by_value_of = [
+            by.wide(text, v.mT).view_as(a) for text, v, a in zip(u.x, chunk.value, chunk.weight, strict=True)
+        ]
+        flat = torch.cat(chunk.weight, -1).transpose(0, 1)  # [r, T, P]
+        y = by.narrow(flat, gram.x)
+        along = sum(fused(inner)(a, seen) for a, seen in zip(chunk.weight, by_value_of, strict=True))
+        along = (along * of_along).mT + cols[2]
+        square = fused(lengths)(flat, y, middle, gram.unit) + size
+
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            (by_key, by_value, by_gram, by_middle), (by_query, by_u, by_c) = (
+                sums[:4],
+                sums[len(rows) : -len(shared)],
+            )
+            by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
+            add_alone(by_c, sums[-3:], by_along, facts)
+            by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
+            unit, weight, turn = by.slopes(by_along, of_along), by.scaled(by_square), by.scaled(by_along.mT)
+            slots = chunk.weight[0].shape[-1]
+            for head, (a, seen) in enumerate(zip(chunk.weight, by_value_of, strict=True)):
+                part = slice(head * slots, (head + 1) * slots)
+                by_weight = fused(by_weights)(
+                    seen,
+                    y[..., part].transpose(0, 1),
+                    middle[:, part],
+                    by_along.mT / unit,
+                    by_square.mT / unit,
+                    of_along,
+                    gram.unit,
+                )
+                by_fit = by.cast(fused(by_logit)(a, by_weight))
+                self.pull_fit(chunk, head, by_fit, unit, (by_key, by_query))
+                turned = by.cast(fused(weighted)(a, turn.x)).flatten(1)
+                if by_value is not None:
+                    add(by_value[:, head], by_image(by.wide(turned.mT, u.x[head]), a), turn.unit * u.unit)
+                if by_u is not None:
+                    add(by_u[:, head], by.wide(turned, chunk.value[head]), turn.unit * chunk.units[2])
+            if by_gram is not None:
+                half = by.cast(fused(weighted)(flat, weight.x))
+                add(by_gram, by.wide(half.mT, flat), weight.unit)
+            if by_middle is not None:
+                add(by_middle, by.wide(weight.x[:, None], flat)[:, 0], 2 * weight.unit)
+
+        return scale * fused(cosine)(along, square) + bias, pull
+
+
+class ChunkedOutward(Chunked):
+    """Through a matrix A [D, D] and a [D], as `Outward`: for scores, without gradients."""
+
+    def __init__(self, operands: Operands, blocks: int) -> None:
+        super().__init__(operands)
+        self.blocks = blocks
+
+    def stored(self, points: int, width: int) -> int:
+        return self.by.size * (points + width) + 4 * -(-width // self.blocks)
+
+    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
+        matrix, shift, scale, bias = shared
+        chunk, u, turn = self.attend(rows, cols), self.once(cols[1]), self.once(matrix)
+        z, of_value = self.pool(chunk), chunk.units[2]
+        flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
+        square = torch.zeros(len(flat), dtype=shift.dtype, device=z.device)
+        for start in range(0, len(matrix), step):
+            part, left = slice(start, start + step), start if self.blocks > 1 else 0
+            out = self.by.wide(flat[:, left:], turn.x[part, left:].mT)
+            square = square + fused(squares)(out, of_value * turn.unit, shift[part])
+        along = fused(inner)(z, u.x.flatten(1)) * (of_value * u.unit) + cols[2]
+        return scale * fused(cosine)(along, square.view_as(along)) + bias
+
+
+def add_alone(
+    by_c: Tensor | None, alone: Sequence[Tensor | None], by_along: Tensor, facts: tuple[Tensor, ...]
+) -> None:
+    """Add the gradients by c of texts, and by |b_o|^2, scale and bias."""
+    if by_c is not None:
+        by_c += by_along.sum(0)
+    for one, by in zip(alone, facts, strict=True):
+        if one is not None:
+            one += by
+
+
+# What is no product: on a GPU one or two kernels each. Operands are in units, all other tensors as they are.
+
+
+@cache
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for tensors on a GPU; TORCH_COMPILE_DISABLE=1 switches that off."""
+    fast: Any = torch.compile(function, dynamic=True) if find_spec("triton") else function
+
+    def call(*args: Any) -> Any:
+        nonlocal fast
+        if fast is function or not on_gpu(args[0]):
+            return function(*args)
+        try:
+            return fast(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:  # such as a machine without a C compiler
+            why = (str(error).strip().splitlines() or [""])[0]
+            logging.getLogger(__name__).warning("parts of losses are not compiled, and slower: %s", why)
+            fast = function
+            return function(*args)
+
+    return call
+
+
+def weights(fit: Tensor, unit: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax of [T, r, L] with an empty slot of logit 0; mask [r, L] of 0, and -inf where masked"""
+    fit = fit * unit if mask is None else fit * unit + mask
+    top = fit.amax(-1, keepdim=True).clamp(min=0)
+    grown = ((fit - top) * LOG2E).exp2()
+    return grown / (grown.sum(-1, keepdim=True) + (-top * LOG2E).exp2())
+
+
+def products(z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: tuple[Tensor, ...]) -> Any:
+    """z, y [r, T, D], u [T, D] -> z . u and z . (y + 2 w): [r, T] each"""
+    of_z, of_y, of_u = units
+    z = full(z) * of_z
+    return (z * (full(u) * of_u)).sum(-1), (z * (full(y) * of_y + 2 * shift)).sum(-1)
+
+
+def lengths(flat: Tensor, y: Tensor, middle: Tensor, of_y: Tensor) -> Tensor:
+    """flat, y [r, T, P], middle [r, P] -> a . (y + 2 M b_o): [r, T]"""
+    return (full(flat) * (full(y) * of_y + 2 * middle[:, None])).sum(-1)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products over the last axis."""
+    return (full(a) * full(b)).sum(-1)
+
+
+def squares(out: Tensor, unit: Tensor, shift: Tensor) -> Tensor:
+    """|out + shift|^2 of rows"""
+    return (out * unit + shift).square().sum(-1)
+
+
+def cosine(along: Tensor, square: Tensor) -> Tensor:
+    return along * square.clamp(min=TINY).rsqrt()
+
+
+def slopes(by_logits: Tensor, along: Tensor, square: Tensor, scale: Tensor) -> Any:
+    """Gradients by along and square [r, T]; by |b_o|^2, scale and bias."""
+    inverse = square.clamp(min=TINY).rsqrt()
+    near = along * inverse
+    by_along = scale * by_logits * inverse
+    by_square = -0.5 * by_along * near * inverse * (square > TINY)
+    return by_along, by_square, (by_square.sum(), (by_logits * near).sum(), by_logits.sum())
+
+
+def by_pooled(
+    u: Tensor, y: Tensor, shift: Tensor, by_along: Tensor, by_square: Tensor, of_u: Tensor, of_y: Tensor
+) -> Tensor:
+    """The gradient by z: by_along u + 2 by_square (y + w), [r, T, D]"""
+    return by_along[..., None] * (full(u) * of_u) + 2 * by_square[..., None] * (full(y) * of_y + shift)
+
+
+def by_weights(
+    seen: Tensor,
+    y: Tensor,
+    middle: Tensor,
+    by_along: Tensor,
+    by_square: Tensor,
+    of_seen: Tensor,
+    of_y: Tensor,
+) -> Tensor:
+    """The gradient by weights: by_along V u + 2 by_square (y + M b_o), [T, r, L]"""
+    return by_along[..., None] * (seen * of_seen) + 2 * by_square[..., None] * (full(y) * of_y + middle)
+
+
+def by_logit(weight: Tensor, by_weight: Tensor) -> Tensor:
+    """The gradient by the logits of a softmax, from that by its weights; the empty slot takes the rest."""
+    weight = full(weight)
+    by = by_weight * weight
+    return by - weight * by.sum(-1, keepdim=True)
+
+
+def weighted(x: Tensor, weight: Tensor) -> Tensor:
+    """x [a, b, c] times weight [a, b]"""
+    return x * weight[..., None]
+
+
+def over_images(x: Tensor, weight: Tensor) -> Tensor:
+    """The sum over images of x [r, T, D] with weights [r, T]: [T, D]"""
+    return (full(x) * weight[..., None]).sum(0)

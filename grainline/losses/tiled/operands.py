@@ -1,0 +1,102 @@
+"""The precision of products in losses: no less than float32, but on a GPU in training in half precision.
+
+There operands are float16 and sums float32. float16 has eight times the digits of bfloat16, and less range.
+So operands are in units of a power of two, which is exact: none is too large for it, and what is too small is
+less than the rounding of the sum. Gradients of losses are right to about 1e-3 then.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SPARE = 2.0**-4  # gradients begin there: in float16 up to 2**20 times as much does not overflow
+
+
+_HALF: ContextVar[bool] = ContextVar("_HALF", default=False)
+
+
+@contextmanager
+def half_products(allowed: bool) -> Iterator[None]:
+    """A block whose losses may have operands in half precision. Training puts its losses, which stand outside
+    autocast, into one."""
+    before = _HALF.set(allowed)
+    try:
+        yield
+    finally:
+        _HALF.reset(before)
+
+
+@contextmanager
+def exact(x: Tensor) -> Iterator[None]:
+    """A block in which autocast lowers no precision; where it was on, `operands` may all the same."""
+    kind = x.device.type
+    with half_products(_HALF.get() or torch.is_autocast_enabled(kind)), torch.autocast(kind, enabled=False):
+        yield
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether products are to be few and large, rather than stay in a cache."""
+    return x.device.type == "cuda"
+
+
+def operands(x: Tensor) -> "Operands":
+    """The operands for products of tensors like this one, at least in float32 themselves."""
+    half = _HALF.get() and x.dtype == torch.float32 and on_gpu(x)
+    return Operands(torch.float16 if half else None)
+
+
+class Scaled(NamedTuple):
+    """Operands of products: `x * unit` is the tensor that they stand for."""
+
+    x: Tensor
+    unit: Tensor  # [] a power of two
+
+
+class Operands:
+    """Products of operands of a type, with sums in float32; None: all in the type of the tensors."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.dtype, self.size = dtype, 4 if dtype is None else dtype.itemsize
+
+    def scaled(self, x: Tensor) -> Scaled:
+        """In units of the power of two above the largest value."""
+        if self.dtype is None:
+            return Scaled(x, x.new_ones(()))
+        unit = power_above(x)
+        return Scaled((x / unit).to(self.dtype), unit)
+
+    def slopes(self, by: Tensor, unit: Tensor) -> Tensor:
+        """The unit of gradients that are about as large as `by` times a unit."""
+        return unit if self.dtype is None else power_above(by) * unit * SPARE
+
+    def cast(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+    def wide(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b, of two or three axes each, in float32."""
+        if self.dtype is None:
+            return a @ b
+        if a.is_cuda and "dtype" in torch.ops.aten.bmm.overloads():  # torch 2.8 and newer
+            return (torch.mm if a.dim() == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+        return a.float() @ b.float()
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b of float32 tensors."""
+        if self.dtype is None:
+            return a @ b
+        one, other = self.scaled(a), self.scaled(b)
+        return self.wide(one.x, other.x) * (one.unit * other.unit)
+
+    def narrow(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b as operands of further products."""
+        return a @ b if self.dtype is None or a.is_cuda else self.cast(a.float() @ b.float())
+
+
+def power_above(x: Tensor) -> Tensor:
+    """The power of two above the largest value: []; 1 for zeros. The host does not wait for it."""
+    top = x.detach().abs().amax() if x.numel() else x.new_zeros(())
+    return torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent)

@@ -1,0 +1,270 @@
+"""Cosines in chunks of images with all texts, as on a GPU, against loops over pairs by the module."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from make import CLOCK, batch, build
+from test_pooled import NEGATIVES, WAYS, Case, assert_same
+from torch import Tensor
+
+from grainline.losses import text_conditioned
+from grainline.losses.text_conditioned import image_side, part_loss, pooled_scores
+from grainline.losses.tiled import chunked_cosine
+from grainline.losses.tiled import operands as module
+from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, chunked
+from grainline.losses.tiled.conditioned_cosine import Dense, Gram
+from grainline.losses.tiled.operands import Operands, exact, half_products, on_gpu, operands, power_above
+from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, SampledMatrix, SampledPairs, row_ids
+from grainline.losses.tiled.scores import Dot
+from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.nn.pooling import KeyValue
+from grainline.training.step import Objective
+from grainline.types import Mean
+
+HALF = 5e-3  # worst gradient with operands in float16, at a scale of 9
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (text_conditioned, module):
+        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+
+
+@NEGATIVES
+@WAYS
+@pytest.mark.parametrize("pairs", [1000, 33, 4])  # all in a tile; two images; one image with some texts
+def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
+    heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, tiles = Case(heads, slots=slots), list[tuple[int, ...]]()
+    score = chunked(image_side(case.pool, case.segments, None)[0], case.pairs("all"), Operands(None), 15)[0]
+    assert isinstance(score, ChunkedDense if heads == 3 else ChunkedGram)
+    monkeypatch.setattr(chunked_cosine, "ROOM", pairs * score.stored(heads * slots, 12))
+    attend = chunked_cosine.Chunked.attend
+    monkeypatch.setattr(
+        chunked_cosine.Chunked,
+        "attend",
+        lambda self, rows, cols: tiles.append((len(rows[0]), len(cols[0]))) or attend(self, rows, cols),
+    )
+    found = case.fast(case.pairs(negatives))
+    assert_same(found, case.slow(negatives), case.learnt(), 1e-11, 1e-11)
+    assert (len(tiles) == 1) == (pairs == 1000)
+    assert all(texts == 15 for _, texts in tiles) == (pairs > 15)
+    assert max(images * texts for images, texts in tiles) <= max(pairs, 5 * 15)
+
+
+@NEGATIVES
+@WAYS
+@pytest.mark.parametrize("large", [1.0, 1e6])
+def test_half_precision_is_near_whatever_the_size_of_numbers(
+    heads: int, slots: int, negatives: str, large: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and slopes far outside of float16: its units are powers of two of each tensor."""
+    case = Case(heads, torch.float32, slots=slots)
+    with torch.no_grad():
+        case.pool.to_value.weight *= large
+        case.pool.to_value.bias *= large
+    monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: False)
+    expected = case.fast(case.pairs(negatives))
+    monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: True)
+    with half_products(True):
+        found = case.fast(case.pairs(negatives))
+    assert not torch.equal(found.total, expected.total)
+    assert_near(found, expected, case.learnt())
+
+
+def assert_near(found: Mean, expected: Mean, learnt: list[Tensor]) -> None:
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-3, atol=0)
+    grads = [torch.autograd.grad(x.total, learnt, retain_graph=True) for x in (found, expected)]
+    largest = max(float(b.norm()) for b in grads[1])
+    for a, b in zip(*grads, strict=True):
+        assert float((a - b).norm()) <= HALF * float(b.norm()) + 1e-4 * largest
+
+
+def test_slopes_of_negatives_alone_are_no_zeros_in_float16() -> None:
+    case = Case(1, torch.float32, slots=3)
+    with torch.no_grad():
+        case.bias.fill_(-25.0)  # sigmoid(-25) is 1e-11, and the least number of float16 6e-8
+    case.captions = case.captions._replace(image=torch.full_like(case.captions.image, -1))
+    both = [case.fast(case.pairs("all"))]
+    with half_products(True):
+        both.append(case.fast(case.pairs("all")))
+    a, b = (torch.autograd.grad(x.total, [case.segments, case.texts]) for x in both)
+    for one, other in zip(a, b, strict=True):
+        assert float((one - other).norm()) <= HALF * float(one.norm())
+        assert 0 < float(one.norm()) < 1e-6
+
+
+def test_a_list_is_a_mask_over_all_texts_unless_it_is_short_beside_them() -> None:
+    case = Case(3)
+    lists = case.pairs("sampled")
+    assert isinstance(lists, SampledPairs)
+    score, pairs = chunked(Dense(), lists, Operands(None), len(case.texts))
+    assert isinstance(score, ChunkedDense)
+    assert isinstance(pairs, SampledMatrix)
+    where, of_lists = pairs.where(), lists.where()
+    for i in range(5):
+        places = lists.places[i]
+        real = sorted(places[of_lists.real[i]].tolist()) if of_lists.real is not None else []
+        assert where.real is not None
+        assert where.real[i].nonzero().flatten().tolist() == real
+        assert where.same[i].nonzero().flatten().tolist() == sorted(places[of_lists.same[i]].tolist())
+    assert torch.equal(where.weight, where.same.float())
+    many = lists.wide * chunked_cosine.SPARSE + 1
+    assert chunked(Gram(), lists, Operands(None), many)[1] is lists
+    assert isinstance(chunked(Gram(), case.pairs("all"), Operands(None), many)[0], ChunkedGram)
+
+
+@pytest.mark.parametrize(("heads", "slots", "few"), [(3, 3, 10**4), (3, 7, 0), (1, 3, 0)])
+@pytest.mark.parametrize("room", [2**29, 700])
+def test_scores_are_those_of_the_module(
+    heads: int, slots: int, few: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_conditioned, "FEW", few)
+    monkeypatch.setattr(chunked_cosine, "ROOM", room)
+    case = Case(heads, slots=slots)
+    keys = case.pool.keys(case.segments, case.mask)
+    texts = case.texts[:12].unflatten(0, (4, 3)).detach()
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            found = pooled_scores(case.pool, keys, texts)
+        assert found.requires_grad == learns
+        for i in range(5):
+            for m in range(4):
+                total = torch.stack([case.cosine(i, 3 * m + s) for s in range(3)]).sum()
+                torch.testing.assert_close(found[i, m], total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_from_half_precision_are_near_and_in_full(dtype: torch.dtype) -> None:
+    case = Case(3, torch.float32)
+    with torch.no_grad():
+        keys = case.pool.keys(case.segments, case.mask)
+        near = KeyValue(keys.key.to(dtype), keys.value.to(dtype), keys.mask)
+        whole, half = (pooled_scores(case.pool, x, case.texts[:, None]) for x in (keys, near))
+    assert half.dtype == torch.float32
+    assert 0 < float((half - whole).abs().max()) < (0.003 if dtype == torch.float16 else 0.02)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    case = Case(3, width=6)
+    pairs, pool = case.pairs("all"), case.pool
+
+    def total(segments: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, *_: Tensor) -> Tensor:
+        return part_loss(pool, (segments, case.mask), texts, pairs, scale, bias).total
+
+    assert torch.autograd.gradcheck(total, tuple(case.learnt()), fast_mode=True)
+
+
+def test_operands_are_half_where_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(2)
+    with exact(x):
+        assert operands(x).dtype is None
+    with half_products(True), exact(x):
+        assert operands(x).dtype is torch.float16
+        assert operands(x.double()).dtype is None
+    with torch.autocast("cpu", torch.bfloat16), exact(x), exact(x):
+        assert not torch.is_autocast_enabled("cpu")
+        assert operands(x).dtype is torch.float16
+    assert operands(x).dtype is None
+    assert not on_gpu(x)
+    monkeypatch.setattr(module, "on_gpu", on_gpu)
+    with half_products(True):
+        assert operands(x).dtype is None, "on a CPU nothing is half"
+
+
+def test_a_unit_is_the_power_of_two_above_the_largest_number() -> None:
+    values = {3.0: 4.0, -5.0: 8.0, 1e-30: 2.0**-99, 0.0: 1.0}
+    assert {x: float(power_above(torch.tensor([x, x / 2]))) for x in values} == values
+    assert float(power_above(torch.zeros(0))) == 1
+    scaled = Operands(torch.float16).scaled(torch.tensor([3e9, 1.0]))
+    assert float((scaled.x.float() * scaled.unit)[0]) == pytest.approx(3e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("function", ["weights", "slopes", "by_logit", "cosine"])
+def test_what_is_compiled_is_one_graph(function: str) -> None:
+    """As torch.compile sees it, without a compiler: no break, and lengths that change."""
+    plain = getattr(chunked_cosine, function)
+    number = {"weights": 3, "slopes": 4, "by_logit": 2, "cosine": 2}[function]
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (3, 4):
+        tensors = [torch.rand(size, 5, 2) for _ in range(number)]
+        torch.testing.assert_close(compiled(*tensors), plain(*tensors))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss(False), SoftmaxLoss(True), SigmoidLoss()])
+def test_inner_products_in_half_precision_are_near(loss: Any) -> None:
+    a, b = (F.normalize(torch.randn(9, 8), dim=-1).requires_grad_() for _ in range(2))
+    ids = row_ids(torch.arange(9), torch.arange(9) // 2)
+    both = []
+    for score in (Dot(), Dot(Operands(torch.float16))):
+        means = pair_loss(score, loss, (14 * a,), (b,), PairMatrix(ids, ids))
+        total = torch.stack([mean.total for mean in means]).sum()
+        both.append((total, *torch.autograd.grad(total, (a, b))))
+    for exactly, half in zip(*both, strict=True):
+        assert 0 < float((exactly - half).detach().norm()) <= HALF * float(exactly.detach().norm())
+
+
+def test_losses_of_training_in_half_precision_have_half_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.dtype | None] = []
+    real = Operands.__init__
+    monkeypatch.setattr(Operands, "__init__", lambda self, dtype: made.append(dtype) or real(self, dtype))
+    for case, precision, wanted in (
+        ("flair", torch.bfloat16, {torch.float16}),
+        ("caft", torch.bfloat16, {torch.float16}),
+        ("beta_clip", torch.bfloat16, {torch.float16}),
+        ("tgt", torch.bfloat16, {torch.float16}),
+        ("flair", torch.float32, {None}),
+        ("beta_clip", torch.float32, {None}),
+    ):
+        made.clear()
+        method = build(case)
+        loss = Objective(method, precision)(*batch(), CLOCK)
+        loss.total.backward()
+        assert {dtype for dtype in made if dtype is not None} | (wanted & {None}) == wanted, case
+        assert all(p.grad is None or p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_a_vocabulary_in_half_precision_is_near() -> None:
+    hidden, table = torch.randn(40, 8).requires_grad_(), (3 * torch.randn(50, 8)).requires_grad_()
+    target = torch.randint(-1, 50, (40,))
+    both = []
+    for allowed in (False, True):
+        with half_products(allowed):
+            total = vocabulary_loss(hidden, table, target).total
+        both.append((total, *torch.autograd.grad(total, (hidden, table))))
+    for exactly, half in zip(*both, strict=True):
+        assert 0 < float((exactly - half).detach().norm()) <= HALF * float(exactly.detach().norm())
+
+
+def test_without_a_compiler_parts_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def compile_(function: Any, dynamic: bool) -> Any:
+        assert dynamic
+
+        def call(*_: Any) -> Any:
+            calls.append(function.__name__)
+            raise torch._dynamo.exc.TorchDynamoException("no C compiler\nand more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(chunked_cosine, "find_spec", lambda _: True)
+    call = chunked_cosine.fused.__wrapped__(chunked_cosine.cosine)
+    a, b = torch.rand(2, 3), torch.rand(2, 3)
+    assert torch.equal(call(a, b), chunked_cosine.cosine(a, b))
+    assert calls == [], "on a CPU nothing is compiled"
+    monkeypatch.setattr(chunked_cosine, "on_gpu", lambda _: True)
+    for _ in range(2):
+        assert torch.equal(call(a, b), chunked_cosine.cosine(a, b))
+    assert calls == ["cosine"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "parts of losses are not compiled, and slower: no C compiler"
+    ]
