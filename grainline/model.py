@@ -247,8 +247,9 @@ class Model:
         null  as in `heat_image`
 
         Where contrast reaches 1 somewhere, as it does for one of five other texts, the mask is what lies
-        above Otsu's threshold of the contrast, the rule of `--suite referring`; else it is empty, where Otsu
-        alone would split any map in two. What the model does not read is never in it.
+        above Otsu's threshold of the contrast, the rule of `--suite referring`, and above 0.5; else it is
+        empty, where Otsu alone would split any map in two. What the model does not read is never in it. It
+        reaches further than the colours of `heat_image`, which begin at 1.
         """
         single, whole = isinstance(text, str), original(image)
         area, maps = self._contrast(image, whole.size, text, null)

@@ -98,6 +98,11 @@ def test_a_mask_is_what_stands_out_and_empty_where_nothing_does(tmp_path: Path) 
     low = np.full((4, 4), -3.0, np.float32)
     low[0] = 0.9
     assert not mask_of(low, Box(0, 0, 4, 4)).any()
+    weak = np.full((4, 4), -3.0, np.float32)
+    weak[0], weak[1] = 1.1, 0.3
+    assert mask_of(weak, Box(0, 0, 4, 4)).nonzero()[0].tolist() == [0] * 4, (
+        "0.3 is no contrast, whatever Otsu says"
+    )
 
 
 def test_paths_images_and_arrays_have_the_same_heat(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def test_the_loss_of_the_page_runs() -> None:
     exec(compile(re.findall(r"```python\n(.*?)```", page, re.S)[0], "losses.md", "exec"), {})
 
 
+def test_the_short_vectors_of_the_page_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/howto/small-vectors.md").read_text(encoding="utf-8")
+    exec(compile(re.findall(r"```python\n(.*?)```", page, re.S)[0], "small-vectors.md", "exec"), {})
+    assert capsys.readouterr().out.split() == ["0", "0"]
+
+
 def test_the_vectors_of_the_page_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs/howto/vectors.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -538,6 +538,34 @@ def test_a_noted_difference_stands_in_the_json_and_in_a_table() -> None:
     assert "95 % interval, paired" in out.getvalue()
 
 
+def test_a_comparison_names_the_fields_in_which_recipes_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for name, fields in (
+        ("a", "train: {lr: 0.1, seed: 1, f: [1], g: 0, h: 0, i: 0, j: 0}\n"),
+        ("b", "train: {lr: 0.2, seed: 1, f: [2], g: 1, h: 1, i: 1, j: 1}\nmethod: clip\n"),
+    ):
+        (tmp_path / name / "checkpoints" / "9").mkdir(parents=True)
+        (tmp_path / name / "model.json").write_text("{}")
+        (tmp_path / name / "recipe.yaml").write_text(fields)
+        result = classified(1)
+        results.append(result._replace(settings=result.settings | {"model": str(tmp_path / name)}))
+    after, before = results
+    assert with_comparison(after, before, "b.json").notes[-1] == (
+        "the recipes differ in train.lr 0.1 (before 0.2), train.f [1] (before [2]), train.g 0 (before 1), "
+        "train.h 0 (before 1), train.i 0 (before 1), train.j 0 (before 1) and 1 more fields"
+    )
+    inside = after.settings | {"model": str(tmp_path / "a" / "checkpoints" / "9")}
+    assert with_comparison(after._replace(settings=inside), after, "a.json").notes[-1] == (
+        "the recipes are the same"
+    )
+    monkeypatch.chdir(tmp_path / "b")
+    for model in ("", "in memory", "none"):
+        other = after._replace(settings=after.settings | {"model": model})
+        assert not any("recipe" in note for note in with_comparison(other, before, "b.json").notes)
+
+
 def test_several_runs_are_pooled() -> None:
     runs = [classified(seed) for seed in (1, 2, 3)]
     together = pooled(runs)

@@ -5,13 +5,16 @@ then cancels, and the interval of the difference is narrower than those of its t
 a fine-tuning on other data, a suite shows how much a model forgets.
 """
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from grainline.errors import UserError
+from grainline.config import flatten, read_yaml
+from grainline.errors import UserError, shorten_words
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import (
     DECIMALS,
@@ -27,6 +30,7 @@ from grainline.evaluation.result import (
 )
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
 
+FIELDS = 6  # of two recipes are named in a note
 MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")  # settings that identify a model
 
 
@@ -157,7 +161,33 @@ def with_comparison(after: Result, before: Result, path: str) -> Result:
     scoring = before.settings.get("scoring")
     if after.settings.get("scoring") != scoring:
         notes += (f"{path} was made with other scores of pairs: {scoring or 'its only ones'}",)
+    notes += other_recipe(after, before)
     return after._replace(settings=after.settings | {"compared_to": entry}, notes=notes)
+
+
+def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
+    """A note on the fields in which the recipes of two runs differ; none where one is not at hand."""
+    ours, theirs = (_recipe(str(result.settings.get("model", ""))) for result in (after, before))
+    if not (ours and theirs):
+        return ()
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    fields = [f"{name} {_value(ours, name)} (before {_value(theirs, name)})" for name in names[:FIELDS]]
+    more = f" and {len(names) - FIELDS} more fields" if len(names) > FIELDS else ""
+    return (f"the recipes differ in {', '.join(fields)}{more}",) if names else ("the recipes are the same",)
+
+
+def _recipe(model: str) -> dict[str, Any]:
+    """The fields of the recipe of a run, which may be named by weights inside it; {} without one."""
+    places = (Path(model), *Path(model).parents[:2]) if model and Path(model).exists() else ()
+    run = next((place for place in places if (place / "model.json").is_file()), None)
+    if run is not None and (run / "recipe.yaml").is_file():
+        with suppress(UserError, OSError):
+            return flatten(read_yaml(run / "recipe.yaml"))
+    return {}
+
+
+def _value(fields: dict[str, Any], name: str) -> str:
+    return shorten_words(json.dumps(fields[name])) if name in fields else "left out"
 
 
 def _refuse_empty(result: Result, where: str) -> None:

@@ -111,11 +111,12 @@ def heat_overlay(
 def mask_of(heat: np.ndarray, area: Box) -> np.ndarray:
     """What stands out in contrast [H, W] of a whole image: [H, W] bool
 
-    Otsu's threshold of the area that is read; empty where contrast stays below 1, which is no contrast.
+    Above Otsu's threshold of the area that is read, and above 0.5, so that it does not reach into what other
+    texts show as well; empty where contrast stays below 1, which is no contrast.
     """
     inside = heat[area.top : area.bottom, area.left : area.right]
     out = np.zeros(heat.shape, bool)
     if inside.max() >= FLOOR:
         mask = otsu_mask(torch.from_numpy(inside)[None])[0].numpy()
-        out[area.top : area.bottom, area.left : area.right] = mask
+        out[area.top : area.bottom, area.left : area.right] = mask & (inside >= FLOOR / 2)
     return out

@@ -205,12 +205,12 @@ class ChunkedGram(Chunked):
         by, (size, scale, bias) = self.by, shared
         chunk, u, gram = self.attend(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
         middle, of_along = rows[3], u.unit * chunk.units[2]
-        by_value_of = [
+        dots_of = [
             by.wide(text, v.mT).view_as(a) for text, v, a in zip(u.x, chunk.value, chunk.weight, strict=True)
         ]
         flat = torch.cat(chunk.weight, -1).transpose(0, 1)  # [r, T, P]
         y = by.narrow(flat, gram.x)
-        along = sum(fused(inner)(a, seen) for a, seen in zip(chunk.weight, by_value_of, strict=True))
+        along = sum(fused(inner)(a, dots) for a, dots in zip(chunk.weight, dots_of, strict=True))
         along = (along * of_along).mT + cols[2]
         square = fused(lengths)(flat, y, middle, gram.unit) + size
 
@@ -224,10 +224,10 @@ class ChunkedGram(Chunked):
             by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
             unit, weight, turn = by.slopes(by_along, of_along), by.scaled(by_square), by.scaled(by_along.mT)
             slots = chunk.weight[0].shape[-1]
-            for head, (a, seen) in enumerate(zip(chunk.weight, by_value_of, strict=True)):
+            for head, (a, dots) in enumerate(zip(chunk.weight, dots_of, strict=True)):
                 part = slice(head * slots, (head + 1) * slots)
                 by_weight = fused(by_weights)(
-                    seen,
+                    dots,
                     y[..., part].transpose(0, 1),
                     middle[:, part],
                     by_along.mT / unit,
@@ -360,16 +360,16 @@ def by_pooled(
 
 
 def by_weights(
-    seen: Tensor,
+    dots: Tensor,
     y: Tensor,
     middle: Tensor,
     by_along: Tensor,
     by_square: Tensor,
-    of_seen: Tensor,
+    of_dots: Tensor,
     of_y: Tensor,
 ) -> Tensor:
     """The gradient by weights: by_along V u + 2 by_square (y + M b_o), [T, r, L]"""
-    return by_along[..., None] * (seen * of_seen) + 2 * by_square[..., None] * (full(y) * of_y + middle)
+    return by_along[..., None] * (dots * of_dots) + 2 * by_square[..., None] * (full(y) * of_y + middle)
 
 
 def by_logit(weight: Tensor, by_weight: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ def _tile(
     if by.dtype is not None:
         narrow, tokens = by.cast(exps), by.scaled(hidden / rest[:, None])
         if by_hidden is not None:
-            found = by.wide(narrow, entries.x).mul_(entries.unit)
-            torch.sub(found.div_(rest[:, None]), table[target], out=by_hidden)
+            by_tokens = by.wide(narrow, entries.x).mul_(entries.unit)
+            torch.sub(by_tokens.div_(rest[:, None]), table[target], out=by_hidden)
         if by_table is not None:
             by_table.addcmul_(by.wide(narrow.T, tokens.x), tokens.unit)
             by_table.index_add_(0, target, hidden, alpha=-1)
