@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test oldest check fix mutants benchmarks clean
+.PHONY: demo docs test kernels-test oldest check fix mutants benchmarks clean
 
 demo: $(READY)
 	$(BIN)/grainline demo --out out/demo
@@ -27,6 +27,12 @@ check: $(READY)
 fix: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Kernels in Triton's interpreter, and compiled for GPUs: two minutes, in an environment with the extra `kernels`.
+kernels-test: $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,kernels]"
+	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/test_kernels.py
+	$(BIN)/python -m pytest -q tests/test_kernels.py
 
 # Plants faults one at a time; the tests must catch each. Minutes, and outside CI.
 mutants: $(READY)

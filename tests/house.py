@@ -21,10 +21,10 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 44_500,  # goal 35,000; the rest came with later features, 600 of them for GPUs
-    "files": 228,
+    "lines": 45_100,  # goal 35,000; the rest came with later features, 1,200 of them for GPUs
+    "files": 232,
     "siblings": 20,
-    "small files": 15,
+    "small files": 17,
     "names twice in a folder": 0,
     "shared names": 8,
     "fan-out": 15,

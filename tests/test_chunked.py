@@ -10,10 +10,10 @@ from test_pooled import NEGATIVES, WAYS, Case, assert_same
 from torch import Tensor
 
 from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import image_side, part_loss, pooled_scores
+from grainline.losses.text_conditioned import chunked, image_side, part_loss, pooled_scores
 from grainline.losses.tiled import chunked_cosine
 from grainline.losses.tiled import operands as module
-from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, chunked
+from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram
 from grainline.losses.tiled.conditioned_cosine import Dense, Gram
 from grainline.losses.tiled.operands import Operands, exact, half_products, on_gpu, operands, power_above
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
@@ -40,7 +40,7 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, tiles = Case(heads, slots=slots), list[tuple[int, ...]]()
-    score = chunked(image_side(case.pool, case.segments, None)[0], case.pairs("all"), Operands(None), 15)[0]
+    score = chunked(*image_side(case.pool, case.segments, None)[:2], case.pairs("all"), Operands(None), 15)[0]
     assert isinstance(score, ChunkedDense if heads == 3 else ChunkedGram)
     monkeypatch.setattr(chunked_cosine, "ROOM", pairs * score.stored(heads * slots, 12))
     attend = chunked_cosine.Chunked.attend
@@ -102,7 +102,8 @@ def test_a_list_is_a_mask_over_all_texts_unless_it_is_short_beside_them() -> Non
     case = Case(3)
     lists = case.pairs("sampled")
     assert isinstance(lists, SampledPairs)
-    score, pairs = chunked(Dense(), lists, Operands(None), len(case.texts))
+    key = (case.pool.keys(case.segments).key,)
+    score, pairs = chunked(Dense(), key, lists, Operands(None), len(case.texts))
     assert isinstance(score, ChunkedDense)
     assert isinstance(pairs, SampledMatrix)
     where, of_lists = pairs.where(), lists.where()
@@ -114,8 +115,8 @@ def test_a_list_is_a_mask_over_all_texts_unless_it_is_short_beside_them() -> Non
         assert where.same[i].nonzero().flatten().tolist() == sorted(places[of_lists.same[i]].tolist())
     assert torch.equal(where.weight, where.same.float())
     many = lists.wide * chunked_cosine.SPARSE + 1
-    assert chunked(Gram(), lists, Operands(None), many)[1] is lists
-    assert isinstance(chunked(Gram(), case.pairs("all"), Operands(None), many)[0], ChunkedGram)
+    assert chunked(Gram(), key, lists, Operands(None), many)[1] is lists
+    assert isinstance(chunked(Gram(), key, case.pairs("all"), Operands(None), many)[0], ChunkedGram)
 
 
 @pytest.mark.parametrize(("heads", "slots", "few"), [(3, 3, 10**4), (3, 7, 0), (1, 3, 0)])

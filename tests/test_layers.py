@@ -10,7 +10,7 @@ import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
     {"errors", "system", "types"},
-    {"config", "files", "progress", "recipes", "stop"},
+    {"config", "files", "kernels", "progress", "recipes", "stop"},
     {"distributed", "nn", "weights"},
     {"losses", "report"},
     {"encoders", "data"},

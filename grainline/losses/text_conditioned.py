@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.chunked_cosine import ChunkedGram, ChunkedOutward, chunked
+from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward, as_matrix
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
+from grainline.losses.tiled.kernel_cosine import KernelDense, KernelOutward, fits
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
@@ -93,7 +94,7 @@ def part_loss(
         score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
         if on_gpu(texts):
-            score, pairs = chunked(score, pairs, operands(full(texts)), len(texts))
+            score, pairs = chunked(score, of_images, pairs, operands(full(texts)), len(texts))
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 
@@ -166,6 +167,19 @@ def pooled_scores(
     return out
 
 
+def chunked(score: Score, of_images: Parts, pairs: Pairs, by: Operands, texts: int) -> tuple[Score, Pairs]:
+    """The same cosines and pairs for a GPU: by kernels where they fit.
+
+    texts  number of columns. Lists that are short beside it stay as they are, and so does the score.
+    """
+    pairs = as_matrix(pairs, texts)
+    if isinstance(pairs, SampledPairs):
+        return score, pairs
+    if isinstance(score, Gram):
+        return ChunkedGram(by), pairs
+    return (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by), pairs
+
+
 def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
     """A block in which gradients are stored only if they are stored around it and the tensor needs one."""
     return torch.set_grad_enabled(torch.is_grad_enabled() and tensor.requires_grad)
@@ -231,7 +245,8 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
         turn, matrix = torch.linalg.qr(out)
         blocks, shift = BLOCKS, turn.T @ bias
     if large:
-        return ChunkedOutward(by, blocks), _rows(key_values), (matrix, shift, *alone)
+        outward = KernelOutward if fits(by, key_values.key) else ChunkedOutward
+        return outward(by, blocks), _rows(key_values), (matrix, shift, *alone)
     return Outward(blocks), _rows(key_values), (matrix.to(dtype), shift, *alone)
 
 

@@ -30,26 +30,25 @@ MOST = 256  # images of a tile
 SPARSE = 32  # lists of columns stay lists where all texts are so many times more
 
 
-def chunked(score: Score, pairs: Pairs, operands: Operands, texts: int) -> tuple[Score, Pairs]:
-    """The same cosines and pairs for a GPU.
-
-    texts  number of columns. Lists that are short beside it stay as they are.
-    """
-    if isinstance(pairs, SampledPairs):
-        if pairs.wide * SPARSE < texts:
-            return score, pairs
-        pairs = SampledMatrix(pairs, texts)
-    return (ChunkedGram if isinstance(score, Gram) else ChunkedDense)(operands), pairs
+def as_matrix(pairs: Pairs, texts: int) -> Pairs:
+    """Lists of columns as a mask over all texts, unless they are short beside these."""
+    if isinstance(pairs, SampledPairs) and pairs.wide * SPARSE >= texts:
+        return SampledMatrix(pairs, texts)
+    return pairs
 
 
 class Chunk(NamedTuple):
-    """The attention of all texts over a chunk of images; lists have one tensor for each head."""
+    """The attention of all texts over a chunk of images."""
 
-    weight: list[Tensor]  # [T, r, L]
-    key: list[Tensor]  # [r * L, d]
-    query: list[Tensor]  # [T, d]
-    value: list[Tensor]  # [r * L, d]
+    weight: list[Tensor]  # of each head [T, r, L]; [] where a kernel computes them again
+    key: Tensor  # [heads, r * L, d]
+    query: Tensor  # [heads, T, d]
+    value: Tensor  # [heads, r * L, d]
     units: tuple[Tensor, Tensor, Tensor]  # of keys, queries and values
+
+
+ByPooled = tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]
+"""The gradients by along and square [r, T] in a unit, w [D]; that unit, and that of y."""
 
 
 class Chunked(Score):
@@ -81,26 +80,34 @@ class Chunked(Score):
 
     def attend(self, rows: Parts, cols: Parts) -> Chunk:
         """Softmax over the segments and the empty slot."""
-        key, value = (self.by.scaled(x.transpose(0, 1).flatten(1, 2)) for x in rows[:2])
-        query, weight = self.once(cols[0], heads=True), []
-        mask = rows[-1] if len(rows) > self.fixed else None
-        for q, k in zip(query.x, key.x, strict=True):
+        chunk, mask = self.chunk(rows, cols), self.mask(rows)
+        for q, k in zip(chunk.query, chunk.key, strict=True):
             fit = self.by.wide(q, k.mT).unflatten(1, (len(rows[0]), -1))
-            weight.append(self.by.cast(fused(weights)(fit, query.unit * key.unit, mask)))
-        return Chunk(weight, list(key.x), list(query.x), list(value.x), (key.unit, query.unit, value.unit))
+            chunk.weight.append(self.by.cast(fused(weights)(fit, chunk.units[0] * chunk.units[1], mask)))
+        return chunk
+
+    def chunk(self, rows: Parts, cols: Parts) -> Chunk:
+        """The operands of attention, without weights."""
+        key, value = (self.by.scaled(x.transpose(0, 1).flatten(1, 2)) for x in rows[:2])
+        query = self.once(cols[0], heads=True)
+        return Chunk([], key.x, query.x, value.x, (key.unit, query.unit, value.unit))
+
+    def mask(self, rows: Parts) -> Tensor | None:
+        """[r, L] of 0, and -inf where there is no segment"""
+        return rows[-1] if len(rows) > self.fixed else None
 
     def alive(self, rows: Parts, by: Tensor) -> Tensor:
         """A gradient [r, T] without images that have no segment: it reaches none of their weights, and where
         b_o is small it is so large that those of all others would be zeros of float16 beside it.
         """
-        if len(rows) <= self.fixed:
-            return by
-        return by.masked_fill((rows[-1] == -torch.inf).all(-1, keepdim=True), 0)
+        mask = self.mask(rows)
+        return by if mask is None else by.masked_fill((mask == -torch.inf).all(-1, keepdim=True), 0)
 
-    def pool(self, chunk: Chunk) -> Tensor:
+    def pool(self, rows: Parts, cols: Parts) -> tuple[Chunk, Tensor]:
         """What each text pools: [r, T, D] in units of values"""
+        chunk = self.attend(rows, cols)
         heads = zip(chunk.weight, chunk.value, strict=True)
-        return torch.cat([self.by.narrow(a.transpose(0, 1), by_image(v, a)) for a, v in heads], -1)
+        return chunk, torch.cat([self.by.narrow(a.transpose(0, 1), by_image(v, a)) for a, v in heads], -1)
 
     def pull_fit(self, chunk: Chunk, head: int, by: Tensor, unit: Tensor, sums: Sequence[Any]) -> None:
         """Add the gradients by keys and queries, from those by the logits [T, r, L] of a head, in units."""
@@ -139,12 +146,10 @@ class ChunkedDense(Chunked):
         known: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Vjp]:
         by, (mix, shift, size, scale, bias) = self.by, shared
-        chunk, u, matrix = self.attend(rows, cols), self.once(cols[1]), self.once(mix)
+        (chunk, z), u, matrix = self.pool(rows, cols), self.once(cols[1]), self.once(mix)
         of_value = chunk.units[2]
-        z, of_y = self.pool(chunk), of_value * matrix.unit
-        flat = z.flatten(0, 1)
-        y = by.narrow(flat, matrix.x).view_as(z)
-        along, square = fused(products)(z, y, u.x.flatten(1), shift, (of_value, of_y, u.unit))
+        of_y = of_value * matrix.unit
+        y, along, square = self.lengths(z, matrix.x, shift, u.x.flatten(1), (of_value, of_y, u.unit))
         along, square = along + cols[2], square + size
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
@@ -154,27 +159,49 @@ class ChunkedDense(Chunked):
             add_alone(by_c, alone, by_along, facts)
             by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
             unit = by.slopes(by_along, u.unit)
-            by_z = by.cast(
-                fused(by_pooled)(u.x.flatten(1), y, shift, by_along / unit, by_square / unit, u.unit, of_y)
-            )
-            for head, (a, here) in enumerate(
-                zip(chunk.weight, by_z.tensor_split(len(chunk.key), -1), strict=True)
-            ):
-                value = by_image(chunk.value[head], a)
-                if by_value is not None:
-                    add(by_value[:, head], by.wide(a.permute(1, 2, 0), here), unit)
-                by_fit = fused(by_logit)(a, by.wide(here, value.mT).transpose(0, 1))
-                self.pull_fit(chunk, head, by.cast(by_fit), unit * of_value, (by_key, by_query))
+            by_z = by_along / unit, by_square / unit, shift, (unit, of_y)
+            self.pull_pool((rows, cols), chunk, y, by_z, (by_key, by_value, by_query))
             if by_u is not None:
                 by_u += (fused(over_images)(z, by_along) * of_value).view_as(by_u)
             weight = by.scaled(by_square)
             if by_mix is not None:
                 half = by.cast(fused(weighted)(z, weight.x)).flatten(0, 1)
-                self.add_symmetric(by_mix, half, flat, weight.unit * of_value.square())
+                self.add_symmetric(by_mix, half, z.flatten(0, 1), weight.unit * of_value.square())
             if by_shift is not None:
-                add(by_shift, by.wide(weight.x.reshape(1, -1), flat)[0], 2 * weight.unit * of_value)
+                add(
+                    by_shift, by.wide(weight.x.reshape(1, -1), z.flatten(0, 1))[0], 2 * weight.unit * of_value
+                )
 
         return scale * fused(cosine)(along, square) + bias, pull
+
+    def lengths(
+        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """y = S z; z . u and z . (y + 2 w): [r, T, D] and [r, T]. units: of z, y and u"""
+        y = self.by.narrow(z.flatten(0, 1), matrix).view_as(z)
+        return y, *fused(products)(z, y, u, shift, units)
+
+    def pull_pool(
+        self,
+        tile: tuple[Parts, Parts],
+        chunk: Chunk,
+        y: Tensor,
+        by_z: ByPooled,
+        sums: Sequence[Tensor | None],
+    ) -> None:
+        """Add the gradients by keys, values and queries, from those by what is pooled."""
+        by, (by_along, by_square, shift, (unit, of_y)) = self.by, by_z
+        by_key, by_value, by_query = sums
+        u = self.once(tile[1][1])
+        parts = by.cast(fused(by_pooled)(u.x.flatten(1), y, shift, by_along, by_square, u.unit, of_y))
+        for head, (a, here) in enumerate(
+            zip(chunk.weight, parts.tensor_split(len(chunk.key), -1), strict=True)
+        ):
+            value = by_image(chunk.value[head], a)
+            if by_value is not None:
+                add(by_value[:, head], by.wide(a.permute(1, 2, 0), here), unit)
+            by_fit = fused(by_logit)(a, by.wide(here, value.mT).transpose(0, 1))
+            self.pull_fit(chunk, head, by.cast(by_fit), unit * chunk.units[2], (by_key, by_query))
 
     def add_symmetric(self, into: Tensor, a: Tensor, b: Tensor, unit: Tensor) -> None:
         """Add a' b [D, D], which is symmetric: blocks above the diagonal twice and none below it."""
@@ -263,16 +290,22 @@ class ChunkedOutward(Chunked):
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         matrix, shift, scale, bias = shared
-        chunk, u, turn = self.attend(rows, cols), self.once(cols[1]), self.once(matrix)
-        z, of_value = self.pool(chunk), chunk.units[2]
+        (chunk, z), u, turn = self.pool(rows, cols), self.once(cols[1]), self.once(matrix)
+        units = chunk.units[2], chunk.units[2] * turn.unit, u.unit
+        along, square = self.lengths(z, turn.x, shift, u.x.flatten(1), units)
+        return scale * fused(cosine)(along + cols[2], square) + bias
+
+    def lengths(
+        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """z . u and |A z + a|^2: [r, T] each. units: of z, A z and u"""
         flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
         square = torch.zeros(len(flat), dtype=shift.dtype, device=z.device)
         for start in range(0, len(matrix), step):
             part, left = slice(start, start + step), start if self.blocks > 1 else 0
-            out = self.by.wide(flat[:, left:], turn.x[part, left:].mT)
-            square = square + fused(squares)(out, of_value * turn.unit, shift[part])
-        along = fused(inner)(z, u.x.flatten(1)) * (of_value * u.unit) + cols[2]
-        return scale * fused(cosine)(along, square.view_as(along)) + bias
+            out = self.by.wide(flat[:, left:], matrix[part, left:].mT)
+            square = square + fused(squares)(out, units[1], shift[part])
+        return fused(inner)(z, u) * (units[0] * units[2]), square.view(z.shape[:2])
 
 
 def add_alone(
@@ -292,13 +325,14 @@ def add_alone(
 @cache
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled for tensors on a GPU; TORCH_COMPILE_DISABLE=1 switches that off."""
-    fast: Any = torch.compile(function, dynamic=True) if find_spec("triton") else function
+    fast: Any = None
 
     def call(*args: Any) -> Any:
         nonlocal fast
         if fast is function or not on_gpu(args[0]):
             return function(*args)
         try:
+            fast = fast or (torch.compile(function, dynamic=True) if find_spec("triton") else function)
             return fast(*args)
         except torch._dynamo.exc.TorchDynamoException as error:  # such as a machine without a C compiler
             why = (str(error).strip().splitlines() or [""])[0]

@@ -69,10 +69,12 @@ class Dot(Score):
     """
 
     closed = True
+    by = Operands(None)
 
     def __init__(self, operands: Operands | None = None) -> None:
         """operands: of products of rows with shared columns; None: as they are"""
-        self.by = operands or Operands(None)
+        if operands is not None:
+            self.by = operands
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         if cols[0].dim() == 3:

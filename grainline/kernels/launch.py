@@ -1,0 +1,71 @@
+"""Whether kernels are used, and what happens where one is refused.
+
+This module imports no Triton. `use(x)` says whether kernels are for a tensor. `run` calls a kernel; where it
+cannot be compiled or launched, torch computes its part from then on, and one line in the log says so.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch import Tensor
+
+from grainline.errors import UserError
+
+OLDEST = (3, 4)  # version of Triton
+VARIABLE = "GRAINLINE_KERNELS"
+WAYS = ("auto", "off", "interpret")  # the last for tests: Triton's interpreter, on a CPU
+FUSION = {
+    "enable_fp_fusion": True
+}  # for all launches: the default differs between versions, and so would bits
+_log = logging.getLogger(__name__)
+_refused: set[str] = set()
+
+
+@cache
+def available() -> str:
+    """Why there are no kernels; "" where there are.
+
+    Raises UserError for a value of the variable that is not one of auto and off.
+    """
+    way = os.environ.get(VARIABLE, "auto")
+    if way not in WAYS:
+        raise UserError(f"{VARIABLE} is {way!r}; it must be auto or off")
+    if way == "off":
+        return f"{VARIABLE} is off"
+    try:
+        number = version("triton")
+    except PackageNotFoundError:
+        return "Triton is not installed (extra kernels)"
+    if tuple(map(int, number.split(".")[:2])) < OLDEST:
+        return f"Triton {number} is older than {OLDEST[0]}.{OLDEST[1]}"
+    return ""
+
+
+def use(x: Tensor) -> bool:
+    """Whether kernels are for tensors like this one: on a GPU, in float32 or less."""
+    if not _on_gpu(x) and os.environ.get(VARIABLE) != "interpret":
+        return False
+    return x.element_size() <= 4 and not available()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
+def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
+    """What the kernel gives, or where it was refused once, the fallback."""
+    if name in _refused:
+        return fallback()
+    try:
+        return kernel()
+    except Exception as error:  # whatever a compiler, a driver or a launch raises
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        _refused.add(name)
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _log.warning("the kernel %s is not used, torch computes instead: %s", name, why)
+        return fallback()

@@ -1,0 +1,259 @@
+"""What texts pool of images, as `losses/tiled/chunked_cosine.py` has it, and the way back.
+
+    attend    z = softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
+    lengths   y = z M, and the two inner products that a cosine needs, while y is in registers
+    unattend  gradients by logits, keys and values: a program passes over texts, while the keys and values of
+              an image and head, and their gradients, stay where they are
+
+No two programs add to one number: parts [splits, ...] are added afterwards, so the bits are the same in each
+run. r images, T texts, L segments, heads of width d; D = heads * d. Operands are in units (`operands.py`).
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grainline.kernels.launch import FUSION
+
+LOG2E = tl.constexpr(1.4426950408889634)
+TILE = {"attend": 128, "lengths": 128, "unattend": 64}  # texts, or rows, of a program
+LAUNCH = {  # registers and shared memory of these fit on sm_80 and sm_90 (tests/test_kernels.py)
+    "attend": {"num_warps": 4, "num_stages": 2, **FUSION},
+    "lengths": {"num_warps": 8, "num_stages": 3, **FUSION},
+    "unattend": {"num_warps": 4, "num_stages": 2, **FUSION},
+}
+PROGRAMS = 264  # of unattend at least: two for each processor of an H100
+
+
+@triton.jit
+def _attention(query, key, off, unit, PREC: tl.constexpr):
+    """Softmax over the segments and an empty slot of logit 0. off: 0, or -inf where there is no segment"""
+    fit = tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :]
+    top = tl.maximum(tl.max(fit, 1), 0.0)
+    grown = tl.exp2((fit - top[:, None]) * LOG2E)
+    return grown / (tl.sum(grown, 1) + tl.exp2(-top * LOG2E))[:, None]
+
+
+@triton.jit
+def _attend(
+    q, key, value, mask, unit, z, T, N,
+    H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    tile, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)  # neighbours share an image: it stays in L2
+    i, h = ih // H, ih % H
+    row, col, deep = tile * BM + tl.arange(0, BM), tl.arange(0, BL), tl.arange(0, BD)
+    some = (row < T)[:, None] & (deep < D)[None, :]
+    there = (col < L)[:, None] & (deep < D)[None, :]
+    place = ((h * N + i) * L + col)[:, None] * D + deep[None, :]
+    k, v = tl.load(key + place, mask=there, other=0.0), tl.load(value + place, mask=there, other=0.0)
+    query = tl.load(q + (h * T + row)[:, None] * D + deep[None, :], mask=some, other=0.0)
+    off = tl.where(col < L, 0.0, float("-inf"))
+    if MASK:
+        off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
+    a = _attention(query, k, off, tl.load(unit), PREC)
+    out = tl.dot(a.to(v.dtype), v, input_precision=PREC)
+    at = (i * T + row)[:, None] * (H * D) + (h * D + deep)[None, :]
+    tl.store(z + at, out.to(z.dtype.element_ty), mask=some)
+
+
+@triton.jit
+def _lengths(
+    z, matrix, shift, u, units, y, along, square, rows, T,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KEEP: tl.constexpr,
+    TRIANGLE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Shares of BN columns. KEEP: square is z . (y + 2 shift), and y is stored; else |y + shift|^2"""
+    block, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, col, deep = tile * BM + tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
+    inside = (row < rows)[:, None] & (col < D)[None, :]
+    acc = tl.zeros([BM, BN], tl.float32)
+    first = 0
+    if TRIANGLE:  # rows of the matrix above this block have zeros in it
+        first = block * BN // BK * BK
+    for k in range(first, D, BK):
+        at = k + deep
+        a = tl.load(
+            z + row[:, None] * D + at[None, :], mask=(row < rows)[:, None] & (at < D)[None, :], other=0.0
+        )
+        b = tl.load(
+            matrix + at[:, None] * D + col[None, :], mask=(at < D)[:, None] & (col < D)[None, :], other=0.0
+        )
+        acc = tl.dot(a, b, acc, input_precision=PREC)
+    of_z, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
+    own = tl.load(z + row[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32) * of_z
+    text = tl.load(u + (row % T)[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32) * of_u
+    bias = tl.load(shift + col, mask=col < D, other=0.0)[None, :]
+    tl.store(along + block * rows + row, tl.sum(own * text, 1), mask=row < rows)
+    if KEEP:
+        part = own * (acc * of_y + 2.0 * bias)
+        tl.store(y + row[:, None] * D + col[None, :], acc.to(y.dtype.element_ty), mask=inside)
+    else:
+        out = acc * of_y + bias
+        part = tl.where((col < D)[None, :], out * out, 0.0)
+    tl.store(square + block * rows + row, tl.sum(part, 1), mask=row < rows)
+
+
+@triton.jit
+def _unattend(
+    q, key, value, mask, u, y, shift, by_along, by_square, units, by_fit, by_key, by_value, T, N, tiles,
+    H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    split, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i, h = ih // H, ih % H
+    col, deep = tl.arange(0, BL), tl.arange(0, BD)
+    there = (col < L)[:, None] & (deep < D)[None, :]
+    place = ((h * N + i) * L + col)[:, None] * D + deep[None, :]
+    k, v = tl.load(key + place, mask=there, other=0.0), tl.load(value + place, mask=there, other=0.0)
+    off = tl.where(col < L, 0.0, float("-inf"))
+    if MASK:
+        off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
+    unit, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
+    bias = tl.load(shift + h * D + deep, mask=deep < D, other=0.0)[None, :]
+    dk, dv = tl.zeros([BL, BD], tl.float32), tl.zeros([BL, BD], tl.float32)
+    for tile in range(split * tiles, split * tiles + tiles):
+        row = tile * BM + tl.arange(0, BM)
+        some = (row < T)[:, None] & (deep < D)[None, :]
+        query = tl.load(q + (h * T + row)[:, None] * D + deep[None, :], mask=some, other=0.0)
+        a = _attention(query, k, off, unit, PREC)
+        at = row[:, None] * (H * D) + (h * D + deep)[None, :]
+        ba = tl.load(by_along + i * T + row, mask=row < T, other=0.0)[:, None]
+        bs = tl.load(by_square + i * T + row, mask=row < T, other=0.0)[:, None]
+        text = tl.load(u + at, mask=some, other=0.0).to(tl.float32) * of_u
+        out = tl.load(y + i * T * (H * D) + at, mask=some, other=0.0).to(tl.float32) * of_y + bias
+        dz = tl.where(some, ba * text + 2.0 * bs * out, 0.0).to(v.dtype)
+        f = a * tl.dot(dz, tl.trans(v), input_precision=PREC)
+        f -= a * tl.sum(f, 1)[:, None]
+        dv = tl.dot(tl.trans(a.to(v.dtype)), dz, dv, input_precision=PREC)
+        dk = tl.dot(tl.trans(f.to(k.dtype)), query, dk, input_precision=PREC)
+        to = ((h * T + row).to(tl.int64) * N + i)[:, None] * L + col[None, :]
+        tl.store(by_fit + to, f.to(by_fit.dtype.element_ty), mask=(row < T)[:, None] & (col < L)[None, :])
+    part = (split.to(tl.int64) * N * H + i * H + h) * L * D
+    place = part + col[:, None] * D + deep[None, :]
+    tl.store(by_key + place, dk, mask=there)
+    tl.store(by_value + place, dv, mask=there)
+
+
+def sizes(slots: int, width: int) -> dict[str, int]:
+    """Constants of an image and a head; blocks of a product have 16 rows and columns at least."""
+    blocks = (max(16, triton.next_power_of_2(x)) for x in (slots, width))
+    return {"L": slots, "D": width, **dict(zip(("BL", "BD"), blocks, strict=True))}
+
+
+def precision(x: Tensor) -> str:
+    """Of products: float32 operands, which tests have, are not rounded."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+@torch.library.custom_op("grainline::attend", mutates_args=())
+def attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor) -> Tensor:
+    """q [heads, T, d], key and value [heads, r, L, d] -> z [r, T, D] in units of values
+
+    mask  [r, L] of 0, and -inf where there is no segment; unit [] of logits
+    """
+    heads, images, slots, width = key.shape
+    texts, tile = q.shape[1], TILE["attend"]
+    z = value.new_empty(images, texts, heads * width)
+    if z.numel():
+        _attend[(triton.cdiv(texts, tile), images * heads)](
+            q, key, value, key if mask is None else mask, unit, z, texts, images, H=heads, BM=tile,
+            MASK=mask is not None, PREC=precision(q), **sizes(slots, width), **LAUNCH["attend"],
+        )  # fmt: skip
+    return z
+
+
+@attend.register_fake
+def _(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor) -> Tensor:
+    return value.new_empty(key.shape[1], q.shape[1], key.shape[0] * key.shape[3])
+
+
+@torch.library.custom_op("grainline::lengths", mutates_args=())
+def lengths(
+    z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: Tensor, keep: bool, triangle: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z [r, T, D], matrix [D, D], shift [D], u [T, D] -> y = z @ matrix in units; two inner products [r, T]
+
+    along    z . u
+    square   keep: z . (y + 2 shift); else |y + shift|^2, and no y [0]
+    units    [3] those of z, y and u
+    triangle the matrix has zeros above its diagonal
+
+    The products are those of the tensors that stand behind the units.
+    """
+    images, texts, width = z.shape
+    rows, tile = images * texts, TILE["lengths"]
+    wide = min(128, max(16, triton.next_power_of_2(width)))
+    blocks = triton.cdiv(width, wide)
+    y = torch.empty_like(z) if keep else z.new_empty(0)
+    along, square = (torch.empty(blocks, rows, dtype=torch.float32, device=z.device) for _ in range(2))
+    if rows:
+        _lengths[(blocks, triton.cdiv(rows, tile))](
+            z, matrix, shift, u, units, y if keep else z, along, square, rows, texts, D=width, BM=tile,
+            BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle, PREC=precision(z), **LAUNCH["lengths"],
+        )  # fmt: skip
+    return y, along.sum(0).view(images, texts), square.sum(0).view(images, texts)
+
+
+@lengths.register_fake
+def _(
+    z: Tensor,
+    matrix: Tensor,
+    shift: Tensor,
+    u: Tensor,
+    units: Tensor,
+    keep: bool,
+    triangle: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty_like(z) if keep else z.new_empty(0)
+    return y, shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
+
+
+@torch.library.custom_op("grainline::unattend", mutates_args=())
+def unattend(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    u: Tensor,
+    y: Tensor,
+    shift: Tensor,
+    by_along: Tensor,
+    by_square: Tensor,
+    units: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by logits [heads, T, r, L], keys and values [r, heads, L, d], the last two in float32
+
+    q, key, value, mask as of `attend`; u [T, D], y [r, T, D], shift [D] as of `lengths`
+    by_along, by_square  [r, T] float32 gradients, in units that keep those of z in the range of operands
+    units                [3] of logits, y and u
+    """
+    heads, images, slots, width = key.shape
+    texts, tile = q.shape[1], TILE["unattend"]
+    whole = triton.cdiv(texts, tile)
+    splits = max(1, min(whole, triton.cdiv(PROGRAMS, max(1, images * heads))))
+    by_fit = value.new_empty(heads, texts, images, slots)
+    by_key, by_value = (
+        torch.empty(splits, images, heads, slots, width, dtype=torch.float32, device=key.device)
+        for _ in range(2)
+    )
+    if by_fit.numel():
+        _unattend[(splits, images * heads)](
+            q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units, by_fit,
+            by_key, by_value, texts, images, triton.cdiv(whole, splits), H=heads, BM=tile,
+            MASK=mask is not None, PREC=precision(q), **sizes(slots, width), **LAUNCH["unattend"],
+        )  # fmt: skip
+    return by_fit, by_key.sum(0), by_value.sum(0)
+
+
+@unattend.register_fake
+def _(
+    q: Tensor, key: Tensor, value: Tensor, mask: Any, u: Any, y: Any, shift: Any,
+    by_along: Tensor, by_square: Any, units: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    heads, images, slots, width = key.shape
+    other = by_along.new_empty(images, heads, slots, width)
+    return value.new_empty(heads, q.shape[1], images, slots), other, torch.empty_like(other)
