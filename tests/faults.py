@@ -1132,7 +1132,7 @@ TILES = [
 GPU = [
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py",
           "slopes of images without segments drown those of all others",
-          "return by if mask is None else by.masked_fill((mask == -torch.inf).all(-1, keepdim=True), 0)", "return by"),
+          "by.masked_fill((mask == -torch.inf).all(-1, keepdim=True), 0)", "by"),
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "keys learn in units of keys",
           "chunk.query[head]), by), unit * of_query)", "chunk.query[head]), by), unit * of_key)"),
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "queries and u share operands",
