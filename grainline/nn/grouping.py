@@ -76,7 +76,7 @@ def _by_kernel(product: Tensor, valid: Tensor | None, number: int) -> Picks:
 def _by_loop(product: Tensor, valid: Tensor | None, number: int) -> Picks:
     """Picks from the products of centred tokens: [N, L, L]"""
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
-    start, near = torch.arange(len(length), device=length.device) * length.shape[1], SAME * length
+    start, near = torch.arange(length.shape[0], device=length.device) * length.shape[1], SAME * length
     # Squared distance to the mean or a pick; -inf: not to be picked.
     nearest = length if valid is None else length.masked_fill(~valid, -torch.inf)
     picks, real = [], []
