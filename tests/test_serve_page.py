@@ -559,3 +559,9 @@ def test_the_interface_has_a_page_of_its_own_scripts(site: Site) -> None:
     site.wait(lambda: "POST /api/search" in site.text("#routes"))
     for said in ("GET /api/image/{name}", "does not", "curl -s", "How many images.", "HitOut"):
         assert said in site.text("#routes")
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    site.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert site.script("return document.documentElement.scrollWidth") == 360
+    finally:
+        site.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
