@@ -1,21 +1,25 @@
 """What the performance goals say of a GPU, measured on one: CAFT's operations at the sizes of real training.
 
-    python -m benchmarks.bench_gpu [--repeats 7] [--share 1]
+    python -m benchmarks.bench_gpu [--repeats 7] [--share 1] [--only PART ...] [--rehearse]
 
 Times are those of the device, from event to event, the median of some calls after two that are thrown away;
 memory is what torch's allocator had in use at most, beyond the inputs. First the two ceilings of the machine:
 a product of matrices and a copy. Then
+  kernels   each kernel alone at the size of G1, with its TFLOP/s
   G1 to G3  losses of 2,048 images x 8 captions x 64 segments at width 512, forward and backward; beside it
             the modules of `bench_pooled` at the largest batch that they can hold
   G4        scores of images with texts, keys and values included
   G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
-`--share N` divides the batches by N, to try the program on a small device.
+  profile   launches of a step of CAFT, and the time of its host beside that of the device
+`--share N` divides the batches by N, to try the program on a small device; `--rehearse` runs it on a CPU,
+where no number means anything. `benchmarks.gpu_blocks` runs the parts one by one.
 """
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +29,9 @@ from torch import Tensor
 
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, images
-from benchmarks.harness import report
+from benchmarks.harness import report, seconds
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
+from grainline.kernels import launch
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled.operands import half_products
 from grainline.nn.grouping import farthest_points
@@ -37,8 +42,9 @@ from grainline.types import Clock, Encoded, Images, Texts, to
 
 IMAGES = 2048
 SIDE = 8192  # of the matrices whose product is the ceiling
-GPU = torch.device("cuda")
-"""Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation."""
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation. A
+CPU is for rehearsals."""
 WORDS = {"float32": "highest", "tf32": "high", "half": "high"}
 """How we name the precision of products in losses, and torch those of float32. "half": large ones in float16,
 as in training in half precision."""
@@ -54,6 +60,8 @@ class Cost(NamedTuple):
 def cost(call: Callable[[], Any], repeats: int) -> Cost:
     """Time and memory of a call on the device."""
     call()
+    if GPU.type == "cpu":
+        return Cost(1e3 * statistics.median(seconds(call) for _ in range(repeats)), 0.0)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -72,15 +80,53 @@ def _ms(call: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end))
 
 
-def ceilings(repeats: int) -> None:
+def ceilings(number: int, repeats: int) -> None:
     """How fast the machine is at best."""
-    for dtype in (torch.bfloat16, torch.float32):
-        a, b = (torch.randn(SIDE, SIDE, dtype=dtype, device=GPU) for _ in range(2))
+    side = SIDE * number // IMAGES
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        a, b = (torch.randn(side, side, dtype=dtype, device=GPU) for _ in range(2))
         ms = cost(partial(torch.matmul, a, b), repeats).ms
-        report(f"ceiling: product in {str(dtype)[6:]}", 2 * SIDE**3 / ms / 1e9, "TFLOP/s")
-    x = torch.randn(2**28, device=GPU)
+        report(f"ceiling: product in {str(dtype)[6:]}", 2 * side**3 / ms / 1e9, "TFLOP/s")
+    x = torch.randn(2**28 * number // IMAGES, device=GPU)
     y = torch.empty_like(x)
     report("ceiling: copy, read and written", 8 * len(x) / cost(lambda: y.copy_(x), repeats).ms / 1e6, "GB/s")
+
+
+def kernels(number: int, repeats: int) -> None:
+    """Each kernel alone, for a chunk of images with all texts, at 8 heads."""
+    if launch.available() or GPU.type == "cpu":
+        print(f"# no kernels: {launch.available() or 'no CUDA device'}")
+        return
+    from grainline.kernels import farthest, pooled
+
+    heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
+    images, width = 8, heads * deep
+    half = partial(torch.randn, dtype=torch.float16, device=GPU)
+    q, key, value = (
+        half(heads, texts, deep),
+        half(heads, images, slots, deep),
+        half(heads, images, slots, deep),
+    )
+    one, units, shift = torch.ones((), device=GPU), torch.ones(3, device=GPU), torch.zeros(width, device=GPU)
+    z, matrix, u = half(images, texts, width), half(width, width), half(texts, width)
+    by = torch.randn(images, texts, device=GPU) / 64
+    sides = u, z, shift, by, by, units
+    pairs = images * texts
+    for name, call, flops in (
+        ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
+        ("lengths", lambda: pooled.lengths(z, matrix, shift, u, units, True, False), 2 * width**2),
+        (
+            "lengths of scores",
+            lambda: pooled.lengths(z, matrix, shift, u, units, False, True),
+            2 * width**2 * 5 / 8,
+        ),
+        ("unattend", lambda: pooled.unattend(q, key, value, None, *sides), 8 * slots * width),
+    ):
+        ms = cost(call, repeats).ms
+        report(f"kernel {name}, {images} x {texts}", flops * pairs / ms / 1e9, "TFLOP/s", ms=ms)
+    x = torch.randn(number, 197, 64, device=GPU)
+    product = x @ x.mT
+    report("kernel farthest", cost(lambda: farthest.farthest(product, None, 65, 1e-5), repeats).ms, "ms")
 
 
 def losses(number: int, repeats: int) -> None:
@@ -117,11 +163,11 @@ def against(goal: bench_pooled.Goal, number: int, word: str, repeats: int) -> No
         try:
             theirs = cost(prepared("modules", goal, number), repeats)
         except RuntimeError:  # out of memory, or strides beyond 32 bits
-            torch.cuda.empty_cache()
+            _empty()
             number //= 2
             continue
         ours = cost(prepared("tiles", goal, number), repeats)
-        torch.cuda.empty_cache()
+        _empty()
         name = f"{goal.name} B={number}, {word}"
         report(f"{name}: time modules / tiles", theirs.ms / ours.ms, "x", at_least=3.0, ms=ours.ms)
         report(f"{name}: memory tiles / modules", ours.mib / theirs.mib, "x", at_most=goal.share)
@@ -145,7 +191,7 @@ def scores(number: int, repeats: int) -> None:
 
 
 @torch.no_grad()
-def again(repeats: int) -> None:
+def again(number: int, repeats: int) -> None:  # noqa: ARG001
     """G11: queries of four parts, each with its own 100 candidates keys and values computed before."""
     with GPU:
         pool = bench_pooled.Batch(1, 8).pool
@@ -165,35 +211,59 @@ def superpixels(number: int, repeats: int) -> None:
     x = torch.randn(number, 197, 768, device=GPU)
     found = cost(partial(farthest_points, x, None, 65), repeats)
     report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, mib=found.mib)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        farthest_points(x, None, 65)
-    found = cost(graph.replay, repeats)
-    report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5)
-    pixels = images(64, 224).cuda().repeat(max(1, number // 64), 1, 1, 1)
+    if GPU.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            farthest_points(x, None, 65)
+        found = cost(graph.replay, repeats)
+        report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5)
+    pixels = images(min(64, number), 224).to(GPU).repeat(max(1, number // 64), 1, 1, 1)
     found = cost(lambda: kmeans(pixels, 16).label, repeats)
     report(f"k-means, {len(pixels)} images", found.ms, "ms", mib=found.mib)
     ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
     assert ours.network is not None
     ours.network.load_state_dict(folded(drawn(pixels[:64])).state_dict())
-    network = ours.cuda()
+    network = ours.to(GPU)
     parts = pixels.split(256)
     found = cost(lambda: [network(part).label for part in parts], repeats)
     report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", mib=found.mib)
+
+
+def profile(number: int, repeats: int) -> None:
+    """Launches of a step of CAFT and of its loss alone, and how long the host takes for them."""
+    images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
+    method = bench_caft.made("B", "negatives=all", "heads=8").to(GPU)
+    loss = prepared("tiles", bench_pooled.GOALS[0], 8 * number)
+    for name, call in (("step", partial(_step, method, images, texts)), ("G1", loss)):
+        with half_products(True):
+            device = cost(call, repeats).ms
+            call()
+            start = time.perf_counter()
+            call()  # the host is through before the device is
+            host = 1e3 * (time.perf_counter() - start)
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if GPU.type == "cuda":
+                torch.cuda.synchronize()
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            with torch.profiler.profile(activities=activities) as record:
+                call()
+        launches = sum(event.count for event in record.key_averages() if "LaunchKernel" in event.key)
+        report(f"{name}: launches", launches, "", at_most=1500.0 if name == "G1" else None)
+        report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
 
 
 def steps(number: int, repeats: int) -> None:
     """Whole steps of CAFT in bfloat16, and their encoders alone, of as many images as fit."""
     images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
     for negatives, heads, most in bench_caft.WAYS:
-        method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").cuda()
+        method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").to(GPU)
         name = f"CAFT B, {number} images, {negatives}, {heads} heads"
         try:
             both = cost(partial(_encoders, method, images, texts), repeats)
             whole = cost(partial(_step, method, images, texts), repeats)
         except torch.OutOfMemoryError:
             del method
-            torch.cuda.empty_cache()
+            _empty()
             steps(number // 2, repeats)
             return
         report(f"{name}: step", whole.ms, "ms", mib=whole.mib)
@@ -201,6 +271,11 @@ def steps(number: int, repeats: int) -> None:
         share = 100 * (whole.ms - both.ms) / both.ms
         report(f"{name}: what the losses add to the encoders", share, "%", at_most=most)
         del method
+        _empty()
+
+
+def _empty() -> None:
+    if GPU.type == "cuda":
         torch.cuda.empty_cache()
 
 
@@ -211,7 +286,7 @@ def _step(method: Any, images: Images, texts: Texts) -> None:
 
 def _encoders(method: Any, images: Images, texts: Texts) -> None:
     method.zero_grad(set_to_none=True)
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast(GPU.type, torch.bfloat16):
         a, b = method.encode_images(images), method.encode_texts(texts)
     _length(a, b).backward()
 
@@ -220,21 +295,31 @@ def _length(a: Encoded, b: Encoded) -> Tensor:
     return torch.stack([x.float().square().sum() for x in (a.vector, a.tokens, b.vector, b.tokens)]).sum()
 
 
+PARTS: dict[str, tuple[Callable[[int, int], None], int]] = {  # and by what the number of images is divided
+    "ceilings": (ceilings, 1),
+    "kernels": (kernels, 1),
+    "losses": (losses, 1),
+    "scores": (scores, 2),
+    "superpixels": (superpixels, 1),
+    "again": (again, 1),
+    "steps": (steps, 8),
+    "profile": (profile, 8),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--share", type=int, default=1, help="divide the batches by so many")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if GPU.type == "cpu" and not args.rehearse:
         print("# no CUDA device: nothing is measured")
         return
-    number = IMAGES // args.share
-    for part in (ceilings, again):
-        part(args.repeats)
-    losses(number, args.repeats)
-    scores(number // 2, args.repeats)
-    superpixels(number, args.repeats)
-    steps(number // 8, args.repeats)
+    for name in args.only:
+        part, by = PARTS[name]
+        part(max(2, IMAGES // args.share // by), args.repeats)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ All skip without CUDA. What waits is found by torch, which can raise where the h
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,14 @@ from make import batch as batch_of
 from torch import Tensor
 
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.kernels import launch
+from grainline.losses.text_conditioned import part_loss, part_pairs
+from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
+from grainline.nn import grouping
 from grainline.nn.grouping import farthest_points
+from grainline.nn.pooling import ConditionedPool
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
 from grainline.types import Images, Texts, to
@@ -110,6 +117,53 @@ def test_images_are_encoded_without_waiting(case: str) -> None:
         once()
     with unwaited():
         once()
+
+
+@pytest.mark.parametrize("negatives", ["all", "sampled"])
+@pytest.mark.parametrize(("heads", "slots"), [(8, 64), (1, 64), (8, 196)])
+def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
+    negatives: Any, heads: int, slots: int
+) -> None:
+    """At sizes of training: by kernels where they are, by torch, and on the CPU in float32."""
+    found: list[list[Tensor]] = []
+    for device, half, kernels in (
+        ("cpu", False, "off"),
+        ("cuda", True, "off"),
+        *2 * [("cuda", True, "auto")],
+    ):
+        torch.manual_seed(0)
+        pool = ConditionedPool(512, heads)
+        segments, texts = torch.randn(64, slots, 512), torch.randn(256, 512)
+        mask = torch.rand(64, slots) > 0.1
+        learnt = [x.to(device).requires_grad_() for x in (segments, texts)]
+        scale, bias = (torch.tensor([x], device=device) for x in (14.3, -10.0))
+        place = torch.arange(256, device=device)
+        pairs = part_pairs(row_ids(place[:64], place[:64]), row_ids(place, place // 4), negatives, CLOCK)
+        with pytest.MonkeyPatch.context() as patch, half_products(half):
+            patch.setenv(launch.VARIABLE, kernels)
+            launch.available.cache_clear()
+            loss = part_loss(
+                pool.to(device), (learnt[0], mask.to(device)), learnt[1], pairs, scale, bias
+            ).total
+            grads = torch.autograd.grad(loss, [*learnt, *pool.parameters()])
+        launch.available.cache_clear()
+        found.append([x.detach().cpu() for x in (loss, *grads)])
+    assert not launch._refused
+    expected, by_torch, by_kernels, again = found
+    assert all(torch.equal(a, b) for a, b in zip(by_kernels, again, strict=True))
+    largest = max(float(x.norm()) for x in expected[1:])
+    for some in (by_torch, by_kernels):
+        for a, b in zip(some, expected, strict=True):
+            assert float((a - b).norm()) <= 5e-3 * float(b.norm()) + 1e-4 * largest
+
+
+def test_farthest_points_by_a_kernel_are_those_of_the_loop() -> None:
+    x, valid = torch.randn(64, 197, 64).cuda(), (torch.rand(64, 197) < 0.9).cuda()
+    product = grouping.products(grouping.centred(x, valid))
+    expected, found = grouping._by_loop(product, valid, 65), farthest_points(x, valid, 65)
+    assert not launch._refused
+    assert torch.equal(found.mask, expected.mask)
+    assert torch.equal(found.token[found.mask], expected.token[expected.mask])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

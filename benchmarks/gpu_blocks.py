@@ -1,0 +1,129 @@
+"""Short measurements on a GPU: block by block, each line written as it comes, resumable.
+
+    python -m benchmarks.gpu_blocks OUT.jsonl [--only BLOCK ...] [--minutes 5] [--rehearse]
+    python -m benchmarks.gpu_blocks OUT.jsonl --table
+
+A GPU may be there for half an hour. So the blocks that decide most come first, each runs in a process of its
+own and ends after some minutes, and what it has printed is in OUT. A block that ended well is not run again.
+`--table` prints the lines of OUT as a table for docs/performance.md. `--rehearse` runs all blocks on a CPU in
+tiny shapes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+BENCH = ("-m", "benchmarks.bench_gpu", "--only")
+
+
+class Block(NamedTuple):
+    """A command, and what it decides."""
+
+    command: tuple[str, ...]
+    decides: str
+    kernels: str = "auto"  # GRAINLINE_KERNELS
+
+
+BLOCKS = {
+    "ceilings": Block((*BENCH, "ceilings"), "what 100 % is"),
+    "tests": Block(
+        ("-m", "pytest", "-q", "-m", "gpu", "tests"), "right or wrong; nothing else counts if wrong"
+    ),
+    "kernels": Block((*BENCH, "kernels"), "launch settings"),
+    "losses": Block((*BENCH, "losses"), "G1 to G3 with kernels"),
+    "losses by torch": Block((*BENCH, "losses"), "the same without: what the kernels bring", "off"),
+    "scores": Block((*BENCH, "scores", "again"), "G4, G11"),
+    "scores by torch": Block((*BENCH, "scores"), "the same without", "off"),
+    "steps": Block((*BENCH, "steps"), "images a second, and the share of losses"),
+    "profile": Block((*BENCH, "profile"), "launches and the host: what is next"),
+    "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
+}
+TINY = ("--rehearse", "--share", "1024", "--repeats", "1")
+
+
+def run(name: str, block: Block, out: Path, minutes: float, rehearse: bool) -> None:
+    """Run a block and append its lines; the last line says how it ended."""
+    command = [sys.executable, *block.command]
+    if rehearse and block.command[1] == BENCH[1]:
+        command += TINY
+    environment = os.environ | {"GRAINLINE_KERNELS": block.kernels}
+    facts = {"block": name, "kernels": block.kernels, "device": device(), "torch": torch.__version__}
+    with out.open("a", encoding="utf-8") as file:
+
+        def write(line: dict[str, Any]) -> None:
+            file.write(json.dumps(facts | line) + "\n")
+            file.flush()
+
+        last = ""
+        pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(command, env=environment, **pipe) as process:
+            timer = threading.Timer(60 * minutes, process.kill)
+            timer.start()
+            assert process.stdout is not None
+            for text in process.stdout:
+                last = text.strip() or last
+                if text.startswith("{"):
+                    write(json.loads(text))
+                else:
+                    print(text, end="", flush=True)
+            code = process.wait()
+            timer.cancel()
+        write({"ended": code, "last": last})
+
+
+def device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, a rehearsal"
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The results as a table in Markdown, in the order of the blocks; how the others ended."""
+    rows = ["| block | what | measured | gate | holds |", "| --- | --- | --- | --- | --- |"]
+    for line in lines:
+        if "what" in line:
+            bound = next(((k, line[k]) for k in ("at_most", "at_least") if line.get(k) is not None), None)
+            gate = "" if bound is None else f"{'<=' if bound[0] == 'at_most' else '>='} {bound[1]:g}"
+            holds = "" if bound is None else "yes" if line["holds"] else "**no**"
+            number = f"{line['value']:.3g}" if abs(line["value"]) < 1000 else f"{line['value']:,.0f}"
+            value = f"{number} {line['unit']}".strip()
+            rows.append(f"| {line['block']} | {line['what']} | {value} | {gate} | {holds} |")
+        elif line.get("ended"):
+            rows.append(f"| {line['block']} | did not end well: {line['last'][:100]} | | | |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=BLOCKS, default=list(BLOCKS))
+    parser.add_argument("--minutes", type=float, default=5.0, help="the most of a block")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
+    parser.add_argument("--table", action="store_true", help="print what is in OUT")
+    args = parser.parse_args()
+    if args.table:
+        print(table(lines_of(args.out)))
+        return
+    if not (torch.cuda.is_available() or args.rehearse):
+        print("# no CUDA device: nothing is measured; --rehearse runs everything in tiny shapes")
+        return
+    done = {line["block"] for line in lines_of(args.out) if line.get("ended") == 0}
+    for name in args.only:
+        if name in done:
+            print(f"# {name}: is in {args.out}")
+            continue
+        print(f"# {name}: {BLOCKS[name].decides}", flush=True)
+        run(name, BLOCKS[name], args.out, args.minutes, args.rehearse)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Blocks of measurements: lines are written as they come, and a block that ended well is not run again."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_blocks
+from benchmarks.gpu_blocks import Block, lines_of, main, run, table
+
+GOOD = """
+import os
+from benchmarks.harness import report
+report("speed", 2.0, "x", at_least=1.0)
+report("memory", 5_000.0, "MiB", at_most=1536.0)
+print(os.environ["GRAINLINE_KERNELS"])
+"""
+
+
+def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    run("good", Block(("-c", GOOD), "", "off"), out, 1, rehearse=True)
+    run("bad", Block(("-c", "print('almost'); raise SystemExit(3)"), ""), out, 1, rehearse=True)
+    speed, memory, good, bad = lines_of(out)
+    assert (speed["block"], speed["what"], speed["value"], speed["kernels"]) == ("good", "speed", 2.0, "off")
+    assert memory["holds"] is False
+    assert (good["ended"], good["last"]) == (0, "off")
+    assert (bad["block"], bad["ended"], bad["last"]) == ("bad", 3, "almost")
+    assert table(lines_of(out)).splitlines()[2:] == [
+        "| good | speed | 2 x | >= 1 | yes |",
+        "| good | memory | 5,000 MiB | <= 1536 | **no** |",
+        "| bad | did not end well: almost | | | |",
+    ]
+
+
+def test_a_block_that_takes_too_long_keeps_its_lines(tmp_path: Path) -> None:
+    code = GOOD + "import time; time.sleep(60)"
+    run("slow", Block(("-c", code), ""), tmp_path / "x.jsonl", 0.05, rehearse=True)
+    *lines, end = lines_of(tmp_path / "x.jsonl")
+    assert end["ended"] < 0
+    assert len(lines) in (0, 2), "three seconds may be too short to import"
+
+
+def test_what_ended_well_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, count = tmp_path / "x.jsonl", tmp_path / "count"
+    once = f"open({str(count)!r}, 'a').write('x')"
+    again = f"{once}; raise SystemExit(1)"
+    blocks = {"once": Block(("-c", once), ""), "again": Block(("-c", again), "")}
+    monkeypatch.setattr(gpu_blocks, "BLOCKS", blocks)
+    monkeypatch.setattr(sys, "argv", ["gpu_blocks", str(out), "--rehearse"])
+    main()
+    main()
+    assert count.read_text() == "xxx"
+    assert "once: is in" in capsys.readouterr().out
+    assert [json.loads(line)["block"] for line in out.read_text().splitlines()] == ["once", "again", "again"]
