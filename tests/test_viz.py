@@ -15,7 +15,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.evaluation.evaluate_model import metrics_html
 from grainline.evaluation.result import Metric, Result, now, versions
-from grainline.nn.upsample import contrast, on_grid, place
+from grainline.nn.upsample import contrast, on_grid, on_segments, place
 from grainline.report.case import (
     Case,
     CaseImage,
@@ -588,3 +588,10 @@ def test_a_page_that_cannot_be_written_ends_in_one_line_and_spares_what_is_there
 def test_names_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
     write_page(tmp_path / "r.html", render_page("t", notes(["a\udcff.png"]), []))
     assert "a?.png" in (tmp_path / "r.html").read_text()
+
+
+def test_the_heat_of_segments_lies_on_pixel_centres_and_is_the_mean_of_an_area_where_smaller() -> None:
+    places = torch.tensor([[[0, 1], [1, 2]]])
+    wide = on_segments(torch.tensor([[0.0, 1.0, 3.0]]), places, (2, 4))
+    assert wide.tolist() == [[[0.0, 0.25, 0.75, 1.0], [1.0, 1.5, 2.5, 3.0]]]
+    assert on_segments(torch.tensor([[0.0, 1.0, 3.0]]), places, (1, 1)).tolist() == [[[1.25]]]
