@@ -8,16 +8,24 @@ import torch.nn.functional as F
 from make import CLOCK, batch, build
 from test_pooled import NEGATIVES, WAYS, Case, assert_same
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import chunked, image_side, part_loss, pooled_scores
+from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine
 from grainline.losses.tiled import operands as module
 from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram
-from grainline.losses.tiled.conditioned_cosine import Dense, Gram
 from grainline.losses.tiled.operands import Operands, exact, half_products, on_gpu, operands, power_above
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix, SampledMatrix, SampledPairs, row_ids
+from grainline.losses.tiled.pair_mask import (
+    PairMatrix,
+    RowIds,
+    Tile,
+    all_negatives,
+    row_ids,
+    sample_negatives,
+    without_waits,
+)
 from grainline.losses.tiled.scores import Dot
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.nn.pooling import KeyValue
@@ -40,7 +48,7 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, tiles = Case(heads, slots=slots), list[tuple[int, ...]]()
-    score = chunked(*image_side(case.pool, case.segments, None)[:2], case.pairs("all"), Operands(None), 15)[0]
+    score = chunked(*image_side(case.pool, case.segments, None)[:2], Operands(None))
     assert isinstance(score, ChunkedDense if heads == 3 else ChunkedGram)
     monkeypatch.setattr(chunked_cosine, "ROOM", pairs * score.stored(heads * slots, 12))
     attend = chunked_cosine.Chunked.attend
@@ -98,25 +106,73 @@ def test_slopes_of_negatives_alone_are_no_zeros_in_float16() -> None:
         assert 0 < float(one.norm()) < 1e-6
 
 
-def test_a_list_is_a_mask_over_all_texts_unless_it_is_short_beside_them() -> None:
-    case = Case(3)
-    lists = case.pairs("sampled")
-    assert isinstance(lists, SampledPairs)
-    key = (case.pool.keys(case.segments).key,)
-    score, pairs = chunked(Dense(), key, lists, Operands(None), len(case.texts))
-    assert isinstance(score, ChunkedDense)
-    assert isinstance(pairs, SampledMatrix)
-    where, of_lists = pairs.where(), lists.where()
-    for i in range(5):
-        places = lists.places[i]
-        real = sorted(places[of_lists.real[i]].tolist()) if of_lists.real is not None else []
-        assert where.real is not None
-        assert where.real[i].nonzero().flatten().tolist() == real
-        assert where.same[i].nonzero().flatten().tolist() == sorted(places[of_lists.same[i]].tolist())
+class Waits(TorchDispatchMode):
+    """Raises where the host would read a value from the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select"), name
+        assert not (name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])), (
+            "a mask"
+        )
+        return func(*args, **(kwargs or {}))
+
+
+@NEGATIVES
+@WAYS
+def test_the_host_waits_for_nothing(heads: int, slots: int, negatives: str) -> None:
+    case = Case(heads, torch.float32, slots=slots)
+    with Waits(), half_products(True):
+        case.fast(case.pairs(negatives)).total.backward()
+    assert case.segments.grad is not None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pairs_without_waits_are_those_of_lists_and_shares(seed: int) -> None:
+    """Padding, foils, groups, images without a row, rows without a caption, captions in any order."""
+    g = torch.Generator().manual_seed(seed)
+    n, m = 6, 40
+    rows = RowIds(
+        torch.arange(n).masked_fill(torch.rand(n, generator=g) < 0.2, -1),
+        torch.randperm(9, generator=g)[:n],
+        torch.randint(0, 2, (n,), generator=g),
+        torch.zeros(n, dtype=torch.int64),
+    )
+    item = torch.randperm(m, generator=g).masked_fill(torch.rand(m, generator=g) < 0.2, -1)
+    image = torch.randint(-1, 9 if seed else 1, (m,), generator=g)  # of seed 0: one image in two groups
+    cols = RowIds(item, image, torch.randint(-1, 2, (m,), generator=g), torch.zeros(m, dtype=torch.int64))
+    lists, drawn = sample_negatives(rows, cols, CLOCK), without_waits(rows, cols, "sampled", CLOCK)
+    of_lists, where = lists.where(), drawn.where()
+    assert of_lists.real is not None
+    assert where.real is not None
+    for i in range(n):
+        assert where.real[i].nonzero().flatten().tolist() == sorted(
+            lists.places[i][of_lists.real[i]].tolist()
+        )
+        assert where.same[i].nonzero().flatten().tolist() == sorted(
+            lists.places[i][of_lists.same[i]].tolist()
+        )
     assert torch.equal(where.weight, where.same.float())
-    many = lists.wide * chunked_cosine.SPARSE + 1
-    assert chunked(Gram(), key, lists, Operands(None), many)[1] is lists
-    assert isinstance(chunked(Gram(), key, case.pairs("all"), Operands(None), many)[0], ChunkedGram)
+    tile = Tile(slice(1, 4), slice(7, 30))
+    assert torch.equal(drawn.where(tile).same, where.same[1:4, 7:30])
+    assert drawn.where(tile).real is not None
+    assert torch.equal(drawn.where(tile).real, where.real[1:4, 7:30])
+    every, plain = all_negatives(rows, cols), without_waits(rows, cols, "all", CLOCK)
+    assert isinstance(plain, PairMatrix)
+    assert plain.against is not None
+    assert every.against is not None
+    real = cols.real() & (cols.image >= 0)
+    assert torch.equal(plain.against[real], every.against[real])
+    assert sorted(tile.rows.stop for tile in plain.tiles(4, 100)) == [4, 8]
+
+
+def test_a_batch_without_texts_has_a_loss() -> None:
+    case = Case(3)
+    none = RowIds(*(x[:0] for x in case.captions))
+    for negatives in ("sampled", "all"):
+        pairs = part_pairs(case.images, none, negatives, CLOCK)
+        found = part_loss(case.pool, (case.segments, None), case.texts[:0], pairs, case.scale, case.bias)
+        assert (found.total, found.number) == (0, 4)
 
 
 @pytest.mark.parametrize(("heads", "slots", "few"), [(3, 3, 10**4), (3, 7, 0), (1, 3, 0)])

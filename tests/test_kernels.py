@@ -86,9 +86,7 @@ def test_losses_by_kernels_are_those_of_a_loop_over_pairs(
     monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
     case = Case(heads, torch.float32, width=width, slots=slots)
     score, of_images, _ = image_side(case.pool, case.segments, None)
-    assert isinstance(
-        chunked(score, of_images, case.pairs("all"), Operands(torch.float32), 15)[0], KernelDense
-    )
+    assert isinstance(chunked(score, of_images, Operands(torch.float32)), KernelDense)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-5, 5e-4)
     assert called == ["attend", "lengths", "unattend"]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward, as_matrix
+from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
 from grainline.losses.tiled.kernel_cosine import KernelDense, KernelOutward, fits
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
@@ -23,6 +23,7 @@ from grainline.losses.tiled.pair_mask import (
     all_negatives,
     row_ids,
     sample_negatives,
+    without_waits,
 )
 from grainline.losses.tiled.scores import Dot, Parts, Score
 from grainline.nn.pooling import ConditionedPool, KeyValue
@@ -51,14 +52,14 @@ class TextRows(Protocol):
     def image(self) -> Tensor: ...  # [P] int64, -1 = a foil
 
 
-def part_pairs(
-    image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock
-) -> PairMatrix | SampledPairs:
+def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock) -> Pairs:
     """The captions that each image is compared with in `part_loss`.
 
     image_ids [n] local; captions [P] of all processes: no item = padding, no image = a foil, a negative of
     all
     """
+    if on_gpu(captions.item):
+        return without_waits(image_ids, captions, negatives, clock)
     if negatives == "sampled":
         return sample_negatives(image_ids, captions, clock)
     return all_negatives(image_ids, captions)
@@ -93,8 +94,8 @@ def part_loss(
     with exact(texts):
         score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
-        if on_gpu(texts):
-            score, pairs = chunked(score, of_images, pairs, operands(full(texts)), len(texts))
+        if on_gpu(texts) and not isinstance(pairs, SampledPairs):
+            score = chunked(score, of_images, operands(full(texts)))
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 
@@ -167,17 +168,11 @@ def pooled_scores(
     return out
 
 
-def chunked(score: Score, of_images: Parts, pairs: Pairs, by: Operands, texts: int) -> tuple[Score, Pairs]:
-    """The same cosines and pairs for a GPU: by kernels where they fit.
-
-    texts  number of columns. Lists that are short beside it stay as they are, and so does the score.
-    """
-    pairs = as_matrix(pairs, texts)
-    if isinstance(pairs, SampledPairs):
-        return score, pairs
+def chunked(score: Score, of_images: Parts, by: Operands) -> Score:
+    """The same cosines for a GPU: by kernels where they fit."""
     if isinstance(score, Gram):
-        return ChunkedGram(by), pairs
-    return (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by), pairs
+        return ChunkedGram(by)
+    return (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by)
 
 
 def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:

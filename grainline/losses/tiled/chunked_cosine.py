@@ -21,20 +21,11 @@ from torch import Tensor
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, TINY, Dense, Gram
 from grainline.losses.tiled.operands import Operands, Scaled, on_gpu
 from grainline.losses.tiled.pair_loss import LOG2E
-from grainline.losses.tiled.pair_mask import Pairs, SampledMatrix, SampledPairs
 from grainline.losses.tiled.scores import Parts, Score, Vjp
 from grainline.types import full
 
 ROOM = 2**29  # bytes of what a tile stores of its pairs
 MOST = 256  # images of a tile
-SPARSE = 32  # lists of columns stay lists where all texts are so many times more
-
-
-def as_matrix(pairs: Pairs, texts: int) -> Pairs:
-    """Lists of columns as a mask over all texts, unless they are short beside these."""
-    if isinstance(pairs, SampledPairs) and pairs.wide * SPARSE >= texts:
-        return SampledMatrix(pairs, texts)
-    return pairs
 
 
 class Chunk(NamedTuple):

@@ -70,6 +70,7 @@ class PairMatrix(NamedTuple):
     sibling: float = 1.0
     decay: float = 0.0
     against: Tensor | None = None  # [M] weight of each column as a negative; None: 1
+    look: bool = True  # at the ids, for tiles without pairs or of negatives alone; False: no wait
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile, by default of the whole matrix, with weights of that type."""
@@ -109,8 +110,11 @@ class PairMatrix(NamedTuple):
         """Tiles of at most `height` rows and `width` columns that may hold pairs, row by row.
 
         `whole` and `plain` may be False where they hold, never True where they do not. The ids are copied to
-        the host once, which waits for the device.
+        the host once, which waits for the device, or with `look` False not at all.
         """
+        if not self.look:
+            yield from _parts(len(self.rows.item), self.wide, height, width)
+            return
         split = len(self.rows.item)
         ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
         item, image, group, slot = ids
@@ -201,9 +205,7 @@ class SampledPairs(NamedTuple):
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Parts of the lists with so many rows and places at most."""
         number, places = self.places.shape
-        for top in range(0, number, height):
-            for left in range(0, places, width):
-                yield Tile(slice(top, top + height), slice(left, left + width))
+        return _parts(number, places, height, width)
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, c]"""
@@ -226,34 +228,34 @@ class SampledPairs(NamedTuple):
         x.index_add_(0, self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1))
 
 
-class SampledMatrix(NamedTuple):
-    """`SampledPairs` as pairs of the whole matrix: where products of all cost less than copies of some."""
+class DrawnPairs(NamedTuple):
+    """The pairs of `sample_negatives` as a mask over all columns: on a GPU the host waits for nothing."""
 
-    lists: SampledPairs
-    wide: int  # number of columns
+    rows: RowIds  # n of them
+    cols: RowIds  # M of them
+    rank: Tensor  # [M] place of a caption among those of its image
+    number: Tensor  # [M] of these
+    clock: Clock
 
     @property
-    def rows(self) -> RowIds:
-        return self.lists.rows
+    def wide(self) -> int:
+        """How many columns a row has."""
+        return len(self.cols.item)
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
-        """Parts of the matrix with so many rows and columns at most. The host does not wait."""
-        for top in range(0, len(self.rows.item), height):
-            for left in range(0, self.wide, width):
-                yield Tile(slice(top, top + height), slice(left, left + width))
+        """Parts of the matrix with so many rows and columns at most."""
+        return _parts(len(self.rows.item), self.wide, height, width)
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, c]"""
-        places = self.lists.places[tile.rows]
-        places = torch.where(places < 0, self.wide, places)
-        real, same = (
-            torch.zeros(len(places), self.wide + 1, dtype=torch.bool, device=places.device).scatter_(
-                1, some, True
-            )
-            for some in (places, places[:, : self.lists.own])
+        a, b = (
+            RowIds(*(x[part] for x in ids)) for ids, part in ((self.rows, tile.rows), (self.cols, tile.cols))
         )
-        real, same = (x[:, : self.wide][:, tile.cols] for x in (real, same))
-        return PairMask(real, same, same.to(dtype))
+        met = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
+        same = met & (a.image[:, None] == b.image) & (b.image >= 0)
+        lot = hash_pairs(self.clock, a.image, b.image) % self.number[tile.cols].clamp(min=1)
+        drawn = (lot == self.rank[tile.cols]) | (b.image < 0)
+        return PairMask(same | (met & drawn), same, same.to(dtype))
 
     def take(self, x: Tensor, tile: Tile) -> Tensor:
         """As of `PairMatrix`, which `room` and `put` are as well."""
@@ -266,7 +268,13 @@ class SampledMatrix(NamedTuple):
         pass
 
 
-Pairs = PairMatrix | SampledPairs | SampledMatrix
+def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
+    for top in range(0, rows, height):
+        for left in range(0, cols, width):
+            yield Tile(slice(top, top + height), slice(left, left + width))
+
+
+Pairs = PairMatrix | SampledPairs | DrawnPairs
 
 
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
@@ -303,6 +311,29 @@ def all_negatives(rows: RowIds, cols: RowIds) -> PairMatrix:
     share = torch.ones_like(cols.item, dtype=torch.float64)
     share[by_image.columns] = by_image.number.repeat_interleave(by_image.number).double().reciprocal()
     return PairMatrix(rows, cols, against=share)
+
+
+def without_waits(rows: RowIds, cols: RowIds, negatives: str, clock: Clock) -> Pairs:
+    """`sample_negatives`, or `all_negatives`, in which the host does not wait for the device."""
+    rank, number = _ranks(cols)
+    if negatives == "sampled":
+        return DrawnPairs(rows, cols, rank, number, clock)
+    return PairMatrix(rows, cols, against=number.clamp(min=1).double().reciprocal(), look=False)
+
+
+def _ranks(cols: RowIds) -> tuple[Tensor, Tensor]:
+    """The place of each caption among those of its image and group, by item, and their number: [M] each"""
+    none = ~(cols.real() & (cols.image >= 0))  # padding and foils come last
+    place = order = torch.arange(len(none), device=none.device)
+    for ids in (cols.item, cols.image, cols.group, none):  # stable: the last one counts most
+        order = order[ids[order].argsort(stable=True)]
+    fresh = torch.ones_like(none)
+    fresh[1:] = torch.stack([x[order][1:] != x[order][:-1] for x in (cols.image, cols.group, none)]).any(0)
+    run = fresh.cumsum(0) - 1
+    first = torch.where(fresh, place, 0).cummax(0).values if len(place) else place
+    size = torch.zeros_like(place).scatter_add_(0, run, torch.ones_like(place))
+    number, rank = torch.empty_like(place), torch.empty_like(place)
+    return rank.scatter_(0, order, place - first), number.scatter_(0, order, size[run]).masked_fill(none, 1)
 
 
 class _Images(NamedTuple):
