@@ -107,7 +107,8 @@ def flair_means(
     pooled      `part_loss` of local images
     images      local; all_images [N] are the items of those of all processes
     """
-    pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
+    sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
+    pairs = PairMatrix(*sides, look=not on_gpu(parts.vector))
     summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
     dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
     number = (all_images >= 0).sum().clamp(min=1).to(dtype)
