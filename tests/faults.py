@@ -1737,7 +1737,7 @@ CAFT_METHODS = [
           "(number + count / number - 1)", "(number + count / number)"),
     Fault("losses/text_conditioned.py", "tests/test_golden.py",
           "summaries of FLAIR meet drawn captions alone",
-          "pairs = PairMatrix(*sides, look=not on_gpu(parts.vector))", "pairs = part_pairs(*sides, 'sampled', Clock())"),
+          "PairMatrix(*sides, look=not on_gpu(parts.vector))", "part_pairs(*sides, 'sampled', Clock())"),
     Fault("losses/text_conditioned.py", "tests/test_golden.py",
           "summaries of FLAIR weigh as much as pooled images",
           "summary.total * number / count.clamp(min=1)", "summary.total"),
