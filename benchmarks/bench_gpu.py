@@ -8,7 +8,7 @@ a product of matrices and a copy. Then
   kernels   each kernel alone at the size of G1, with its TFLOP/s
   G1 to G3  losses of 2,048 images x 8 captions x 64 segments at width 512, forward and backward; beside it
             the modules of `bench_pooled` at the largest batch that they can hold
-  G4        scores of images with texts, keys and values included
+  G4        scores of images with texts; keys and values are there already
   G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
@@ -135,6 +135,7 @@ def losses(number: int, repeats: int) -> None:
     for goal in bench_pooled.GOALS:
         for word, precision in WORDS.items():
             torch.set_float32_matmul_precision(precision)
+            torch._dynamo.reset()  # a function is compiled eight times at most, and then runs as it is
             with half_products(word == "half"):
                 found = cost(prepared("tiles", goal, number), repeats)
                 gate = most.get(goal.name) if word == "half" else None
@@ -230,7 +231,7 @@ def superpixels(number: int, repeats: int) -> None:
 
 
 def profile(number: int, repeats: int) -> None:
-    """Launches of a step of CAFT and of its loss alone, and how long the host takes for them."""
+    """Launches of a step of CAFT and of a loss alone, and how long the host takes, its waits included."""
     images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
     method = bench_caft.made("B", "negatives=all", "heads=8").to(GPU)
     loss = prepared("tiles", bench_pooled.GOALS[0], 8 * number)
@@ -238,12 +239,13 @@ def profile(number: int, repeats: int) -> None:
         with half_products(True):
             device = cost(call, repeats).ms
             call()
+            _synchronise()
             start = time.perf_counter()
             call()  # the host is through before the device is
             host = 1e3 * (time.perf_counter() - start)
             activities = [torch.profiler.ProfilerActivity.CPU]
+            _synchronise()
             if GPU.type == "cuda":
-                torch.cuda.synchronize()
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
             with torch.profiler.profile(activities=activities) as record:
                 call()
@@ -262,6 +264,8 @@ def steps(number: int, repeats: int) -> None:
             both = cost(partial(_encoders, method, images, texts), repeats)
             whole = cost(partial(_step, method, images, texts), repeats)
         except torch.OutOfMemoryError:
+            whole = None
+        if whole is None:  # outside of the error, which holds what the step had
             del method
             _empty()
             steps(number // 2, repeats)
@@ -272,6 +276,11 @@ def steps(number: int, repeats: int) -> None:
         report(f"{name}: what the losses add to the encoders", share, "%", at_most=most)
         del method
         _empty()
+
+
+def _synchronise() -> None:
+    if GPU.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _empty() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs
+from grainline.losses.tiled.pair_mask import Pairs, RowIds, sample_negatives
 from grainline.nn.pooling import ConditionedPool
 from grainline.types import Clock
 
@@ -70,7 +70,7 @@ class Batch:
     def learnt(self) -> list[Tensor]:
         return [self.segments, self.texts, self.scale, self.bias, *self.pool.parameters()]
 
-    def pairs(self, negatives: Any) -> PairMatrix | SampledPairs:
+    def pairs(self, negatives: Any) -> Pairs:
         return part_pairs(self.images, self.captions, negatives, Clock())
 
 
@@ -83,7 +83,8 @@ def tiles(batch: Batch, negatives: str) -> Tensor:
 def modules(batch: Batch, negatives: str) -> Tensor:
     """FLAIR's way: the module on texts expanded to every image; all captions, or those of the lists."""
     number, pairs = len(batch.segments), batch.pairs(negatives)
-    if isinstance(pairs, SampledPairs):
+    if negatives == "sampled":
+        pairs = sample_negatives(batch.images, batch.captions, Clock())
         where = pairs.where()
         index = pairs.places
         asked = batch.texts[index.clamp(min=0)]  # [B, K + B, D]

@@ -1168,7 +1168,7 @@ GPU = [
     Fault("kernels/launch.py", "tests/test_kernels.py", "a full memory is taken for a refusal",
           'if type(error).__name__ == "OutOfMemoryError":', "if False:"),
     Fault("kernels/launch.py", "tests/test_kernels.py", "versions are compared as texts",
-          'tuple(map(int, number.split(".")[:2])) < OLDEST', 'number < "3.4"'),
+          'tuple(map(int, TRITON.split(".")[:2])) < OLDEST', 'TRITON < "3.4"'),
     Fault("kernels/launch.py", "tests/test_kernels.py", "kernels take float64",
           "return x.element_size() <= 4 and not available()", "return not available()"),
     Fault("training/step.py", "tests/test_chunked.py", "training in half precision has exact losses",

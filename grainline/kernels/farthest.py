@@ -52,10 +52,11 @@ def farthest(product: Tensor, valid: Tensor | None, number: int, same: float) ->
     real = torch.empty(count, number, dtype=torch.bool, device=product.device)
     if count:
         some: Any = product if valid is None else valid.contiguous()
-        _farthest[(count,)](
-            product, some, token, real, SAME=same, L=slots, M=number, SIZE=triton.next_power_of_2(slots),
-            VALID=valid is not None, **LAUNCH,
-        )  # fmt: skip
+        with torch.cuda.device_of(product):
+            _farthest[(count,)](
+                product, some, token, real, SAME=same, L=slots, M=number, SIZE=triton.next_power_of_2(slots),
+                VALID=valid is not None, **LAUNCH,
+            )  # fmt: skip
     return token, real
 
 

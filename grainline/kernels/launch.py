@@ -21,6 +21,10 @@ WAYS = ("auto", "off", "interpret")  # the last for tests: Triton's interpreter,
 FUSION = {
     "enable_fp_fusion": True
 }  # for all launches: the default differs between versions, and so would bits
+try:  # at import: torch.compile follows no look into installed packages
+    TRITON = version("triton")
+except PackageNotFoundError:
+    TRITON = ""
 _log = logging.getLogger(__name__)
 _refused: set[str] = set()
 
@@ -36,12 +40,10 @@ def available() -> str:
         raise UserError(f"{VARIABLE} is {way!r}; it must be auto or off")
     if way == "off":
         return f"{VARIABLE} is off"
-    try:
-        number = version("triton")
-    except PackageNotFoundError:
+    if not TRITON:
         return "Triton is not installed (extra kernels)"
-    if tuple(map(int, number.split(".")[:2])) < OLDEST:
-        return f"Triton {number} is older than {OLDEST[0]}.{OLDEST[1]}"
+    if tuple(map(int, TRITON.split(".")[:2])) < OLDEST:
+        return f"Triton {TRITON} is older than {OLDEST[0]}.{OLDEST[1]}"
     return ""
 
 

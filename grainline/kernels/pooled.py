@@ -19,12 +19,12 @@ from torch import Tensor
 from grainline.kernels.launch import FUSION
 
 LOG2E = tl.constexpr(1.4426950408889634)
-TILE = {"attend": 128, "lengths": 128, "unattend": 64}  # texts, or rows, of a program
-LAUNCH = {  # registers and shared memory of these fit on sm_80 and sm_90 (tests/test_kernels.py)
-    "attend": {"num_warps": 4, "num_stages": 2, **FUSION},
-    "lengths": {"num_warps": 8, "num_stages": 3, **FUSION},
-    "unattend": {"num_warps": 4, "num_stages": 2, **FUSION},
-}
+# Texts or rows of a program, and how it is launched; for more than 64 segments or a wider head, the second.
+# Registers and shared memory fit on sm_90 and, with 64 segments at most, on sm_80 (tests/test_kernels.py).
+TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32)}
+WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8)}
+STAGES = {"attend": 2, "lengths": 3, "unattend": 2}
+LENGTHS = ["T", "N", "rows", "tiles"]  # they change from batch to batch, and are no reason to compile again
 PROGRAMS = 264  # of unattend at least: two for each processor of an H100
 
 
@@ -37,7 +37,7 @@ def _attention(query, key, off, unit, PREC: tl.constexpr):
     return grown / (tl.sum(grown, 1) + tl.exp2(-top * LOG2E))[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _attend(
     q, key, value, mask, unit, z, T, N,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
@@ -60,7 +60,7 @@ def _attend(
     tl.store(z + at, out.to(z.dtype.element_ty), mask=some)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _lengths(
     z, matrix, shift, u, units, y, along, square, rows, T,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KEEP: tl.constexpr,
@@ -97,7 +97,7 @@ def _lengths(
     tl.store(square + block * rows + row, tl.sum(part, 1), mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _unattend(
     q, key, value, mask, u, y, shift, by_along, by_square, units, by_fit, by_key, by_value, T, N, tiles,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
@@ -144,6 +144,12 @@ def sizes(slots: int, width: int) -> dict[str, int]:
     return {"L": slots, "D": width, **dict(zip(("BL", "BD"), blocks, strict=True))}
 
 
+def settings(kernel: str, slots: int = 0, width: int = 0) -> tuple[int, dict[str, Any]]:
+    """The tile of a kernel and its launch settings."""
+    large = max(slots, width) > 64
+    return TILE[kernel][large], {"num_warps": WARPS[kernel][large], "num_stages": STAGES[kernel], **FUSION}
+
+
 def precision(x: Tensor) -> str:
     """Of products: float32 operands, which tests have, are not rounded."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
@@ -156,13 +162,15 @@ def attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Ten
     mask  [r, L] of 0, and -inf where there is no segment; unit [] of logits
     """
     heads, images, slots, width = key.shape
-    texts, tile = q.shape[1], TILE["attend"]
+    texts, (tile, launch) = q.shape[1], settings("attend", slots, width)
     z = value.new_empty(images, texts, heads * width)
     if z.numel():
-        _attend[(triton.cdiv(texts, tile), images * heads)](
-            q, key, value, key if mask is None else mask, unit, z, texts, images, H=heads, BM=tile,
-            MASK=mask is not None, PREC=precision(q), **sizes(slots, width), **LAUNCH["attend"],
-        )  # fmt: skip
+        with torch.cuda.device_of(key):
+            _attend[(triton.cdiv(texts, tile), images * heads)](
+                q, key, value, key if mask is None else mask, unit, z, texts, images, H=heads, BM=tile,
+                MASK=mask is not None, PREC=precision(q), **sizes(slots, width),
+                **launch,
+            )  # fmt: skip
     return z
 
 
@@ -185,16 +193,17 @@ def lengths(
     The products are those of the tensors that stand behind the units.
     """
     images, texts, width = z.shape
-    rows, tile = images * texts, TILE["lengths"]
+    rows, (tile, launch) = images * texts, settings("lengths")
     wide = min(128, max(16, triton.next_power_of_2(width)))
     blocks = triton.cdiv(width, wide)
     y = torch.empty_like(z) if keep else z.new_empty(0)
     along, square = (torch.empty(blocks, rows, dtype=torch.float32, device=z.device) for _ in range(2))
     if rows:
-        _lengths[(blocks, triton.cdiv(rows, tile))](
-            z, matrix, shift, u, units, y if keep else z, along, square, rows, texts, D=width, BM=tile,
-            BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle, PREC=precision(z), **LAUNCH["lengths"],
-        )  # fmt: skip
+        with torch.cuda.device_of(z):
+            _lengths[(blocks, triton.cdiv(rows, tile))](
+                z, matrix, shift, u, units, y if keep else z, along, square, rows, texts, D=width, BM=tile,
+                BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle, PREC=precision(z), **launch,
+            )  # fmt: skip
     return y, along.sum(0).view(images, texts), square.sum(0).view(images, texts)
 
 
@@ -232,20 +241,22 @@ def unattend(
     units                [3] of logits, y and u
     """
     heads, images, slots, width = key.shape
-    texts, tile = q.shape[1], TILE["unattend"]
+    texts, (tile, launch) = q.shape[1], settings("unattend", slots, width)
     whole = triton.cdiv(texts, tile)
     splits = max(1, min(whole, triton.cdiv(PROGRAMS, max(1, images * heads))))
     by_fit = value.new_empty(heads, texts, images, slots)
     by_key, by_value = (
-        torch.empty(splits, images, heads, slots, width, dtype=torch.float32, device=key.device)
+        torch.zeros(splits, images, heads, slots, width, dtype=torch.float32, device=key.device)
         for _ in range(2)
     )
     if by_fit.numel():
-        _unattend[(splits, images * heads)](
-            q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units, by_fit,
-            by_key, by_value, texts, images, triton.cdiv(whole, splits), H=heads, BM=tile,
-            MASK=mask is not None, PREC=precision(q), **sizes(slots, width), **LAUNCH["unattend"],
-        )  # fmt: skip
+        with torch.cuda.device_of(key):
+            _unattend[(splits, images * heads)](
+                q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units, by_fit,
+                by_key, by_value, texts, images, triton.cdiv(whole, splits), H=heads, BM=tile,
+                MASK=mask is not None, PREC=precision(q), **sizes(slots, width),
+                **launch,
+            )  # fmt: skip
     return by_fit, by_key.sum(0), by_value.sum(0)
 
 

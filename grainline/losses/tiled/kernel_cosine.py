@@ -22,22 +22,16 @@ from grainline.losses.tiled.chunked_cosine import (
 from grainline.losses.tiled.operands import Operands
 from grainline.losses.tiled.scores import Parts
 
-MOST_SLOTS, LEAST_WIDTH, MOST_WIDTH = (
-    128,
-    16,
-    128,
-)  # segments of an image, and widths of a head, of the kernels
+LEAST_WIDTH, MOST_WIDTH = 16, 128  # of a head, for the kernels
 
 
 def fits(operands: Operands, key: Tensor) -> bool:
-    """Whether the kernels are for these keys [n, heads, L, d]: operands of two bytes, or in tests of any."""
+    """Whether the kernels are for these keys [n, heads, L, d], and their registers suffice."""
     _, _, slots, width = key.shape
-    return (
-        operands.dtype is not None
-        and slots <= MOST_SLOTS
-        and LEAST_WIDTH <= width <= MOST_WIDTH
-        and launch.use(key)
-    )
+    if operands.dtype is None or not LEAST_WIDTH <= width <= MOST_WIDTH or not launch.use(key):
+        return False
+    large = not key.is_cuda or torch.cuda.get_device_capability(key.device)[0] > 8
+    return slots <= (128 if large else 64)
 
 
 class _Pools(Chunked):

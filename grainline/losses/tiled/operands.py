@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SPARE = 2.0**-4  # gradients begin there: in float16 up to 2**20 times as much does not overflow
+SPARE = 2.0**-4  # gradients begin at its inverse: 2**12 times as much is a number of float16, and 2**-28 too
 
 
 _HALF: ContextVar[bool] = ContextVar("_HALF", default=False)
@@ -64,8 +64,8 @@ class Operands:
 
     def scaled(self, x: Tensor) -> Scaled:
         """In units of the power of two above the largest value."""
-        if self.dtype is None:
-            return Scaled(x, x.new_ones(()))
+        if self.dtype in (None, x.dtype):
+            return Scaled(x, x.new_ones((), dtype=torch.promote_types(x.dtype, torch.float32)))
         unit = power_above(x)
         return Scaled((x / unit).to(self.dtype), unit)
 

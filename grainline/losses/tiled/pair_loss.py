@@ -342,6 +342,7 @@ class _OnePass(torch.autograd.Function):
                     parts = walk.part(sums, tile)
                     pull(walk.loss.slopes(logits, where).mul_(share[:, None]), parts)
                     walk.put(parts, sums, tile)
+                    del pull, parts  # what the next tile stores takes its place
                 else:
                     logits = walk.score.tile(*here)
                 losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
