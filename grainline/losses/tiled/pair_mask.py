@@ -228,7 +228,7 @@ class SampledPairs(NamedTuple):
         x.index_add_(0, self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1))
 
 
-class DrawnPairs(NamedTuple):
+class SampledMask(NamedTuple):
     """The pairs of `sample_negatives` as a mask over all columns: on a GPU the host waits for nothing."""
 
     rows: RowIds  # n of them
@@ -254,8 +254,8 @@ class DrawnPairs(NamedTuple):
         met = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
         same = met & (a.image[:, None] == b.image) & (b.image >= 0)
         lot = hash_pairs(self.clock, a.image, b.image) % self.number[tile.cols].clamp(min=1)
-        drawn = (lot == self.rank[tile.cols]) | (b.image < 0)
-        return PairMask(same | (met & drawn), same, same.to(dtype))
+        sampled = (lot == self.rank[tile.cols]) | (b.image < 0)
+        return PairMask(same | (met & sampled), same, same.to(dtype))
 
     def take(self, x: Tensor, tile: Tile) -> Tensor:
         """As of `PairMatrix`, which `room` and `put` are as well."""
@@ -274,7 +274,7 @@ def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
             yield Tile(slice(top, top + height), slice(left, left + width))
 
 
-Pairs = PairMatrix | SampledPairs | DrawnPairs
+Pairs = PairMatrix | SampledPairs | SampledMask
 
 
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
@@ -317,7 +317,7 @@ def without_waits(rows: RowIds, cols: RowIds, negatives: str, clock: Clock) -> P
     """`sample_negatives`, or `all_negatives`, in which the host does not wait for the device."""
     rank, number = _ranks(cols)
     if negatives == "sampled":
-        return DrawnPairs(rows, cols, rank, number, clock)
+        return SampledMask(rows, cols, rank, number, clock)
     return PairMatrix(rows, cols, against=number.clamp(min=1).double().reciprocal(), look=False)
 
 
