@@ -13,6 +13,8 @@ import pytest
 from indexes import photo, saved, tiny_model
 from runs import call, recipe
 
+import grainline
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ("reference/commands.md", "reference/recipe.md", "reference/suites.md")
@@ -80,6 +82,18 @@ def test_the_python_of_the_readme_prints_what_it_says(
     monkeypatch.chdir(tmp_path)
     exec(compile(found[1], "README.md", "exec"), {})
     assert capsys.readouterr().out == found[2]
+
+
+def test_the_badges_are_those_of_the_project() -> None:
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs/figures/draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    badges = (ROOT / "docs/figures/badges.svg").read_text(encoding="utf-8")
+    assert badges == draw.badges(), "python docs/figures/draw.py"
+    for part in (f">{grainline.__version__}<", ">3.11+<", ">2.6+<", ">Apache-2.0<"):
+        assert part in badges
 
 
 def test_the_loss_of_the_page_runs() -> None:

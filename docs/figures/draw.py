@@ -4,6 +4,7 @@ Those of results.md and performance.md read their numbers from the tables of the
 """
 
 import re
+import tomllib
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
@@ -121,6 +122,33 @@ def dots(panels: list[tuple[str, float, dict[str, Interval]]], label: int, wide:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}"><style>{DOTS}</style>{"".join(parts)}</svg>\n'
 
 
+BADGE = """text{font:12px system-ui,sans-serif;fill:#fff}rect{fill:#4a5160}rect.v{fill:#2a6f97}"""
+
+
+def badges() -> str:
+    """Python, torch, licence and version of the package, as pyproject.toml and the package have them."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    package = (DOCS.parent / "grainline" / "__init__.py").read_text(encoding="utf-8")
+    torch = next(one for one in project["dependencies"] if one.startswith("torch>="))
+    values = {
+        "grainline": re.search(r'__version__ = "(.+)"', package)[1],
+        "python": project["requires-python"].removeprefix(">=") + "+",
+        "torch": torch.removeprefix("torch>=").partition(",")[0] + "+",
+        "tested on": "Linux",
+        "licence": project["license"],
+    }
+    parts, x = [], 0
+    for name, value in values.items():
+        left, right = (14 + round(6.7 * len(text)) for text in (name, value))
+        parts.append(
+            f'<rect x="{x}" width="{left}" height="20"/><rect class="v" x="{x + left}" width="{right}" height="20"/>'
+        )
+        parts.append(f'<text x="{x + 7}" y="14">{name}</text><text x="{x + left + 7}" y="14">{value}</text>')
+        x += left + right + 6
+    said = ", ".join(f"{name} {value}" for name, value in values.items())
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="20" role="img" aria-label="{said}"><style>{BADGE}</style>{"".join(parts)}</svg>\n'
+
+
 def results() -> str:
     """rSum of every method on every set, from the first table of results.md with that many columns."""
     rows = [row for row in cells("results.md") if len(row) == 10][2:]
@@ -143,7 +171,7 @@ def performance() -> str:
 
 
 if __name__ == "__main__":
-    for page, drawn in (("results", results()), ("performance", performance())):
+    for page, drawn in (("results", results()), ("performance", performance()), ("badges", badges())):
         (DOCS / f"figures/{page}.svg").write_text(drawn, encoding="utf-8")
     folder = DOCS / "methods/figures"
     folder.mkdir(exist_ok=True)
