@@ -148,6 +148,16 @@ PARTS = "methods/text_parts.py"
         ("caft", {PARTS, "methods/shared.py"}),
         ("maxsim", {PARTS}),
         ("vse", {"losses/contrastive.py"}),
+        ("tgt", {"encoders/tgt_text.py", "losses/tiled/vocabulary.py", "methods/tgt.py", "nn/grouping.py"}),
+        (
+            "beta_clip",
+            {
+                "losses/calibrated.py",
+                "losses/tiled/pair_loss.py",
+                "losses/tiled/pair_mask.py",
+                "methods/shared.py",
+            },
+        ),
     ],
 )
 def test_where_a_step_waits_for_the_device(method: str, files: set[str]) -> None:
