@@ -546,7 +546,9 @@ def test_a_comparison_names_the_fields_in_which_recipes_differ(
         ("a", "train: {lr: 0.1, seed: 1, f: [1], g: 0, h: 0, i: 0, j: 0}\n"),
         ("b", "train: {lr: 0.2, seed: 1, f: [2], g: 1, h: 1, i: 1, j: 1}\nmethod: clip\n"),
     ):
-        (tmp_path / name / "checkpoints" / "9").mkdir(parents=True)
+        for weights in ("last", "checkpoints/9"):
+            (tmp_path / name / weights).mkdir(parents=True)
+            (tmp_path / name / weights / "model.safetensors").touch()
         (tmp_path / name / "model.json").write_text("{}")
         (tmp_path / name / "recipe.yaml").write_text(fields)
         result = classified(1)

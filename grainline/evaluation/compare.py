@@ -29,6 +29,7 @@ from grainline.evaluation.result import (
     versions,
 )
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
+from grainline.loading import find_run
 
 FIELDS = 6  # of two recipes are named in a note
 MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")  # settings that identify a model
@@ -178,11 +179,9 @@ def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
 
 def _recipe(model: str) -> dict[str, Any]:
     """The fields of the recipe of a run, which may be named by weights inside it; {} without one."""
-    places = (Path(model), *Path(model).parents[:2]) if model and Path(model).exists() else ()
-    run = next((place for place in places if (place / "model.json").is_file()), None)
-    if run is not None and (run / "recipe.yaml").is_file():
-        with suppress(UserError, OSError):
-            return flatten(read_yaml(run / "recipe.yaml"))
+    with suppress(UserError, OSError):
+        run = find_run(Path(model)) if model else None
+        return {} if run is None else flatten(read_yaml(run[0] / "recipe.yaml"))
     return {}
 
 

@@ -119,6 +119,7 @@ def by_image(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add(into: Tensor, x: Tensor, unit: Tensor) -> None:
+    """Add a product of operands, in its unit, to a sum of gradients of the same shape."""
     into.addcmul_(x, unit)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SPARE = 2.0**-4  # gradients begin at its inverse: 2**12 times as much is a number of float16, and 2**-28 too
-
+SPARE = 2.0**-4
+"""Of the unit of the largest gradient, which is 2**4 then: float16 has 2**12 above it and 2**28 below."""
 
 _HALF: ContextVar[bool] = ContextVar("_HALF", default=False)
 

@@ -234,7 +234,7 @@ class SampledMask(NamedTuple):
     rows: RowIds  # n of them
     cols: RowIds  # M of them
     rank: Tensor  # [M] place of a caption among those of its image
-    number: Tensor  # [M] of these
+    number: Tensor  # [M] of these; 1 for padding and foils
     clock: Clock
 
     @property
@@ -253,7 +253,7 @@ class SampledMask(NamedTuple):
         )
         met = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
         same = met & (a.image[:, None] == b.image) & (b.image >= 0)
-        lot = hash_pairs(self.clock, a.image, b.image) % self.number[tile.cols].clamp(min=1)
+        lot = hash_pairs(self.clock, a.image, b.image) % self.number[tile.cols]
         sampled = (lot == self.rank[tile.cols]) | (b.image < 0)
         return PairMask(same | (met & sampled), same, same.to(dtype))
 
@@ -269,6 +269,7 @@ class SampledMask(NamedTuple):
 
 
 def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
+    """All tiles of a matrix, without a look at its ids."""
     for top in range(0, rows, height):
         for left in range(0, cols, width):
             yield Tile(slice(top, top + height), slice(left, left + width))
@@ -318,11 +319,14 @@ def without_waits(rows: RowIds, cols: RowIds, negatives: str, clock: Clock) -> P
     rank, number = _ranks(cols)
     if negatives == "sampled":
         return SampledMask(rows, cols, rank, number, clock)
-    return PairMatrix(rows, cols, against=number.clamp(min=1).double().reciprocal(), look=False)
+    return PairMatrix(rows, cols, against=number.double().reciprocal(), look=False)
 
 
 def _ranks(cols: RowIds) -> tuple[Tensor, Tensor]:
-    """The place of each caption among those of its image and group, by item, and their number: [M] each"""
+    """The place of each caption among those of its image and group, by item, and their number: [M] each.
+
+    The number of padding and foils is 1.
+    """
     none = ~(cols.real() & (cols.image >= 0))  # padding and foils come last
     place = order = torch.arange(len(none), device=none.device)
     for ids in (cols.item, cols.image, cols.group, none):  # stable: the last one counts most
