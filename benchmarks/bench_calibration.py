@@ -6,7 +6,7 @@ a match are captions of scenes:test, and the drawn world says which of their sen
 half are indexed, the captions of the others are queries without a match, and all their sentences count as
 false of every hit.
   - no match: captions whose image is not in the index, and captions of indexed images after that image was
-    taken out (scenes only); how many best hits are called sure;
+    taken out (scenes only); how many best hits match;
   - match: captions of the indexed images;
   - sentences in the first 3 hits: false ones in hits of queries without a match, true ones in hits that are
     the right image, with the three verdicts; for scenes also true ones in hits of queries without a match,
@@ -54,6 +54,7 @@ LEVELS = (0.01, 0.05, 0.1, 0.2)
 PLAIN = Options(sentences=False)
 SHOWN = 3  # hits
 VERDICTS = ("shows", "cannot tell", "does not")
+MATCHES = ("sure", "in part", "none")
 
 Truth = Callable[[str, str], bool]
 """Whether a sentence is true of the image of a key."""
@@ -91,6 +92,7 @@ class Measured(NamedTuple):
     removed: np.ndarray  # queries whose image was taken out; empty with --data
     there: np.ndarray  # queries whose image is there
     found: np.ndarray  # bool, whether it is the best hit
+    match: dict[str, list[str]]  # of the best hit, by kind of query
     said: dict[str, Said]
     power: float | None  # as the index itself estimates it
 
@@ -187,7 +189,7 @@ def measure(model: Model, data: Data, null: str | None) -> Measured:
         index = open_index(out, model)
         there = index.search([item.text for item in data.inside], 1, PLAIN)
         found = [a.hits[0].path == item.key for a, item in zip(there, data.inside, strict=True)]
-        said = _sentences(index, data)
+        said, match = _sentences(index, data)
         power = index.reader.calibration.power(Options().support)
         foreign = _best(index, [item.text for item in data.outside])
         removed: list[float] = []
@@ -197,36 +199,45 @@ def measure(model: Model, data: Data, null: str | None) -> Measured:
             removed += _best(open_index(out, model), [item.text for item in part])
             add(out, [root / item.key for item in part], model=model)
         sure = np.array([answer.hits[0].p for answer in there])
-        return Measured(np.array(foreign), np.array(removed), sure, np.array(found), said, power)
+        return Measured(np.array(foreign), np.array(removed), sure, np.array(found), match, said, power)
 
 
 def _best(index: Index, texts: Sequence[str]) -> list[float]:
     return [answer.hits[0].p for answer in index.search(texts, 1, PLAIN)]
 
 
-def _sentences(index: Index, data: Data) -> dict[str, Said]:
+def _sentences(index: Index, data: Data) -> tuple[dict[str, Said], dict[str, list[str]]]:
+    """Verdicts on sentences in the first hits, and the match of the best one where it is the right image."""
     said: dict[str, Said] = {}
+    match: dict[str, list[str]] = {"no match": []}
     for query, answer in enumerate(index.search([item.text for item in data.outside], SHOWN)):
+        match["no match"].append(answer.match)
         for rank, hit in enumerate(answer.hits):
             right = {one.text for one in hit.sentences if data.truth and data.truth(hit.path, one.text)}
             _take(said, "no match, false of the hit", (query, rank), hit, set(_texts(hit)) - right)
             _take(said, "no match, true of the hit", (query, rank), hit, right)
     asked = [(i, item, item.text, set(_split(item.text))) for i, item in enumerate(data.inside)]
-    _take_right(said, "right image, true", index, asked)
+    match["right image"] = _take_right(said, "right image, true", index, asked)
     asked = [(i, item, item.foil[0], {item.foil[1]}) for i, item in enumerate(data.inside) if item.foil]
-    _take_right(said, "right image, false (foil)", index, asked)
-    return said
+    match["right image, one sentence false"] = _take_right(said, "right image, false (foil)", index, asked)
+    return said, match
 
 
 def _take_right(
     said: dict[str, Said], group: str, index: Index, asked: Sequence[tuple[int, Item, str, set[str]]]
-) -> None:
-    """Verdicts on some sentences of each query in the right image, where it is among the hits."""
+) -> list[str]:
+    """Verdicts on some sentences of each query in the right image, where it is among the hits.
+
+    Returns the match of each query whose best hit it is.
+    """
+    match = []
     answers = index.search([text for _, _, text, _ in asked], SHOWN) if asked else []
     for (query, item, _, wanted), answer in zip(asked, answers, strict=True):
         for rank, hit in enumerate(answer.hits):
             if hit.path == item.key:
                 _take(said, group, (query, rank), hit, wanted)
+                match += [hit.match] if rank == 0 else []
+    return match
 
 
 def _take(said: dict[str, Said], group: str, place: tuple[int, int], hit: Hit, wanted: set[str]) -> None:
@@ -264,9 +275,7 @@ def interval(parts: Sequence[Said], verdict: str, resamples: int = 1000) -> tupl
 
 def show(all_of: Sequence[Measured]) -> None:
     """Tables: all seeds together, and each seed."""
-    alarms = Table(
-        "best hits called sure", *(f"at {level:g}" for level in LEVELS), "queries", "seeds at 0.05"
-    )
+    alarms = Table("best hits that match", *(f"at {level:g}" for level in LEVELS), "queries", "seeds at 0.05")
     lines = {
         "image never there": [one.foreign for one in all_of],
         "image taken out": [one.removed for one in all_of],
@@ -286,8 +295,13 @@ def show(all_of: Sequence[Measured]) -> None:
         seeds = [_share([part], None) for part in parts]
         number = sum(len(part.query) for part in parts)
         said.add_row(group, f"{number:,}", *cells, f"{' '.join(ranks)}; {' '.join(seeds)}")
+    matches = Table("match of the best hit", "queries", *MATCHES)
+    for group in all_of[0].match:
+        values = [match for one in all_of for match in one.match[group]]
+        shares = [wilson(values.count(match), len(values)) for match in MATCHES] if values else []
+        matches.add_row(group, f"{len(values):,}", *(_percent(x.value, x.low, x.high) for x in shares))
     console = Console(width=180)
-    for table in (alarms, said):
+    for table in (alarms, matches, said):
         console.print(table)
     powers = ["unknown" if one.power is None else f"{one.power:.3f}" for one in all_of]
     console.print("power by the indexes' own estimate:", " ".join(powers))

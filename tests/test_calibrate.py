@@ -290,6 +290,26 @@ def test_three_verdicts_and_the_warning_of_a_weak_model(
     assert any(one.startswith(note) for one in notes) if note else not notes
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
+    level: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
+    index = open_index(tmp_path / "index", model)
+    low = np.array([[0.9, 0.9, 0.9], [0.9, 0.04, 0.9]])
+    monkeypatch.setattr(index.reader.calibration, "p_if_true", lambda _: low)
+    monkeypatch.setattr(index.reader.calibration, "power", lambda _: 0.6)
+    monkeypatch.setattr(index.reader.calibration, "p", lambda *_: np.full((2, 3), 0.5))
+    answer = index.search([QUERY], 2, Options(level=level))[0]
+    assert [hit.match for hit in answer.hits] == (["sure", "in part"] if level else ["none", "none"])
+    assert answer.match == answer.hits[0].match
+    assert [hit.match for hit in index.search([QUERY], 2, Options(level=1.0, sentences=False))[0].hits] == [
+        "sure",
+        "sure",
+    ]
+
+
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
     model = tiny_model()
     build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))

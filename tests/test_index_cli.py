@@ -40,9 +40,9 @@ def test_from_a_folder_of_images_to_answers(made: Path, tmp_path: Path, capsys: 
     assert call("search", index, TEXTS[0], "-k", 2, "--json", out, "--heat", heat) == 0
     said = json.loads(out.read_text())
     assert said["image_count"] == 18
-    assert said["format"] == 3
+    assert said["format"] == 4
     hit = said["results"][0]["hits"][0]
-    assert set(hit) == {"path", "score", "p", "sure", "sentences"}
+    assert set(hit) == {"path", "score", "p", "match", "sentences"}
     assert [sentence["text"] for sentence in hit["sentences"]] == ["A red dog runs.", "The sand is red."]
     assert len(list(heat.iterdir())) == 4
     assert "A red dog runs." in capsys.readouterr().out
@@ -195,12 +195,12 @@ def test_in_a_pipe_a_hit_is_a_line_with_a_path_that_can_be_opened(
         out, err = capsys.readouterr()
         lines = [line.split("\t") for line in out.splitlines()]
         assert len(lines) == 3
-        for path, score, p, sure, shown, query in lines:
+        for path, score, p, match, shown, query in lines:
             assert Path(path).is_file()
             assert Path(path).is_absolute() == (folder == made / "index")
             assert -10 < float(score) < 10
             assert 0 <= float(p) <= 1
-            assert sure in ("yes", "no")
+            assert match in ("sure", "in part", "none")
             assert shown.endswith("/2")
             assert query == TEXTS[0]
         assert "calibration texts" in err, "notes are no hits"

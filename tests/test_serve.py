@@ -82,7 +82,7 @@ def why(response: Any) -> str:
 def plain(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer as `as_json` has it, without the names."""
     hits = [{key: hit[key] for key in hit if key not in ("name", "image")} for hit in answer["hits"]]
-    return {"sure": answer["sure"], "hits": hits, "notes": answer["notes"]}
+    return {"match": answer["match"], "hits": hits, "notes": answer["notes"]}
 
 
 def expected(answer: QueryHits) -> dict[str, Any]:

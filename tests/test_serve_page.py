@@ -6,7 +6,8 @@ import shutil
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -173,7 +174,8 @@ def test_a_description_finds_images_with_every_sentence_judged(site: Site) -> No
     assert len(site.paths()) == 12
     for card, hit in zip(site.all(".hit"), answer["hits"], strict=True):
         assert f"score {hit['score']:.3f}" in card.text
-        assert ("✓ sure match" if hit["sure"] else "~ not sure") in card.text
+        words = {"sure": "✓ sure match", "in part": "◐ match in part", "none": "~ no sure match"}
+        assert words[hit["match"]] in card.text
         said = [line.text for line in card.find_elements(By.CSS_SELECTOR, ".said")]
         assert said == [sentence.text for sentence in sentences(QUERY)]
         for line, sentence in zip(
@@ -189,20 +191,28 @@ def test_a_description_finds_images_with_every_sentence_judged(site: Site) -> No
 
 def test_it_says_in_words_whether_anything_matches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     search = Index.search
-    for sure, said in ((0, "Nothing in this index matches well. The nearest are:"),
-                       (2, "12 images, best first; 2 of them sure.")):  # fmt: skip
+    for matches, said in (
+        ([], "Nothing in this index matches well. The nearest are:"),
+        (["sure", "sure"], "12 images, best first; 2 of them sure."),
+        (["sure", "in part", "in part"], "12 images, best first; 1 of them sure, 2 in part."),
+    ):
 
-        def judged(*asked: Any, sure: int = sure) -> list[QueryHits]:
-            return [
-                answer._replace(hits=tuple(hit._replace(sure=i < sure) for i, hit in enumerate(answer.hits)))
-                for answer in search(*asked)
-            ]
+        def judged(*asked: Any, matches: Sequence[str] = matches) -> list[QueryHits]:
+            out = []
+            for answer in search(*asked):
+                pairs = zip_longest(answer.hits, matches, fillvalue="none")
+                out.append(answer._replace(hits=tuple(hit._replace(match=match) for hit, match in pairs)))
+            return out
 
         monkeypatch.setattr(Index, "search", judged)
         site.open()
         site.search(QUERY)
         assert site.text("#status") == said
-        assert [mark.text for mark in site.all(".sure")].count("✓ sure match") == sure
+        marks = [mark.text for mark in site.all(".match")]
+        assert [marks.count("✓ sure match"), marks.count("◐ match in part")] == [
+            matches.count("sure"),
+            matches.count("in part"),
+        ]
 
 
 def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -> None:
@@ -450,7 +460,7 @@ def test_light_and_dark_have_contrast_enough(site: Site) -> None:
         found = site.script(
             """const ground = (e) => { for (; e; e = e.parentElement) {
                  const c = getComputedStyle(e).backgroundColor; if (c !== "rgba(0, 0, 0, 0)") return c; } };
-               return ["body", "#about", "#hint", "#count", ".main", ".sure", ".score", ".where", ".said",
+               return ["body", "#about", "#hint", "#count", ".main", ".match", ".score", ".where", ".said",
                        ".verdict", ".mark", "footer a"].map((s) => { const e = document.querySelector(s);
                  return [s, getComputedStyle(e).color, ground(e)]; });"""
         )

@@ -367,9 +367,9 @@ def result(name: str = "text to image R@1") -> Result:
 
 def query(text: str, title: str, image: Any, cases: Markup) -> Markup:
     """A query of a search."""
-    more: Any = {"sure": False, "tiles": True, "lines": [text]}
+    more: Any = {"match": "none", "tiles": True, "lines": [text]}
     return render(
-        "query.html", query=text, title=title, image=image, match=text, why=text, cases=cases, **more
+        "query.html", query=text, title=title, image=image, words=text, why=text, cases=cases, **more
     )
 
 
@@ -387,7 +387,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Panel("", gone, "2. 0.400", alt=text, right=False),
         Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
-    verdict = macro("parts.html", "verdict", True, text)
+    match = macro("parts.html", "match_of", "sure", text)
     results = [Case(text, note=verdict, look=seen), Case(text, note=text, look=unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
     ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"

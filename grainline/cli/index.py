@@ -125,7 +125,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
         typer.Option(help="With --image: files of descriptions, for methods that read them."),
     ] = None,
 ) -> None:
-    """Search an index by text or by image. Piped: lines of path, score, p, sure, shown, query."""
+    """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query."""
     _check_queries((text, image, queries), image is not None, heat, descriptions)
     _require_index(folder)
     from tempfile import mkdtemp

@@ -5,7 +5,7 @@ from grainline.index.search import open_index
 
 build("photos/", "photos.index", model="runs/x")
 result = open_index("photos.index").search(["A brown dog runs over wet sand. The sea is grey."])[0]
-result.hits[0].path, result.hits[0].score, result.sure
+result.hits[0].path, result.hits[0].score, result.match
 
     calibration        p of a hit and of a sentence in a hit, from the scores of calibration texts in this
                        index.

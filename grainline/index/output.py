@@ -34,7 +34,7 @@ from grainline.report.page import (
     write_page,
 )
 
-FORMAT = 3
+FORMAT = 4
 
 
 def openable(root: Path, path: str) -> str:
@@ -44,14 +44,14 @@ def openable(root: Path, path: str) -> str:
 
 
 def plain_lines(result: QueryHits, root: Path) -> list[str]:
-    """The hits of one query for other programs: path, score, p, "yes" or "no" (sure), sentences shown, query.
+    """The hits of one query for other programs: path, score, p, match, sentences shown, query.
 
     Separated by tabs. Control characters are escaped, so that each hit is one line.
     """
     out = []
     for hit in result.hits:
         count = sum(one.verdict == "shows" for one in hit.sentences)
-        facts = f"{hit.score:.6f}", f"{hit.p:.4f}", "yes" if hit.sure else "no"
+        facts = f"{hit.score:.6f}", f"{hit.p:.4f}", hit.match
         fields = openable(root, hit.path), *facts, f"{count}/{len(hit.sentences)}", result.query
         out.append("\t".join(map(escape_controls, fields)))
     return out
@@ -62,13 +62,13 @@ def table(result: QueryHits, root: Path) -> Table:
 
     root  of the images: paths are printed as they can be opened, and are links in terminals that have them
     """
-    sure = "" if result.sure else " - no sure match"
+    none = " - no sure match" if result.match == "none" else ""
     out = Table(
-        title=escape(escape_controls(short(result.query, 90)) + sure),
+        title=escape(escape_controls(short(result.query, 90)) + none),
         caption=escape("\n".join(result.notes)) or None,
         caption_justify="left",
     )
-    for column in ("image", "score", "p", "sure", "shows", "cannot tell", "does not"):
+    for column in ("image", "score", "p", "match", "shows", "cannot tell", "does not"):
         out.add_column(column, overflow="fold")
     for hit in result.hits:
         number = Counter(one.verdict for one in hit.sentences)
@@ -78,7 +78,7 @@ def table(result: QueryHits, root: Path) -> Table:
             Text(name, Style(link=(root / hit.path).as_uri())),
             f"{hit.score:.3f}",
             f"{hit.p:.3f}",
-            "yes" if hit.sure else "no",
+            hit.match,
             f"{number['shows']} of {len(hit.sentences)}" if hit.sentences else "",
             str(number["cannot tell"] or ""),
             escape(escape_controls(f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else "")),
@@ -122,6 +122,7 @@ def write_heat(folder: Path, results: Sequence[QueryHits], index: Index) -> int:
 
 
 TITLE = 90  # characters of a query in its heading; a longer one stands below it as well
+MATCHES = {"sure": "sure match", "in part": "match in part", "none": "no sure match"}
 MAX_QUERIES = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
 
 
@@ -153,11 +154,12 @@ def write_html(
 
 
 def _headline(results: Sequence[QueryHits], index: Index) -> dict[str, str]:
-    sure = sum(result.sure for result in results)
     out = {"Images searched": f"{len(index):,}"}
     if len(results) == 1:
-        return {"Match": "sure" if sure else "no sure match", **out}
-    return {"Queries": f"{len(results):,}", "With a sure match": f"{sure:,}", **out}
+        return {"Best hit": MATCHES[results[0].match], **out}
+    number = Counter(result.match for result in results)
+    in_part = {"Matches in part": f"{number['in part']:,}"} if number["in part"] else {}
+    return {"Queries": f"{len(results):,}", "Sure matches": f"{number['sure']:,}", **in_part, **out}
 
 
 def _reading(options: Options, images: bool) -> list[str]:
@@ -165,8 +167,9 @@ def _reading(options: Options, images: bool) -> list[str]:
     if images:
         share = "images of the index that have another one as near"
     scores = (
-        f"Score: higher is closer. p: the share of {share}; a hit is sure at {options.level:g} or "
-        "below. What the model does not read of an image is dim."
+        f"Score: higher is closer. p: the share of {share}; a hit matches at {options.level:g} or "
+        "below: surely, or in part where it does not show some sentence. What the model does not read of "
+        "an image is dim."
     )
     verdicts = (
         f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
@@ -190,22 +193,23 @@ def _section(
         why = f"Of queries without a match, {share} score as high."
         if image is not None:
             why = f"Of the images of the index, {share} have another one as near."
-        why += "" if result.sure else " The images below are the nearest, not matches."
-    title, match = short(result.query, TITLE), "sure match" if result.sure else "no sure match"
+        why += " The images below are the nearest, not matches." if result.match == "none" else ""
+        why += " The first image does not show every sentence." if result.match == "in part" else ""
+    title = short(result.query, TITLE)
     cases = [_hit_case(index, place, hit) for place, hit in enumerate(result.hits, 1)]
     body = render(
         "query.html",
         query=result.query,
         title=title,
         image=image,
-        sure=result.sure,
-        match=match,
+        match=result.match,
+        words=MATCHES[result.match],
         why=why,
         lines=result.notes,
         tiles=not any(hit.sentences for hit in result.hits),
         cases=cases_html(cases, f"q{number}h"),
     )
-    return Section(f"{number}. {title}", body, match)
+    return Section(f"{number}. {title}", body, MATCHES[result.match])
 
 
 def _hit_case(index: Index, place: int, hit: Hit) -> Case:
@@ -222,8 +226,8 @@ def _hit_case(index: Index, place: int, hit: Hit) -> Case:
             heat = index.heat([(row, [one.text for one in sentences])])[0].numpy()
         whole = whole_image(index.model, original(data))
         look = CaseImage(index.model.cropped(data), hit.path, sentences, heat, contrast=True, whole=whole)
-    verdict = macro("parts.html", "verdict", hit.sure, "sure" if hit.sure else "not sure")
-    note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + verdict
+    match = macro("parts.html", "match_of", hit.match, MATCHES[hit.match])
+    note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + match
     if sentences:
         note += f", shows {sum(one.verdict == 'shows' for one in sentences)} of {len(sentences)} sentences"
     return Case(f"{place}. {hit.path}", note=note, look=look)

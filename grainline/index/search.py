@@ -35,6 +35,7 @@ AT_ONCE = 256  # images whose tokens are scored at a time
 MARGIN = 16  # candidates in addition to k: products in float32 may swap neighbours
 
 Verdict = Literal["shows", "cannot tell", "does not"]
+Match = Literal["sure", "in part", "none"]
 
 
 class Sentence(NamedTuple):
@@ -53,7 +54,7 @@ class Hit(NamedTuple):
     path: str  # below the folder of images
     score: float  # of the method, higher is closer
     p: float  # share of queries without a match whose best score is at least as high
-    sure: bool  # p <= Options.level
+    match: Match  # none: p > Options.level; in part: not, but the image does not show some sentence
     sentences: tuple[Sentence, ...] = ()
 
 
@@ -65,16 +66,16 @@ class QueryHits(NamedTuple):
     notes: tuple[str, ...] = ()  # limits of the hits, for users
 
     @property
-    def sure(self) -> bool:
-        """Whether the best hit is sure."""
-        return bool(self.hits) and self.hits[0].sure
+    def match(self) -> Match:
+        """How well the best hit matches."""
+        return self.hits[0].match if self.hits else "none"
 
 
 class Options(NamedTuple):
     """How to search."""
 
     shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all images
-    level: float = 0.05  # of the queries that have no match, this share may be called sure
+    level: float = 0.05  # of the queries that have no match, this share may get another match than "none"
     support: float = 0.05  # of the sentences that hits do not show, this share may get the verdict "shows"
     absent: float = 0.05  # of the sentences that right images do show, this share may get "does not"
     sentences: bool = True  # score each sentence of the query in each hit
@@ -84,13 +85,13 @@ class Options(NamedTuple):
 def as_json(result: QueryHits) -> dict[str, Any]:
     """The hits of a query as JSON values, without heat.
 
-    >>> as_json(QueryHits("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
-    [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'sure': False, 'sentences': []}]
+    >>> as_json(QueryHits("a dog", (Hit("a.jpg", 0.5, 0.25, "none"),)))["hits"]
+    [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'match': 'none', 'sentences': []}]
     """
     hits = [hit._asdict() for hit in result.hits]
     for hit in hits:
         hit["sentences"] = [dict(zip(Sentence._fields[:-1], one, strict=False)) for one in hit["sentences"]]
-    return {"query": result.query, "sure": result.sure, "hits": hits, "notes": list(result.notes)}
+    return {"query": result.query, "match": result.match, "hits": hits, "notes": list(result.notes)}
 
 
 def verdict_of(p: float, p_if_true: float, options: Options) -> Verdict:
@@ -230,7 +231,12 @@ class Index:
         order = np.lexsort((numbers, -score))[:k]
         p = p_value(null, of.apply(score[order])).tolist()
         return [
-            Hit(self.reader.rows[numbers[i]].path, float(score[i]), share, share <= options.level)
+            Hit(
+                self.reader.rows[numbers[i]].path,
+                float(score[i]),
+                share,
+                "sure" if share <= options.level else "none",
+            )
             for i, share in zip(order, p, strict=True)
         ]
 
@@ -260,7 +266,8 @@ class Index:
                 if power is None or power >= MIN_POWER:
                     verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
                 parts = map(Sentence, texts, score[j].tolist(), p[j].tolist(), verdicts, heat[j])
-                hits[j] = hit._replace(sentences=tuple(parts))
+                partly = hit.match == "sure" and "does not" in verdicts
+                hits[j] = hit._replace(sentences=tuple(parts), match="in part" if partly else hit.match)
 
     def _sentence_p(self, hits: list[Hit], tested: np.ndarray, of: Standard) -> np.ndarray:
         """p of each sentence in each hit of a query: [K, S]. tested [K, S]: scores minus levels"""

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from grainline.data.decode import FORMATS, decode, formats_of
 from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
-from grainline.index.search import QueryHits, Verdict
+from grainline.index.search import Match, QueryHits, Verdict
 from grainline.index.store import Row
 from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
@@ -85,14 +85,14 @@ class HitOut(BaseModel):
     image: str = Field(description="Where to get it; ?side= says how large.")
     score: float
     p: float = Field(description="Share of queries without a match whose best score is as high.")
-    sure: bool
+    match: Match = Field(description="sure, in part (it does not show some sentence), or none.")
     sentences: list[SentenceOut]
 
 
 class SearchOut(BaseModel):
     """The hits of a query, best first."""
 
-    sure: bool = Field(description="Whether anything matches at all.")
+    match: Match = Field(description="That of the best hit.")
     hits: list[HitOut]
     notes: list[str] = Field(description="Limits of the hits, in words.")
 
@@ -143,8 +143,8 @@ class IndexOut(BaseModel):
     method: str
     model: str
     heat: bool = Field(description="Whether the model can show where sentences lie.")
-    calibrated_texts: bool = Field(description="Whether `sure` rests on texts given when it was built.")
-    calibrated_images: bool = Field(description="Whether there are images enough for `sure` to mean much.")
+    calibrated_texts: bool = Field(description="Whether `p` rests on texts given when it was built.")
+    calibrated_images: bool = Field(description="Whether there are images enough for `p` to mean much.")
     validated: str = Field(description="At which rank the model finds right images, from its run; or empty.")
     notes: list[str]
     samples: list[SampleOut] = Field(description="Some of its images, evenly spread.")
@@ -185,7 +185,7 @@ def search_out(result: QueryHits, names: Sequence[str]) -> SearchOut:
             "sentences": [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences],
         }
         hits.append(HitOut.model_validate(values))
-    return SearchOut(sure=result.sure, hits=hits, notes=list(result.notes))
+    return SearchOut(match=result.match, hits=hits, notes=list(result.notes))
 
 
 def heat_out(texts: Sequence[str], heat: np.ndarray, squashed: bool) -> HeatOut:

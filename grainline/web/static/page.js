@@ -118,10 +118,15 @@ problem.lastElementChild.addEventListener("click", () => again());
 // Showing
 
 function show(answer, query) {
-  const count = answer.hits.length, sure = answer.hits.filter((hit) => hit.sure).length;
+  const count = answer.hits.length, number = (match) => answer.hits.filter((hit) => hit.match === match).length;
+  const sure = number("sure"), part = number("in part");
   if (!count) status.textContent = "Nothing was found.";
-  else if (!answer.sure) status.textContent = "Nothing in this index matches well. The nearest are:";
-  else status.textContent = `${plural(count, "image")}, best first; ${sure === count ? "all" : sure} of them sure.`;
+  else if (answer.match === "none") status.textContent = "Nothing in this index matches well. The nearest are:";
+  else {
+    const matches = [[sure, sure === count ? "all of them sure" : `${sure} of them sure`], [part, `${part} in part`]];
+    const words = matches.filter(([some]) => some).map(([, said]) => said).join(", ");
+    status.textContent = `${plural(count, "image")}, best first; ${words}.`;
+  }
   at("notes").replaceChildren(...answer.notes.map((note) => element("li", note)));
   at("notes").hidden = !answer.notes.length;
   at("legend").hidden = !(canShow && query && count);
@@ -213,11 +218,11 @@ function card(hit, number, query, large = false) {
   image.addEventListener("error", () => heat.say("This image cannot be shown: its file has changed or is gone."));
   find("h2").textContent = hit.path;
   if (hit.score === undefined) { where.hidden = true; return item; }
-  const sure = find(".sure");
-  sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
-  sure.classList.toggle("yes", hit.sure);
+  const match = find(".match");
+  match.textContent = { sure: "✓ sure match", "in part": "◐ match in part", none: "~ no sure match" }[hit.match];
+  match.classList.add({ sure: "yes", "in part": "part", none: "no" }[hit.match]);
   const others = query ? "queries without a match score as high" : "images here have another one as near";
-  sure.title = `${percent(hit.p)} of the ${others}`;
+  match.title = `${percent(hit.p)} of the ${others}`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${large ? "large" : number}`;
   where.hidden = !(canShow && hit.sentences.length);
