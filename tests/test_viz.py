@@ -388,7 +388,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
     match = macro("parts.html", "match_of", "sure", text)
-    results = [Case(text, note=verdict, look=seen), Case(text, note=text, look=unseen)]
+    results = [Case(text, note=match, look=seen), Case(text, note=text, look=unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
     ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"
     examples = [
