@@ -129,7 +129,7 @@ def slow_outcomes(
     assert isinstance(method, CAFT | FLAIR)
 
     def split(text: str) -> list[str]:
-        return balanced_chunks(text, 3, method.cfg.chunking) if isinstance(method, CAFT) else [text]
+        return balanced_chunks(text, 3, method.chunking) if isinstance(method, CAFT) else [text]
 
     other = other or partners(texts, split)
     out = []

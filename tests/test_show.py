@@ -137,7 +137,7 @@ def test_each_part_looks_as_it_would_alone(values: dict[str, object], tmp_path: 
     (found,) = attention_maps(model, seen, [LONG], ALL, (8, 8))
     method = model.method
     assert isinstance(method, CAFT)
-    words = balanced_chunks(LONG, 4, method.cfg.chunking)
+    words = balanced_chunks(LONG, 4, method.chunking)
     assert [part.words for part, _ in found] == words
     images = model.encode(images=[seen])
     for part, heat in found:

@@ -7,7 +7,7 @@ group is what one GPU holds. The matrix of logits is never formed (`losses/tiled
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.nn.pooling import unit
-from grainline.types import Encoded, Mean, Pair
+from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, rows
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -205,6 +205,19 @@ def pooled_by_own(
     return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[of, order]))
 
 
+def pooled_similarity(local: Pair) -> Mean:
+    """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
+    images, pooled = local.images.image, local.texts.extra.pooled.detach()
+    place = owner_of(local.texts.image, images)
+    of = place.clamp(min=0)
+    real = (place >= 0).to(pooled.dtype)
+    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, of, real[:, None] * pooled)
+    number = pooled.new_zeros(len(total)).index_add(0, of, real)
+    pairs = number * (number - 1)
+    cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
+    return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())
+
+
 def image_ids(images: Encoded, group: int | None) -> RowIds:
     """Ids of all images [N]: each `group` images in turn are a group; None: all of them are one."""
     place = torch.arange(len(images.image), device=images.image.device)
@@ -233,6 +246,36 @@ def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds
         of.masked_fill(~(with_image | (empty & used[of, slot])), -1),
         row,
     )
+
+
+class PoolingTexts(NamedTuple):
+    """Texts of a batch that pool images other than their own."""
+
+    row: Tensor  # [C] among all texts
+    ids: RowIds  # [C] with the image that each belongs to, of empty slots too
+
+
+def first_texts(
+    gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int
+) -> PoolingTexts:
+    """The caption of each image, and the first so many of its sentences and phrases: they pool others.
+
+    group, padding  as in `text_ids`
+    """
+    images, texts = gathered
+    ids = text_ids(gathered, group, padding)
+    limit = torch.zeros(LEVELS, dtype=torch.int64, device=texts.item.device)
+    limit[CAPTION], limit[SENTENCE], limit[PHRASE] = 1, sentences, phrases
+    place, level = owner_of(texts.image, images.image), texts.extra.level
+    if padding:  # an empty slot has the level of the texts in that slot of other images
+        slot, empty = slots_of(texts.image, images.image), texts.item < 0
+        of_slot = torch.zeros_like(level).scatter_reduce(0, slot, level.masked_fill(place < 0, 0), "amax")
+        level = torch.where(empty, of_slot[slot], level)
+        place = torch.where(empty, row_by_position(texts.image, images.image), place)
+    counts = ids.real() & (place >= 0)
+    order = rank_of(torch.where(counts, place * LEVELS + level, -1))
+    row = (counts & (order < limit[level])).nonzero()[:, 0]
+    return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))
 
 
 def _group(place: Tensor, size: int | None) -> Tensor:

@@ -26,7 +26,6 @@ from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses import calibrated
-from grainline.losses.calibrated import image_ids, pooled_by_own, rank_of, text_ids
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import (
@@ -35,18 +34,12 @@ from grainline.methods.shared import (
     logged,
     owner_of,
     row_by_position,
-    slots_of,
     whole_captions,
 )
 from grainline.nn.pooling import CrossPool, unit
 from grainline.types import (
-    CAPTION,
-    LEVELS,
-    PHRASE,
-    SENTENCE,
     Clock,
     Encoded,
-    Mean,
     Pair,
     Term,
     Texts,
@@ -101,13 +94,6 @@ class BetaCLIPConfig(TowersConfig):
         return self
 
 
-class PoolingTexts(NamedTuple):
-    """Texts of a batch that pool images other than their own."""
-
-    row: Tensor  # [C] among all texts
-    ids: RowIds  # [C] with the image that each belongs to, of empty slots too
-
-
 class BetaCLIPExtra(NamedTuple):
     """The fields of texts that only the loss reads."""
 
@@ -147,7 +133,7 @@ class BetaCLIP(Method):
         place = owner_of(texts.image, images.image)
         if self.keeps_padding:
             place = torch.where(texts.item < 0, row_by_position(texts.image, images.image), place)
-        pooled = pooled_by_own(self.pool, texts.vector, place, images.tokens)
+        pooled = calibrated.pooled_by_own(self.pool, texts.vector, place, images.tokens)
         return Pair(images, texts._replace(extra=texts.extra._replace(pooled=pooled)))
 
     def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -169,12 +155,12 @@ class BetaCLIP(Method):
         cfg = self.cfg
         # Of weight 0 too: processes that average gradients need one of every parameter.
         terms = self._summaries(local, gathered)
-        all_ids = text_ids(gathered, cfg.group, self.keeps_padding and cfg.form == "ce")
+        all_ids = calibrated.text_ids(gathered, cfg.group, self.keeps_padding and cfg.form == "ce")
         ids = local_rows(all_ids, len(local.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(local, gathered, ids, all_ids)
         terms |= logged(scale=self.scale(), pooled_scale=self.pool_scale())
-        return terms | {"pooled similarity": Term(None, _similarity(local))}
+        return terms | {"pooled similarity": Term(None, calibrated.pooled_similarity(local))}
 
     def _cosines(self, texts: Tensor, patches: Tensor) -> Tensor:
         """texts [1, K, D], patches [N, L, D] of unit length -> [N, K] of each text with what it pools"""
@@ -200,8 +186,10 @@ class BetaCLIP(Method):
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
-            others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
-            images = image_ids(gathered.images, cfg.group)
+            others = calibrated.first_texts(
+                gathered, cfg.group, self.keeps_padding, cfg.others.sentences, cfg.others.phrases
+            )
+            images = calibrated.image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, calibrated.NOBODY) if cfg.others.own else owner
             further, group = self._further(gathered, others, images, ids)
@@ -226,8 +214,10 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
-        others = first_texts(gathered, cfg.group, self.keeps_padding, cfg.others)
-        images = local_rows(image_ids(gathered.images, cfg.group), len(local.images.item))
+        others = calibrated.first_texts(
+            gathered, cfg.group, self.keeps_padding, cfg.others.sentences, cfg.others.phrases
+        )
+        images = local_rows(calibrated.image_ids(gathered.images, cfg.group), len(local.images.item))
         parameters = dict(self.pool.named_parameters())
 
         def pool(texts: Tensor, patches: Tensor, shared: tuple[Tensor, ...]) -> Tensor:
@@ -242,7 +232,7 @@ class BetaCLIP(Method):
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
 
     def _further(
-        self, gathered: Pair, others: PoolingTexts, images: RowIds, ids: RowIds
+        self, gathered: Pair, others: calibrated.PoolingTexts, images: RowIds, ids: RowIds
     ) -> tuple[Tensor, Tensor]:
         """Images of local groups as `others` of the group pool them: [F, D], groups [F]"""
         patches, vectors = unit(gathered.images.tokens), gathered.texts.vector
@@ -255,40 +245,3 @@ class BetaCLIP(Method):
                 further.append(unit(pooled)[other])
                 groups.append(here.new_full((len(further[-1]),), group))
         return torch.cat(further), torch.cat(groups)
-
-
-def _similarity(local: Pair) -> Mean:
-    """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
-    images, pooled = local.images.image, local.texts.extra.pooled.detach()
-    place = owner_of(local.texts.image, images)
-    of = place.clamp(min=0)
-    real = (place >= 0).to(pooled.dtype)
-    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, of, real[:, None] * pooled)
-    number = pooled.new_zeros(len(total)).index_add(0, of, real)
-    pairs = number * (number - 1)
-    cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
-    return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())
-
-
-# Ids of the rows of a batch, by which rows are compared. They do not depend on the number of processes.
-
-
-def first_texts(gathered: Pair, group: int | None, padding: bool, cfg: CrossImageConfig) -> PoolingTexts:
-    """The caption of each image, and the first so many of its sentences and phrases: they pool others.
-
-    group, padding  as in `text_ids`
-    """
-    images, texts = gathered
-    ids = text_ids(gathered, group, padding)
-    limit = torch.zeros(LEVELS, dtype=torch.int64, device=texts.item.device)
-    limit[CAPTION], limit[SENTENCE], limit[PHRASE] = 1, cfg.sentences, cfg.phrases
-    place, level = owner_of(texts.image, images.image), texts.extra.level
-    if padding:  # an empty slot has the level of the texts in that slot of other images
-        slot, empty = slots_of(texts.image, images.image), texts.item < 0
-        of_slot = torch.zeros_like(level).scatter_reduce(0, slot, level.masked_fill(place < 0, 0), "amax")
-        level = torch.where(empty, of_slot[slot], level)
-        place = torch.where(empty, row_by_position(texts.image, images.image), place)
-    counts = ids.real() & (place >= 0)
-    order = rank_of(torch.where(counts, place * LEVELS + level, -1))
-    row = (counts & (order < limit[level])).nonzero()[:, 0]
-    return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))

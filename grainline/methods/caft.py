@@ -27,19 +27,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.data.texts import Chunking
 from grainline.encoders.base import Layered
 from grainline.encoders.towers import image_kind
 from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, logged, sigmoid_loss, whole_captions
-from grainline.methods.text_parts import (
-    CHUNKING,
-    ConditionedConfig,
-    ConditionedMethod,
-    PartPool,
-    Parts,
-    read_parts,
-)
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts, read_parts
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.pooling import unit
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
@@ -109,7 +101,6 @@ class CAFTConfig(ConditionedConfig):
 
     composer: ComposerConfig = ComposerConfig()
     chunks: int = Field(4, gt=0)  # sub-captions of a caption
-    chunking: Chunking = CHUNKING  # in evaluation; training has random chunks
     part: float = Field(1.0, ge=0)  # weight of the loss of parts
     whole: float = Field(1.0, ge=0)  # weight of the loss of wholes
     scoring: Literal["vectors", "conditioned"] = "vectors"  # conditioned: CAFT++
@@ -151,7 +142,6 @@ class CAFT(ConditionedMethod):
     def __init__(self, cfg: CAFTConfig) -> None:
         super().__init__(cfg)
         self.pairwise = cfg.scoring == "conditioned"
-        self.parts, self.chunking = cfg.chunks, cfg.chunking
         space = self.towers.space
         self.to_part = nn.Linear(self.towers.image.width, space, bias=False)
         nn.init.normal_(self.to_part.weight, std=self.towers.image.width**-0.5)

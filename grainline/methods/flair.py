@@ -24,19 +24,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.data.texts import Chunking
 from grainline.encoders.towers import flat_parts
 from grainline.losses.text_conditioned import flair_means
 from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
-from grainline.methods.text_parts import (
-    CHUNKING,
-    ConditionedConfig,
-    ConditionedMethod,
-    PartPool,
-    Parts,
-    read_parts,
-)
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts, read_parts
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Clock, Encoded, Pair, Term, Texts
 
@@ -45,7 +37,6 @@ class FLAIRConfig(ConditionedConfig):
     """Chunks of long texts, and the score."""
 
     chunks: int = Field(1, gt=0)  # sub-captions whose mean is the text; 1: the text itself
-    chunking: Chunking | None = None  # how a text falls into several; None: as in CAFT
     scoring: Literal["vectors", "conditioned"] = "conditioned"
 
     @model_validator(mode="after")
@@ -64,8 +55,7 @@ class FLAIR(ConditionedMethod):
     def __init__(self, cfg: FLAIRConfig) -> None:
         super().__init__(cfg)
         self.pairwise = cfg.scoring == "conditioned"
-        self.parts = cfg.chunks
-        self.chunking = None if cfg.chunks == 1 else cfg.chunking or CHUNKING
+        self.chunking = None if cfg.chunks == 1 else self.chunking
         self.pool = PartPool(self.towers.space, cfg.heads)
         self.scale = LogitScale(cfg.scale, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), cfg.bias))

@@ -20,15 +20,15 @@ from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.nn.runtime import is_static
 from grainline.types import Clock, Encoded, Mean, Texts, full, vectors_only
 
-CHUNKING = Chunking(splitter="period_space")
-"""How evaluation splits a text in CAFT: it reproduces table 6 of the paper."""
-
 SLOTS = 2**16  # more than the parts of any text
 
 
 class ConditionedConfig(TowersConfig):
     """Encoders, text-conditioned pooling and its sigmoid loss."""
 
+    chunks: int = Field(gt=0)  # parts that a caption is read in
+    # how a text falls into several in evaluation (training has random chunks); None: as in table 6 of CAFT
+    chunking: Chunking | None = None
     heads: int = Field(8, gt=0)  # of the pooling; CAFT's paper does not say
     negatives: Negatives = "sampled"  # parts of other images: one of each image, or the mean over all
     scale: float = Field(1 / 0.07, ge=1)  # of the losses, at the start
@@ -150,6 +150,12 @@ class ConditionedMethod(Method):
     blockwise = True
     heat_is_distribution = True
     pool: PartPool
+    cfg: ConditionedConfig
+
+    def __init__(self, cfg: ConditionedConfig) -> None:
+        super().__init__(cfg)
+        self.parts = cfg.chunks
+        self.chunking = cfg.chunking or Chunking(splitter="period_space")
 
     def precompute(self, images: Encoded) -> Encoded:
         """precomputed: keys and values of the pooling, a `KeyValue`"""
