@@ -30,6 +30,9 @@ LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is 
     "fan-out": 15,
     "circles": 0,
     "arrows up": 0,
+    "names clip.py imports": 8,
+    "names caft.py imports": 22,
+    "names beta_clip.py imports": 22,
 }
 
 Graph = Mapping[str, set[str]]
@@ -90,7 +93,19 @@ def measure(root: Path, layers: Layers) -> House:
         "circles": len(circles),
         "arrows up": len(upward),
     }
+    for method in ("clip", "caft", "beta_clip"):
+        text = texts.get(root / "methods" / f"{method}.py", "")
+        numbers[f"names {method}.py imports"] = names_imported(text, root.name)
     return House(numbers, folders, dict(siblings), small, twice, shared, imports, circles, upward)
+
+
+def names_imported(text: str, package: str) -> int:
+    """How many names of the package a module imports."""
+    return sum(
+        len(node.names)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package
+    )
 
 
 def _folders(root: Path, paths: Iterable[Path]) -> list[str]:
