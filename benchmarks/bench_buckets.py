@@ -55,7 +55,7 @@ def measure(name: str, encoder: str, repeats: int, share: float) -> None:
     many.load_state_dict(one.state_dict())
     with torch.no_grad():
         padded, grouped = one(ids, mask).pooled, many(ids, mask).pooled
-    tokens = sum(len(rows) * longest for rows, longest in length_groups(lengths, 4))
+    tokens = sum(len(lengths[part]) * longest for part, longest in length_groups(lengths, 4)[1])
     facts: dict[str, Any] = {"texts": len(lengths), "encoder": encoder, "tokens": int(mask.sum())}
     facts |= {"padded_tokens": mask.numel(), "grouped_tokens": tokens}
     error = float((padded - grouped).norm() / padded.norm())

@@ -61,7 +61,7 @@ def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     wanted = set(fields)
     longest = 0
     if "tokens" in wanted:
-        longest = int(all_reduce_max(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
+        longest = largest(batch.mask.shape[1], batch.mask.device)
     tokens, mask = _of_length(batch.tokens, longest), _of_length(batch.mask, longest)
     extra = batch.extra if "extra" in wanted else None
     local = batch._replace(tokens=tokens, mask=mask, extra=extra, places=None, precomputed=None)
@@ -94,6 +94,11 @@ def all_reduce_max(x: Tensor) -> Tensor:
         x = x.clone()
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
+
+
+def largest(number: int, device: torch.device) -> int:
+    """The largest of the numbers of all ranks. device: of the collective; with one process none is asked."""
+    return number if world_size() == 1 else int(all_reduce_max(torch.tensor(number, device=device)))
 
 
 def all_gather_objects(local: T) -> list[T]:

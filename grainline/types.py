@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from grainline.host import mirror, upload
+
 T = TypeVar("T")
 
 LEVELS = 5
@@ -128,6 +130,8 @@ def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
 
 def rows(batch: T, index: Tensor | slice) -> T:
     """The rows of every tensor at an index."""
+    if isinstance(index, slice):
+        return each(lambda x: mirror(lambda rows: rows[index], x), batch)
     return each(lambda x: x[index], batch)
 
 
@@ -140,6 +144,8 @@ def concat(batches: Sequence[T]) -> T:
     """
     first: Any = batches[0]
     out: Any = first
+    if len(batches) == 1:
+        return first
     if isinstance(first, Tensor):
         out = torch.cat([x for x in batches if isinstance(x, Tensor)])
     elif isinstance(first, tuple):
@@ -149,8 +155,8 @@ def concat(batches: Sequence[T]) -> T:
 
 
 def to(batch: T, device: torch.device | str) -> T:
-    """Every tensor on the device; copies from pinned memory do not wait."""
-    return each(lambda x: x.to(device, non_blocking=True), batch)
+    """Every tensor on the device (`host.upload`)."""
+    return each(lambda x: upload(x, device), batch)
 
 
 def to_dtype(batch: T, dtype: torch.dtype) -> T:

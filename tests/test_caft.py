@@ -512,7 +512,8 @@ def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str)
 
 def test_parts_are_rows_with_ids_of_their_own() -> None:
     b = caft().encode_texts(told(2, loose=1))
-    found = Parts.of(b, b.item != 2)
+    item = b.item.masked_fill(b.item == 2, -1)
+    found = Parts.of(b._replace(item=item), foils=True)
     assert found.image.tolist() == [0] * 5 + [1]
     assert len(set(found.item.tolist())) == 6
     torch.testing.assert_close(found.vector[1], b.tokens[0, 1])

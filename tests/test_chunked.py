@@ -11,11 +11,15 @@ from make import CLOCK, batch, build
 from test_pooled import NEGATIVES, WAYS, Case, assert_same
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from grainline.losses import text_conditioned
+from grainline import host
+from grainline.losses import hide, text_conditioned
 from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine
 from grainline.losses.tiled import operands as module
+from grainline.losses.tiled import pair_loss as pair_losses
 from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram
 from grainline.losses.tiled.operands import Operands, exact, half_products, on_gpu, operands, power_above
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
@@ -30,9 +34,10 @@ from grainline.losses.tiled.pair_mask import (
 )
 from grainline.losses.tiled.scores import Dot
 from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.methods import METHODS, maxsim
 from grainline.nn.pooling import KeyValue
 from grainline.training.step import Objective
-from grainline.types import Mean
+from grainline.types import Mean, to
 
 PACKAGE = Path(module.__file__).parents[2]
 HALF = 5e-3  # worst gradient with operands in float16, at a scale of 9
@@ -40,7 +45,7 @@ HALF = 5e-3  # worst gradient with operands in float16, at a scale of 9
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (text_conditioned, module):
+    for place in (text_conditioned, module, pair_losses, maxsim, hide):
         monkeypatch.setattr(place, "on_gpu", lambda _: True)
 
 
@@ -110,61 +115,77 @@ def test_slopes_of_negatives_alone_are_no_zeros_in_float16() -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Where the host would read a value from the device: files of the package."""
+    """As if a CPU were two: what is computed from uploaded tensors is on a device.
+
+    files: of the package, in which the host reads a value from there
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.files: set[str] = set()
+        self.device = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masked = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
-        if masked or name in ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select"):
-            frames = (Path(x.filename) for x in reversed(traceback.extract_stack()))
-            own = next(path for path in frames if path.is_relative_to(PACKAGE))
-            self.files.add(own.relative_to(PACKAGE).as_posix())
-        return func(*args, **(kwargs or {}))
+        name, out = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if any(x in self.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)):
+            masked = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+            if masked or name in ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim"):
+                self.add()
+            self.put(out)
+        return out
+
+    def put(self, tensors: Any) -> Any:
+        """Tensors, now on the device."""
+        for x in tree_leaves(tensors):
+            if isinstance(x, Tensor):
+                self.device[x] = True
+        return tensors
+
+    def add(self) -> None:
+        paths = (Path(frame.filename) for frame in reversed(traceback.extract_stack()))
+        own = next(x for x in paths if x.is_relative_to(PACKAGE) and x.name != "host.py")
+        self.files.add(own.relative_to(PACKAGE).as_posix())
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    out = Waits()
+
+    def read(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            out.add()
+            return x.clone()
+        return x
+
+    monkeypatch.setattr(host, "_here", lambda x: x not in out.device)
+    monkeypatch.setattr(host, "_sent", lambda x, _: out.put(x.clone()))
+    monkeypatch.setattr(host, "_read", read)
+    return out
 
 
 @NEGATIVES
 @WAYS
-def test_the_host_waits_for_nothing(heads: int, slots: int, negatives: str) -> None:
+def test_the_host_waits_for_nothing(heads: int, slots: int, negatives: str, waits: Waits) -> None:
     case = Case(heads, torch.float32, slots=slots)
-    with Waits() as waits, half_products(True):
+    waits.put([case.segments, case.texts, *case.captions, *case.pool.parameters()])
+    with waits, half_products(True):
         case.fast(case.pairs(negatives)).total.backward()
     assert waits.files == set()
     assert case.segments.grad is not None
 
 
-PARTS = "methods/text_parts.py"
+CHOICE = {f"nn/patch_selection/{name}.py" for name in ("scoring", "selector")}
 
 
-@pytest.mark.parametrize(
-    ("method", "files"),
-    [
-        ("clip", set()),
-        ("siglip", set()),
-        ("flair-vectors", {PARTS}),
-        ("caft", {PARTS, "methods/shared.py"}),
-        ("maxsim", {PARTS}),
-        ("vse", {"losses/contrastive.py"}),
-        ("tgt", {"encoders/tgt_text.py", "losses/tiled/vocabulary.py", "methods/tgt.py", "nn/grouping.py"}),
-        (
-            "beta_clip",
-            {
-                "losses/calibrated.py",
-                "losses/tiled/pair_loss.py",
-                "losses/tiled/pair_mask.py",
-                "methods/shared.py",
-            },
-        ),
-    ],
-)
-def test_where_a_step_waits_for_the_device(method: str, files: set[str]) -> None:
-    """Losses of all pairs nowhere; what is left are the parts of texts, and the rows of a triplet loss."""
-    with Waits() as waits:
-        Objective(build(method), torch.bfloat16)(*batch(), CLOCK).total.backward()
-    assert waits.files == files
+@pytest.mark.parametrize("method", [*METHODS, "flair-vectors", "beta_clip-groups", "himo-groups"])
+def test_a_step_waits_for_nothing_from_the_device(method: str, waits: Waits) -> None:
+    """But where the pairs that learn are chosen by their scores."""
+    images, texts = (to(side, "cpu") for side in batch())
+    objective = Objective(build(method), torch.bfloat16)
+    waits.put([*objective.parameters(), *objective.buffers()])
+    with waits:
+        objective(images, texts, CLOCK).total.backward()
+    assert waits.files == (CHOICE if method in ("seps", "laps") else set())
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
-    {"errors", "system", "types"},
-    {"config", "files", "kernels", "progress", "recipes", "stop"},
+    {"errors", "host", "system"},
+    {"config", "files", "kernels", "progress", "recipes", "stop", "types"},
     {"distributed", "nn", "weights"},
     {"losses", "report"},
     {"encoders", "data"},

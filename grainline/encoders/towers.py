@@ -16,6 +16,7 @@ from grainline.encoders.pretrained.build import PretrainedConfig, PretrainedImag
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
+from grainline.host import mirror
 from grainline.nn.pooling import unit
 from grainline.types import Encoded, Images, Texts, full
 
@@ -244,8 +245,13 @@ def _fill(layer: nn.Module, matrix: Tensor | None, head: nn.Module | None) -> No
 
 def flat_parts(texts: Texts) -> tuple[Tensor, Tensor]:
     """The parts of each text as one run of tokens with all padding on the right: ids and mask [M, S * L]."""
-    if texts.ids.shape[1] == 1:
-        return texts.ids[:, 0], texts.mask[:, 0]
-    ids, mask = texts.ids.flatten(1), texts.mask.flatten(1)
+    ids, mask = mirror(_in_one_run, texts.ids, texts.mask)
+    return ids, mask
+
+
+def _in_one_run(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    if ids.shape[1] == 1:
+        return ids[:, 0], mask[:, 0]
+    ids, mask = ids.flatten(1), mask.flatten(1)
     order = (~mask).int().argsort(dim=1, stable=True)  # real tokens first, in their order
     return ids.gather(1, order), mask.gather(1, order)

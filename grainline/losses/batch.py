@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grainline.distributed import rank
+from grainline.host import mirror
 from grainline.losses.contrastive import sigmoid, soft_info_nce, touched, triplet
 from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
 
@@ -105,7 +106,7 @@ class _Direction(NamedTuple):
         return triplet(score, self.positive, self.negative, rule.margin, rule.hardest)
 
     def touched(self, score: Tensor, rule: TripletSchedule) -> Tensor:
-        near = NEAR * max(1.0, float(score.abs().amax())) if score.numel() else 0.0
+        near = NEAR * score.abs().amax().clamp(min=1.0) if score.numel() else 0.0
         return touched(score, self.positive, self.negative, rule.margin, rule.hardest, near)
 
 
@@ -117,13 +118,20 @@ def both_triplets(
     A text has one positive, its image by `owner_of`; texts and images of the same image are never negatives
     of each other. Foils are negatives of every image. Terms are sums over all processes, as in the papers.
     """
-    owner = owner_of(gathered.texts.image, gathered.images.image)  # [M]
     alone = local.images is gathered.images and local.texts is gathered.texts  # one process: scored once
-    image_rows, text_rows = (_local_rows(side, alone) for side in local)
-    i2t_pairs = _direction(local.images, gathered.texts, owner == image_rows[:, None])
-    t2i_pairs = _direction(
-        local.texts, gathered.images, owner[text_rows][:, None] == _all(gathered.images.image)
-    )
+    first_image, first_text = (0 if alone else rank() * len(side.item) for side in local)
+
+    def of_images(local: Tensor, item: Tensor, image: Tensor, images: Tensor) -> Tensor:
+        real = (local >= 0)[:, None] & (item >= 0)
+        return (owner_of(image, images) == _all(local)[:, None] + first_image) & real
+
+    def of_texts(local: Tensor, item: Tensor, image: Tensor, images: Tensor) -> Tensor:
+        owner = owner_of(image, images)[_all(local) + first_text]
+        return (owner[:, None] == _all(images)) & (local >= 0)[:, None] & (item >= 0)
+
+    ids = gathered.texts.image, gathered.images.image
+    i2t_pairs = _direction(local.images, gathered.texts, of_images, ids)
+    t2i_pairs = _direction(local.texts, gathered.images, of_texts, ids)
     if alone:
         score = score_fn(
             local.images, local.texts, lambda s: i2t_pairs.touched(s, rule) | t2i_pairs.touched(s.T, rule).T
@@ -134,26 +142,24 @@ def both_triplets(
             score_fn(local.images, gathered.texts, lambda s: i2t_pairs.touched(s, rule)),
             score_fn(gathered.images, local.texts, lambda s: t2i_pairs.touched(s.T, rule).T).T,
         )
-    real = owner >= 0
-    share = real[text_rows].sum() / real.sum().clamp(min=1)
+    real = owner_of(*ids) >= 0
+    share = real[_all(local.texts.item) + first_text].sum() / real.sum().clamp(min=1)
     return {
         name: Term(rule.weight * weight, Mean(direction.loss(score, rule), share))
         for name, direction, score in zip(("i2t", "t2i"), (i2t_pairs, t2i_pairs), scores, strict=True)
     }
 
 
-def _direction(rows: Encoded, columns: Encoded, positive: Tensor) -> _Direction:
+def _direction(
+    rows: Encoded, columns: Encoded, positive: Callable[..., Tensor], ids: tuple[Tensor, Tensor]
+) -> _Direction:
+    """positive  the pairs, from the items of rows and columns and the ids: images of texts, and of images"""
     real = (rows.item >= 0)[:, None] & (columns.item >= 0)
-    return _Direction(positive & real, real & ~same_image(rows, columns))
+    return _Direction(mirror(positive, rows.item, columns.item, *ids), real & ~same_image(rows, columns))
 
 
 def _all(ids: Tensor) -> Tensor:
     return torch.arange(len(ids), device=ids.device)
-
-
-def _local_rows(side: Encoded, alone: bool) -> Tensor:
-    """The places of local rows among the gathered ones, which are in the order of processes: [n]"""
-    return _all(side.item) + (0 if alone else rank() * len(side.item))
 
 
 # Which texts belong to which images of a batch, by ids: the number of processes changes nothing.

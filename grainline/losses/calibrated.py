@@ -7,18 +7,20 @@ group is what one GPU holds. The matrix of logits is never formed (`losses/tiled
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grainline.host import from_host, mirror
 from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.operands import operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.nn.pooling import unit
-from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, rows
+from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, Texts, rows
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -184,6 +186,27 @@ def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
 # Images pooled by their own texts, and the ids of rows, which do not depend on the number of processes.
 
 
+def with_first_tokens(texts: Texts) -> Texts:
+    """Texts whose empty slots have a token."""
+
+    def masks(mask: Tensor, item: Tensor) -> Tensor:
+        first = torch.zeros_like(mask)
+        first[:, 0, 0] = item < 0
+        return mask | first
+
+    return texts._replace(mask=mirror(masks, texts.mask, texts.item))
+
+
+def own_images(texts: Encoded, images: Encoded, padding: bool) -> Tensor:
+    """The row of the image of each text, -1 = none: [M]. padding: an empty slot has the image of the slot"""
+
+    def places(item: Tensor, image: Tensor, images: Tensor) -> Tensor:
+        by_id, by_position = owner_of(image, images), row_by_position(image, images)
+        return torch.where(item < 0, by_position, by_id) if padding else by_id
+
+    return mirror(places, texts.item, texts.image, images.image)
+
+
 def pooled_by_own(
     pool: Callable[[Tensor, Tensor], Tensor], texts: Tensor, place: Tensor, patches: Tensor
 ) -> Tensor:
@@ -193,14 +216,18 @@ def pooled_by_own(
     texts    [M, D]
     place    [M] the row of the image of each text, -1 = none
     patches  [N, L, D] of any length
-
-    The host reads the most texts of an image.
     """
-    with_image = (place >= 0).nonzero()[:, 0]
-    of = place[with_image]
-    order = rank_of(of)
-    table = of.new_zeros(len(patches), int(order.max()) + 1 if len(of) else 0)
-    table[of, order] = with_image
+    images = len(patches)
+
+    def layout(place: Tensor) -> tuple[Tensor, ...]:
+        with_image = (place >= 0).nonzero()[:, 0]
+        of = place[with_image]
+        order = rank_of(of)
+        table = of.new_zeros(images, int(order.max()) + 1 if len(of) else 0)
+        table[of, order] = with_image
+        return with_image, of, order, table
+
+    with_image, of, order, table = from_host(layout, place)
     by_slot = pool(texts[table], unit(patches))  # [n, K, D]
     return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[of, order]))
 
@@ -231,19 +258,22 @@ def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds
     images all have as many slots as the longest. With `padding` it is a candidate there and no query.
     """
     images, texts = gathered
-    place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
-    with_image, empty = place >= 0, texts.item < 0
-    item = texts.item.masked_fill(~with_image, -1)
+    return mirror(partial(_text_ids, group=group, padding=padding), texts.item, texts.image, images.image)
+
+
+def _text_ids(item: Tensor, image: Tensor, images: Tensor, *, group: int | None, padding: bool) -> RowIds:
+    place, row = owner_of(image, images), torch.arange(len(item), device=item.device)
+    with_image, empty = place >= 0, item < 0
+    ids = item.masked_fill(~with_image, -1)
     if padding:
-        item = torch.where(empty, texts.item.max() + 1 + row, item)
-    of = _group(torch.where(with_image, place, row_by_position(texts.image, images.image)), group)
-    slot = slots_of(texts.image, images.image)
-    used = with_image.new_zeros(max(1, len(images.image)), slots_in(texts.image, images.image))
-    used[of[with_image], slot[with_image]] = True
+        ids = torch.where(empty, item.max() + 1 + row, ids)
+    of = _group(torch.where(with_image, place, row_by_position(image, images)), group)
+    slot, slots = slots_of(image, images), slots_in(image, images)
+    used = row.new_zeros(max(1, len(images)) * slots).index_add(0, of * slots + slot, with_image.long()) > 0
     return RowIds(
-        item,
-        texts.image.masked_fill(~with_image, -1),
-        of.masked_fill(~(with_image | (empty & used[of, slot])), -1),
+        ids,
+        image.masked_fill(~with_image, -1),
+        of.masked_fill(~(with_image | (empty & used[of * slots + slot])), -1),
         row,
     )
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grainline.host import from_host
 from grainline.types import Mean, full
 
 Shares = Literal["joint", "apart"]
@@ -79,7 +80,7 @@ def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, har
         cost[k] = max(0, margin + score[i, k] - score[i, j]) for k with against[i, k]
         total += max(cost) if hardest else sum(cost)    (0 without negatives)
     """
-    row, column = positive.nonzero(as_tuple=True)
+    row, column = from_host(lambda positive: positive.nonzero(as_tuple=True), positive)
     cost = (margin + score[row] - score[row, column][:, None]).clamp(min=0) * against[row]
     if not cost.shape[1]:
         return score.sum()
@@ -88,14 +89,14 @@ def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, har
 
 @torch.no_grad()
 def touched(
-    score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool, near: float = 0.0
+    score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool, near: float | Tensor = 0.0
 ) -> Tensor:
     """Which scores `triplet` has a gradient by: [n, M] bool
 
     near  also those by which it could have one if each score were off by half of this at most, as by
           rounding: costs just below 0 then count too, and with `hardest` all that nearly reach the greatest
     """
-    row, column = positive.nonzero(as_tuple=True)
+    row, column = from_host(lambda positive: positive.nonzero(as_tuple=True), positive)
     out = torch.zeros_like(score)
     if not score.shape[1]:
         return out > 0

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from grainline.distributed import all_reduce_max, ddp_mean, local_rows, rank, world_size
+from grainline.distributed import ddp_mean, largest, local_rows, rank, world_size
 from grainline.distributed import gather as all_rows
 from grainline.errors import UserError
 from grainline.losses import calibrated
@@ -363,7 +363,7 @@ def _local(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: b
         for ids in (image_ids, text_ids)
     )
     across = gather and world_size() > 1
-    n, m = (_most(len(x), x) if across else len(x) for x in (image, text))
+    n, m = (largest(len(x), x.device) if across else len(x) for x in (image, text))
     start = rank() if across else 0
     if text_ids is None and len(image) != len(text):
         raise UserError(
@@ -437,10 +437,6 @@ def _total(terms: list[tuple[float | None, Mean]], gather: bool) -> Tensor:
             alone = mean.total / mean.number.detach().float().clamp(min=1e-8)
             values.append(weight * (ddp_mean(mean) if gather else alone))
     return torch.stack(values).sum()
-
-
-def _most(number: int, like: Tensor) -> int:
-    return int(all_reduce_max(torch.tensor(number, device=like.device)))
 
 
 def _padded(x: Tensor, number: int) -> Tensor:

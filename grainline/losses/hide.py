@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grainline.losses.tiled.operands import on_gpu
 from grainline.types import full
 
 TINY = 1e-8  # total variance, summed over rows and dimensions, below which rows count as equal
@@ -171,11 +172,11 @@ class _Order:
 
 
 def _products(keep: Tensor) -> int:
-    """The number of components in products: on a CPU no more than a group keeps.
+    """The number of components in products: no more than a group keeps.
 
-    Elsewhere it is all of them, since reading it would wait for the device; the others count as zeros.
+    On a GPU it is all of them, since reading it would wait for the device; the others count as zeros.
     """
-    return int(keep.sum(1).max()) if keep.device.type == "cpu" else keep.shape[1]
+    return keep.shape[1] if on_gpu(keep) else int(keep.sum(1).max())
 
 
 def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,6 @@ from grainline.methods.shared import (
     LogitScale,
     both_ways,
     logged,
-    owner_of,
-    row_by_position,
     whole_captions,
 )
 from grainline.nn.pooling import CrossPool, unit
@@ -120,19 +118,15 @@ class BetaCLIP(Method):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
-            first = torch.zeros_like(texts.mask)
-            first[:, 0, 0] = texts.item < 0
-            texts = texts._replace(mask=texts.mask | first)
+            texts = calibrated.with_first_tokens(texts)
         read = self.towers.encode_texts(texts)
         extra = BetaCLIPExtra(texts.level, read.vector[:, :0])
         return read._replace(tokens=read.tokens[:, :0], mask=read.mask[:, :0], extra=extra)
 
     def before_gather(self, local: Pair) -> Pair:
-        """Equation 1: each text of an image pools its patches. The host reads the most texts of an image."""
+        """Equation 1: each text of an image pools its patches."""
         images, texts = local
-        place = owner_of(texts.image, images.image)
-        if self.keeps_padding:
-            place = torch.where(texts.item < 0, row_by_position(texts.image, images.image), place)
+        place = calibrated.own_images(texts, images, self.keeps_padding)
         pooled = calibrated.pooled_by_own(self.pool, texts.vector, place, images.tokens)
         return Pair(images, texts._replace(extra=texts.extra._replace(pooled=pooled)))
 

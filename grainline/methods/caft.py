@@ -156,19 +156,14 @@ class CAFT(ConditionedMethod):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: sub-captions, not of unit length. ValueError for more of them than are composed."""
-        over = texts.ids.shape[1] - self.parts
-        if over > 0 and not bool(texts.mask[:, self.parts :].any()):
-            texts = texts._replace(ids=texts.ids[:, : self.parts], mask=texts.mask[:, : self.parts])
-        elif over > 0:
-            raise ValueError(f"a text has more than {self.parts} parts; the method composes no more")
-        parts, mask = read_parts(self.towers, texts)
+        parts, mask = read_parts(self.towers, texts, self.parts)
         whole = unit(self.composer(parts, mask))
         return Encoded(whole, parts, mask, texts.item, texts.image, CAFTExtra(texts.level, None))
 
     def before_gather(self, local: Pair) -> Pair:
         """Lay out the sub-captions of images as rows, so that no empty place travels."""
         texts = local.texts
-        parts = Parts.of(texts, (texts.item >= 0) & (texts.image >= 0))
+        parts = Parts.of(texts, foils=False)
         return Pair(local.images, texts._replace(extra=texts.extra._replace(parts=parts)))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -185,7 +180,7 @@ class CAFT(ConditionedMethod):
         scale, bias = self.part_scale(), self.part_bias
         part = self.pool.loss(local.images, parts, cfg.negatives, clock, scale, bias)
         texts = whole_captions(gathered.texts)
-        if cfg.whole and not len(texts.item) and bool((parts.item >= 0).any()):
+        if cfg.whole and not len(texts.item) and len(parts.item):
             raise UserError(
                 "caft learns from whole captions, and data.texts.per_image is 0: set it to 1, or "
                 "model.whole to 0"

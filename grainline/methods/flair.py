@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.encoders.towers import flat_parts
+from grainline.host import mirror
 from grainline.losses.text_conditioned import flair_means
 from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
@@ -64,15 +65,16 @@ class FLAIR(ConditionedMethod):
         """tokens: the text, not of unit length; of several chunks their mean"""
         if self.chunking is None:
             ids, mask = flat_parts(texts)
-            texts = texts._replace(ids=ids[:, None], mask=mask[:, None])
+            ids, mask = mirror(lambda *both: tuple(x[:, None] for x in both), ids, mask)
+            texts = texts._replace(ids=ids, mask=mask)
         pooled = mean_pool(*read_parts(self.towers, texts)).vector
-        real = texts.mask.any(-1).any(-1, keepdim=True)
+        real = mirror(lambda mask: mask.any(-1).any(-1, keepdim=True), texts.mask)
         return Encoded(unit(pooled), pooled[:, None], real, texts.item, texts.image)
 
     def before_gather(self, local: Pair) -> Pair:
         """Texts as the loss compares them: not of unit length, without anything else."""
         texts = local.texts
-        return Pair(local.images, texts._replace(extra=Parts.of(texts, texts.item >= 0)))
+        return Pair(local.images, texts._replace(extra=Parts.of(texts, foils=True)))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of each text with what it pools of each image; or cosines of summaries."""

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.errors import UserError
+from grainline.host import by_host, mirror
 from grainline.losses.contrastive import Shares, keep_ratio
 from grainline.methods.patch_selection.training import (
     PatchesConfig,
@@ -110,10 +111,12 @@ class SEPS(PatchMethod):
         texts = images.dense
         number, parts = texts.mask.shape[:2]
         with parts_of_rows(parts):
-            read = self.towers.text(texts.ids.flatten(0, 1), texts.mask.flatten(0, 1))
+            read = self.towers.text(
+                texts.ids.flatten(0, 1), mirror(lambda mask: mask.flatten(0, 1), texts.mask)
+            )
         words = self.towers.to_text(read.tokens).unflatten(0, (number, parts)).flatten(1, 2)
         mask = read.mask.unflatten(0, (number, parts)).flatten(1, 2)
-        if not is_static() and not bool(mask.any(1).all()):
+        if not is_static() and not by_host(lambda mask: bool(mask.flatten(1).any(1).all()), texts.mask):
             lacking = int(images.image[~mask.any(1)][0])
             raise UserError(f"the description of image {lacking} is empty; seps needs one of every image")
         return summary(words, mask)

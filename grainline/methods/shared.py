@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
+from grainline.host import from_host
 from grainline.losses.batch import (
     ScoreFn,
     TripletSchedule,
@@ -95,6 +96,8 @@ class TripletsConfig(TowersConfig):
 
 def whole_captions(texts: Encoded) -> Encoded:
     """The rows that are captions or foils. texts: with `level` in their extra"""
-    level = texts.extra.level
-    whole = ((level == CAPTION) | (level == FOIL)) & (texts.item >= 0)
-    return rows(texts._replace(extra=None), whole.nonzero()[:, 0])
+
+    def whole(level: Tensor, item: Tensor) -> Tensor:
+        return (((level == CAPTION) | (level == FOIL)) & (item >= 0)).nonzero()[:, 0]
+
+    return rows(texts._replace(extra=None), from_host(whole, texts.extra.level, texts.item))

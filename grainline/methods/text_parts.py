@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.data.texts import Chunking
-from grainline.distributed import all_reduce_max
+from grainline.distributed import largest
 from grainline.encoders.towers import Towers, TowersConfig
+from grainline.host import by_host, from_host, mirror
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
@@ -54,12 +55,16 @@ class Parts(NamedTuple):
     image: Tensor  # [P] int64, as in Texts
 
     @classmethod
-    def of(cls, texts: Encoded, keep: Tensor) -> "Parts":
-        """The tokens of the texts with keep [M] bool. Their number is read on the host."""
-        real = texts.mask & keep[:, None]
-        place = real.flatten().nonzero()[:, 0]
-        row, slot = place // real.shape[1], place % real.shape[1]
-        padding = int(all_reduce_max(torch.tensor(len(place), device=place.device))) - len(place)
+    def of(cls, texts: Encoded, foils: bool) -> "Parts":
+        """The tokens of texts. foils: also of texts that describe no image"""
+
+        def places(mask: Tensor, item: Tensor, image: Tensor) -> Tensor:
+            keep = (item >= 0) & ((image >= 0) | foils)
+            return (mask & keep[:, None]).flatten().nonzero()[:, 0]
+
+        place = from_host(places, texts.mask, texts.item, texts.image)
+        row, slot = place // texts.mask.shape[1], place % texts.mask.shape[1]
+        padding = largest(len(place), place.device) - len(place)
         no_id = place.new_full((padding,), -1)
         item = torch.cat([texts.item[row] * SLOTS + slot, no_id])
         zeros = texts.tokens.new_zeros(padding, texts.tokens.shape[2])
@@ -67,14 +72,22 @@ class Parts(NamedTuple):
         return cls(vector, item, torch.cat([texts.image[row], no_id]))
 
 
-def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
+def read_parts(towers: Towers, texts: Texts, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
 
-    Parts that several texts share are encoded once.
+    Parts that several texts share are encoded once. ValueError for a text of more than `most` parts.
     """
-    mask = texts.mask.any(-1)
-    first, back = distinct_rows(texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1))
-    ids, real = texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first]
+    if most and texts.ids.shape[1] > most:
+        if by_host(lambda mask: bool(mask[:, most:].any()), texts.mask):
+            raise ValueError(f"a text has more than {most} parts; the method composes no more")
+        ids, mask = mirror(lambda *both: tuple(x[:, :most] for x in both), texts.ids, texts.mask)
+        texts = texts._replace(ids=ids, mask=mask)
+    mask = mirror(lambda mask: mask.any(-1), texts.mask)
+    first, back = from_host(
+        lambda ids, mask: distinct_rows(ids.masked_fill(~mask, -1).flatten(0, 1)), texts.ids, texts.mask
+    )
+    ids = texts.ids.flatten(0, 1)[first]
+    real = mirror(lambda mask, first: mask.flatten(0, 1)[first], texts.mask, first)
     with equal_texts(ids, real):
         read = towers.text(ids, real)
     vector = full(towers.to_text(read.pooled))[back].unflatten(0, mask.shape)

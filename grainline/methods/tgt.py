@@ -19,6 +19,7 @@ GroupViT's code; projections have no bias. docs/methods/text-group-transformer.m
 
 from typing import Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, G
 from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
+from grainline.host import from_host, mirror
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import LogitScale, both_ways
@@ -161,14 +163,20 @@ class TGT(Method):
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
         """Reconstruction of true captions, foils left out, and facts about the groups."""
         true = (texts.item >= 0) & (texts.level != FOIL)
-        terms = _facts(encoded.extra, texts.item >= 0)
+        terms = _facts(encoded.extra, from_host(lambda item: (item >= 0).nonzero()[:, 0], texts.item))
         if self.decoder is None:
             return terms
-        ids, mask = (x[:, : self.context] for x in flat_parts(texts))
-        target = ids[:, 1:].masked_fill(~(mask[:, 1:] & true[:, None]), -1)
+        ids, mask = flat_parts(texts)
+        part = slice(1, self.context)
+
+        def targets(ids: Tensor, mask: Tensor, item: Tensor, level: Tensor) -> Tensor:
+            true = (item >= 0) & (level != FOIL)
+            return ids[:, part].masked_fill(~(mask[:, part] & true[:, None]), -1).flatten()
+
+        target = mirror(targets, ids, mask, texts.item, texts.level)
         extra: TGTExtra = encoded.extra
-        known = self.decoder(self.words(ids[:, :-1]), extra.vectors, extra.used)
-        mean = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
+        known = self.decoder(self.words(ids[:, : self.context][:, :-1]), extra.vectors, extra.used)
+        mean = vocabulary_loss(known.flatten(0, 1), self.words.weight, target)
         if self.cfg.mean == "captions":
             mean = mean._replace(number=true.sum())
         return {"reconstruction": Term(self.cfg.reconstruction, mean)} | terms
@@ -186,7 +194,8 @@ def _extra(read: Any, mask: Tensor) -> TGTExtra:
         )
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
-    hard = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
+    groups = torch.arange(soft.shape[1], device=soft.device)
+    hard = (soft.argmax(1)[..., None] == groups) & mask[..., None]  # [M, L, K]
     return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), hard.sum(1).to(soft.dtype))
 
 
@@ -194,12 +203,13 @@ def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:
     """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means."""
     if not extra.counts.shape[1]:
         return {}
-    unsure, tokens, counts = (x.detach()[real] for x in (extra.unsure, extra.tokens, extra.counts))
-    counts = counts[extra.used[real]]
-    empty = counts == 0
+    unsure, tokens, counts, used = (
+        x.detach()[real] for x in (extra.unsure, extra.tokens, extra.counts, extra.used)
+    )
+    empty = (counts == 0) & used
     facts = {
         "entropy": Mean(unsure.sum(), tokens.sum()),
-        "tokens of a group": Mean(tokens.sum(), (~empty).sum()),
-        "empty groups": Mean(empty.sum(), empty.sum() + (~empty).sum()),
+        "tokens of a group": Mean(tokens.sum(), (used & ~empty).sum()),
+        "empty groups": Mean(empty.sum(), used.sum()),
     }
     return {name: Term(None, mean) for name, mean in facts.items()}

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.operands import exact
+from grainline.losses.tiled.operands import exact, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
 from grainline.losses.tiled.scores import Parts, Score
 from grainline.types import Mean, full
@@ -179,7 +179,7 @@ class _Side:
 def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
     """The logs of the sums of exponentials of rows [r] and, with two sides, of columns [c]
 
-    With two sides the host waits for the device, to read whether they can share the exponentials.
+    Two sides share the exponentials where they can.
     """
     tops = [logits.amax(1 - side) for side in range(sides)]
     if (zero := _near(tops)) is not None:
@@ -194,7 +194,7 @@ def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
 
 def _near(sides: list[Tensor]) -> Tensor | None:
     """The largest number of two sides if all but -inf are near to it; else None"""
-    if len(sides) == 1:
+    if len(sides) == 1 or on_gpu(sides[0]):  # there the host would wait
         return None
     both = torch.cat(sides)
     top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from grainline.host import by_host
 from grainline.nn.hashing import hash_pairs
 from grainline.types import Clock
 
@@ -109,15 +110,14 @@ class PairMatrix(NamedTuple):
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Tiles of at most `height` rows and `width` columns that may hold pairs, row by row.
 
-        `whole` and `plain` may be False where they hold, never True where they do not. The ids are copied to
-        the host once, which waits for the device, or with `look` False not at all.
+        `whole` and `plain` may be False where they hold, never True where they do not. The host looks at the
+        ids, or with `look` False does not.
         """
         if not self.look:
             yield from _parts(len(self.rows.item), self.wide, height, width)
             return
         split = len(self.rows.item)
-        ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
-        item, image, group, slot = ids
+        item, image, group, slot = by_host(_side_by_side, *self.rows, *self.cols)
         keys = RowIds(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
         down = _stripes(RowIds(*(x[:split] for x in keys)), height)
         across = _stripes(RowIds(*(x[split:] for x in keys)), width)
@@ -128,6 +128,11 @@ class PairMatrix(NamedTuple):
                     whole = row.full and col.full and one_group
                     plain = whole and self.against is None and not _meet(row.image, col.image)
                     yield Tile(row.part, col.part, whole, plain)
+
+
+def _side_by_side(*ids: Tensor) -> Tensor:
+    """The ids of rows [n], then those of columns [M] -> [4, n + M]"""
+    return torch.cat([torch.stack(ids[:4]), torch.stack(ids[4:])], 1)
 
 
 _Span = tuple[int, int]  # least and greatest of some numbers; of none, the first is larger

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grainline.host import from_host
 from grainline.losses.tiled.operands import Operands, Scaled, exact, operands
 from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
 from grainline.types import Mean, full
@@ -33,12 +34,13 @@ def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
     Computed at least in float32, whatever autocast says, but for operands of products on a GPU; sums over
     tokens in float64. Differentiable once.
     """
-    counts = (target >= 0) & (target < table.shape[0])
+    entries = len(table)
+    counts = from_host(lambda target: ((target >= 0) & (target < entries)).nonzero()[:, 0], target)
     hidden, target = full(hidden)[counts], target[counts]
     if hidden.dtype != table.dtype:
         table = table.to(hidden.dtype)
     total: Tensor = _OnePass.apply(torch.is_grad_enabled(), hidden, table, target)
-    return Mean(total, counts.sum())
+    return Mean(total, counts.new_full((), len(counts)))
 
 
 class _OnePass(torch.autograd.Function):

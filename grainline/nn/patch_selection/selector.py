@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from grainline.host import by_host
 from grainline.nn.patch_selection.types import (
     Decide,
     SelectionConfig,
@@ -105,7 +106,7 @@ def pays(image_side: SelectionImages, text_side: SelectionTexts) -> bool:
     texts, slots = text_side.mask.shape[1], image_side.logits.shape[1]
     if not count or texts < MIN_TEXTS or number >= width or not slots:
         return False
-    words = int(text_side.mask.sum()) / texts
+    words = by_host(lambda mask: int(mask.sum()), text_side.mask) / texts
     work = number * (words * width + slots * words + slots * number)
     if work > MAX_WORK * slots * width * (number + words):
         return False

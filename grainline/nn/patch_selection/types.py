@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from grainline.host import by_host, mirror, upload
 from grainline.nn.hashing import logistic
 from grainline.nn.pooling import unit
 from grainline.nn.selection import Matching, gumbel_st
@@ -117,7 +118,10 @@ def gumbel_decisions(clock: Clock) -> Decide:
 def selection_texts(texts: Encoded) -> SelectionTexts:
     """Texts as scores of pairs read them."""
     return SelectionTexts(
-        full(texts.vector)[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None]
+        full(texts.vector)[None],
+        unit(texts.tokens)[None],
+        mirror(lambda mask: mask[None], texts.mask),
+        texts.item[None],
     )
 
 
@@ -126,11 +130,16 @@ def paired_texts(texts: Encoded) -> SelectionTexts:
     return SelectionTexts(*(x[0][:, None] for x in selection_texts(texts)))
 
 
+def _lengths(mask: Tensor) -> Tensor:
+    """[1, M, W] bool -> the place behind the last word: [M]"""
+    return (mask[0] * torch.arange(1, mask.shape[2] + 1, device=mask.device)).amax(-1)
+
+
 def by_length(text_side: SelectionTexts, number: int) -> Iterator[tuple[Tensor, SelectionTexts]]:
     """Chunks of at most `number` texts, by length, trimmed to the longest of each; with their indices."""
-    place = torch.arange(1, text_side.mask.shape[2] + 1, device=text_side.mask.device)
-    length, order = (text_side.mask[0] * place).amax(-1).sort(stable=True)
+    length, order = by_host(_lengths, text_side.mask).sort(stable=True)
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
+    order = upload(order, text_side.mask.device)
     for chunk, longest_of_chunk in zip(order.split(number), longest, strict=False):
         query, words, mask, item = (x[:, chunk] for x in text_side)
         words, mask = (x[:, :, : max(1, longest_of_chunk)].contiguous() for x in (words, mask))
