@@ -1138,7 +1138,7 @@ GPU = [
           "slopes of images without segments drown those of all others",
           "by.masked_fill((mask == -torch.inf).all(-1, keepdim=True), 0)", "by"),
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "keys learn in units of keys",
-          "chunk.query[head]), by), unit * of_query)", "chunk.query[head]), by), unit * of_key)"),
+          "col.x[head]), by), unit * col.unit)", "col.x[head]), by), unit * row.unit)"),
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "queries and u share operands",
           "key = x.data_ptr(), x.shape", "key = 0, x.shape"),
     Fault("losses/tiled/chunked_cosine.py", "tests/test_chunked.py", "a chunk forgets its mask",

@@ -11,21 +11,28 @@ import pytest
 import torch
 from test_chunked import assert_near
 from test_pooled import Case, assert_same
+from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import chunked, image_side, pooled_scores
 from grainline.losses.tiled import operands as precision
-from grainline.losses.tiled.kernel_cosine import KernelDense
+from grainline.losses.tiled.chunked_cosine import weights
+from grainline.losses.tiled.kernel_cosine import KernelDense, KernelGram, fits_gram
 from grainline.losses.tiled.operands import Operands, half_products
 from grainline.nn import grouping
 from grainline.nn.grouping import farthest_points
 
-SHAPES = pytest.mark.parametrize(  # heads, width, segments
-    ("heads", "width", "slots"), [(2, 32, 17), (1, 21, 24), (3, 60, 30)], ids=["two", "odd", "three"]
+SHAPES = pytest.mark.parametrize(  # heads, width, segments: through S, and through Gram matrices
+    ("heads", "width", "slots"),
+    [(2, 32, 17), (1, 21, 24), (3, 60, 30), (1, 21, 5), (1, 40, 33), (3, 60, 7)],
+    ids=["two", "odd", "three", "gram", "gram wide", "gram three"],
 )
-
+DENSE, GRAM = ["attend", "lengths", "unattend", "outer"], ["gram", "ungram"]
+HALVES = pytest.mark.parametrize(
+    "half", [torch.float32, torch.float16]
+)  # bfloat16 is wrong in the interpreter
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and os.environ.get(launch.VARIABLE) == "interpret"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter: make kernels-test")
@@ -85,22 +92,32 @@ def test_losses_by_kernels_are_those_of_a_loop_over_pairs(
     monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
     case = Case(heads, torch.float32, width=width, slots=slots)
     score, of_images, _ = image_side(case.pool, case.segments, None)
-    assert isinstance(chunked(score, of_images, Operands(torch.float32)), KernelDense)
+    by_gram = heads * slots < width
+    assert type(chunked(score, of_images, Operands(torch.float32))) is (
+        KernelGram if by_gram else KernelDense
+    )
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-5, 5e-4)
-    assert called == ["attend", "lengths", "unattend"]
+    assert called == (GRAM if by_gram else DENSE)
 
 
 @interpreted
 @SHAPES
+@pytest.mark.parametrize(
+    "bias", [-2.0, -25.0]
+)  # slopes of negatives are zeros of float16, but for their units
 def test_losses_by_kernels_in_half_precision_are_near(
-    heads: int, width: int, slots: int, called: list[str]
+    heads: int, width: int, slots: int, bias: float, called: list[str]
 ) -> None:
     case = Case(heads, torch.float32, width=width, slots=slots)
+    with torch.no_grad():
+        case.bias.fill_(bias)
+    if bias < -2.0:
+        case.captions = case.captions._replace(image=torch.full_like(case.captions.image, -1))
     expected = case.fast(case.pairs("all"))
     assert called == [], "float32 stays float32"
     with half_products(True):
         found = case.fast(case.pairs("all"))
-    assert called == ["attend", "lengths", "unattend"]
+    assert called == (GRAM if heads * slots < width else DENSE)
     assert not torch.equal(found.total, expected.total)
     assert_near(found, expected, case.learnt())
 
@@ -119,7 +136,68 @@ def test_scores_by_kernels_are_those_of_the_module(
         found = pooled_scores(case.pool, keys, case.texts[:, None])
         expected = torch.stack([torch.stack([case.cosine(i, j) for j in range(15)]) for i in range(5)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert called == ["attend", "lengths"]
+    assert called == (["gram"] if heads * slots < width and 2 * slots < 15 else ["attend", "lengths"])
+
+
+# Each kernel that adds up, alone, in several splits of several tiles
+
+
+def near(found: Tensor, expected: Tensor, half: torch.dtype) -> None:
+    bound = 1e-5 if half == torch.float32 else 1e-3
+    assert float((found - expected).detach().norm()) <= bound * float(expected.detach().norm())
+
+
+@interpreted
+@pytest.mark.usefixtures("called")
+@HALVES
+@pytest.mark.parametrize("width", [21, 150, 256])
+def test_outer_is_a_product_of_weighted_rows(
+    width: int, half: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grainline.kernels import pooled
+
+    monkeypatch.setattr(pooled, "PROGRAMS", 6)
+    z, weight = torch.randn(150, width).to(half), torch.randn(150)
+    by_matrix, by_shift = pooled.outer(z, weight)
+    near(by_matrix + by_matrix.T, 2 * z.double().T @ (weight[:, None].double() * z), half)
+    near(by_shift, weight.double() @ z.double(), half)
+    assert not by_matrix[128:, :128].any(), "none below the diagonal"
+
+
+@interpreted
+@pytest.mark.usefixtures("called")
+@HALVES
+@pytest.mark.parametrize(("heads", "slots"), [(1, 24), (1, 65), (3, 7), (8, 16)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_grams_are_those_of_torch(
+    heads: int,
+    slots: int,
+    half: torch.dtype,
+    masked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from grainline.kernels import gram, pooled
+
+    monkeypatch.setattr(pooled, "PROGRAMS", 6)
+    fit, dots = torch.randn(2, heads, 70, 3, slots)
+    behind, middle = torch.randn(3, heads * slots, 9), torch.randn(3, heads * slots)
+    matrix = (behind @ behind.mT).to(half)
+    mask = torch.zeros(3, slots).masked_fill(torch.rand(3, slots) > 0.6, -torch.inf) if masked else None
+    if mask is not None:
+        mask[1] = -torch.inf
+    logits, seen, g, m = (x.double().requires_grad_() for x in (2 * fit, 4 * dots, matrix / 2, middle))
+    a = weights(logits, torch.ones(()), mask)
+    flat = a.permute(2, 1, 0, 3).flatten(2)
+    twins = (a * seen).sum((0, 3)).T, ((flat @ g + 2 * m[:, None]) * flat).sum(-1)
+    for found, twin in zip(
+        gram.gram(fit, dots, mask, matrix, middle, torch.tensor([2.0, 4.0, 0.5])), twins, strict=True
+    ):
+        near(found, twin, half)
+    by = torch.randn(2, 3, 70)
+    by_fit, *others = gram.ungram(fit, dots, mask, matrix, middle, *by, torch.tensor([2.0, 0.5, 2 / 4]))
+    expected = torch.autograd.grad(twins, (logits, seen, g, m), tuple(by.double()))
+    for found, twin in zip((4.0 * by_fit, *others), expected, strict=True):
+        near(found, twin, half)
 
 
 # Whether kernels are used
@@ -187,10 +265,41 @@ def test_a_refused_kernel_is_tried_once_and_named(caplog: pytest.LogCaptureFixtu
     assert launch.run("lengths", lambda: 5, lambda: 7) == 5
 
 
-# Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments.
+@pytest.mark.parametrize("refused", [DENSE + GRAM, *([x] for x in DENSE + GRAM if INTERPRETED)], ids=",".join)
+@pytest.mark.parametrize(("heads", "slots"), [(3, 30), (3, 7)])
+def test_torch_computes_what_is_refused(
+    refused: list[str], heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "use", lambda _: True)
+    monkeypatch.setattr(launch, "_refused", set(refused))
+    for place in (text_conditioned, precision):
+        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+    monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
+    case = Case(heads, torch.float32, width=60, slots=slots)
+    assert_same(case.fast(case.pairs("all")), case.slow("all"), case.learnt(), 1e-5, 5e-4)
+    assert launch._refused == set(refused)
+
+
+@pytest.mark.parametrize(
+    ("heads", "slots", "fit"),
+    [(8, 16, True), (1, 128, True), (1, 129, False), (3, 40, False), (16, 9, False)],
+)
+def test_segments_of_all_heads_are_one_block(
+    heads: int, slots: int, fit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "use", lambda _: True)
+    key = torch.zeros(1, heads, slots, 8)
+    assert fits_gram(Operands(torch.float16), key) == fit
+    assert not fits_gram(Operands(None), key)
+
+
+# Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments; Gram matrices of one
+# head, or of 16 segments.
 
 HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "PREC": "tf32"}
 WIDE = {"D": 512, "BN": 128, "BK": 64, "TRIANGLE": False, "PREC": "tf32"}
+ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
+EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
     "attend": HEAD,
     "unattend": HEAD,
@@ -200,9 +309,14 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
     "lengths": WIDE | {"KEEP": True},
     "lengths of scores": WIDE | {"KEEP": False, "TRIANGLE": True},
+    "outer": {"D": 512, "BN": 128, "PREC": "tf32"},
+    "gram": ONE,
+    "ungram": ONE,
+    "gram of eight": ONE | EIGHT,
+    "ungram of eight": ONE | EIGHT,
     "farthest": {"SAME": 1e-5, "L": 197, "M": 65, "SIZE": 256, "VALID": True},
 }
-HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit")
+HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit", "turned")
 WHOLE = {
     "T": "i32",
     "N": "i32",
@@ -229,14 +343,14 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from grainline.kernels import farthest, pooled
+    from grainline.kernels import farthest, gram, pooled
 
     word = name.split()[0]
-    kernel = getattr(farthest if word == "farthest" else pooled, f"_{word}")
+    kernel = next(getattr(x, f"_{word}") for x in (farthest, gram, pooled) if hasattr(x, f"_{word}"))
     constants, options = dict(CONSTANTS[name]), farthest.LAUNCH
     if word in pooled.TILE:
-        sizes = (constants["L"], constants["D"]) if "L" in constants else ()
-        constants["BM"], options = pooled.settings(word, *sizes)
+        blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
+        constants["BM"], options = pooled.settings(word, *blocks)
     types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,
@@ -252,7 +366,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     shared, instruction = LIMITS[architecture]
     assert compiled.metadata.shared <= shared * 1024
     text = compiled.asm["ptx"]
-    if word != "farthest":
+    if name not in ("farthest", "gram of eight"):  # tiles of 32 rows are too low for wgmma
         assert instruction in text
     (tmp_path / "kernel.ptx").write_text(text)
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -1,9 +1,10 @@
 """What texts pool of images, as `losses/tiled/chunked_cosine.py` has it, and the way back.
 
-    attend    z = softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
+    attend    z = _softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
     lengths   y = z M, and the two inner products that a cosine needs, while y is in registers
     unattend  gradients by logits, keys and values: a program passes over texts, while the keys and values of
               an image and head, and their gradients, stay where they are
+    outer     sum of w z z' over pairs, a matrix that is symmetric, and of w z
 
 No two programs add to one number: parts [splits, ...] are added afterwards, so the bits are the same in each
 run. r images, T texts, L segments, heads of width d; D = heads * d. Operands are in units (`operands.py`).
@@ -19,22 +20,30 @@ from torch import Tensor
 from grainline.kernels.launch import FUSION
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Texts or rows of a program, and how it is launched; for more than 64 segments or a wider head, the second.
-# Registers and shared memory fit on sm_90 and, with 64 segments at most, on sm_80 (tests/test_kernels.py).
-TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32)}
-WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8)}
-STAGES = {"attend": 2, "lengths": 3, "unattend": 2}
+# Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments,
+# of all heads for `gram` and `ungram`. Registers and shared memory fit on sm_90 and, with 64 segments of a
+# head at most, on sm_80 (tests/test_kernels.py).
+TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32), "outer": (32, 32)}
+TILE |= {"gram": (64, 32), "ungram": (64, 32)}
+WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8), "outer": (8, 8)}
+WARPS |= {"gram": (8, 8), "ungram": (8, 8)}
+STAGES = {"attend": 2, "lengths": 3, "unattend": 2, "outer": 3, "gram": 1, "ungram": 3}
 LENGTHS = ["T", "N", "rows", "tiles"]  # they change from batch to batch, and are no reason to compile again
-PROGRAMS = 264  # of unattend at least: two for each processor of an H100
+PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
+
+
+@triton.jit
+def _softmax(fit):
+    """Over the last axis and an empty slot of logit 0; zeros where all are -inf"""
+    top = tl.maximum(tl.max(fit, len(fit.shape) - 1, keep_dims=True), 0.0)
+    grown = tl.exp2((fit - top) * LOG2E)
+    return grown / (tl.sum(grown, len(fit.shape) - 1, keep_dims=True) + tl.exp2(-top * LOG2E))
 
 
 @triton.jit
 def _attention(query, key, off, unit, PREC: tl.constexpr):
     """Softmax over the segments and an empty slot of logit 0. off: 0, or -inf where there is no segment"""
-    fit = tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :]
-    top = tl.maximum(tl.max(fit, 1), 0.0)
-    grown = tl.exp2((fit - top[:, None]) * LOG2E)
-    return grown / (tl.sum(grown, 1) + tl.exp2(-top * LOG2E))[:, None]
+    return _softmax(tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :])
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -138,6 +147,34 @@ def _unattend(
     tl.store(by_value + place, dv, mask=there)
 
 
+@triton.jit(do_not_specialize=LENGTHS)
+def _outer(
+    z, weight, by_matrix, by_shift, rows, tiles,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """The share of some tiles of rows in a block of the matrix: none below the diagonal, twice above it"""
+    left, right, split = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    down, across = left * BN + tl.arange(0, BN), right * BN + tl.arange(0, BN)
+    acc, total = tl.zeros([BN, BN], tl.float32), tl.zeros([BN], tl.float32)
+    if left <= right:
+        for tile in range(split * tiles, split * tiles + tiles):
+            row = tile * BM + tl.arange(0, BM)
+            by = tl.load(weight + row, mask=row < rows, other=0.0)
+            inside, at = (row < rows)[:, None], row[:, None] * D
+            one = tl.load(z + at + down[None, :], mask=inside & (down < D)[None, :], other=0.0)
+            other = tl.load(z + at + across[None, :], mask=inside & (across < D)[None, :], other=0.0)
+            here = other.to(tl.float32) * by[:, None]
+            if left == right:
+                total += tl.sum(here, 0)
+            acc = tl.dot(tl.trans(one), here.to(one.dtype), acc, input_precision=PREC)
+    if left < right:
+        acc *= 2.0
+    at = (split * D + down)[:, None] * D + across[None, :]
+    tl.store(by_matrix + at, acc, mask=(down < D)[:, None] & (across < D)[None, :])
+    if left == right:
+        tl.store(by_shift + split * D + down, total, mask=down < D)
+
+
 def sizes(slots: int, width: int) -> dict[str, int]:
     """Constants of an image and a head; blocks of a product have 16 rows and columns at least."""
     blocks = (max(16, triton.next_power_of_2(x)) for x in (slots, width))
@@ -148,6 +185,18 @@ def settings(kernel: str, slots: int = 0, width: int = 0) -> tuple[int, dict[str
     """The tile of a kernel and its launch settings."""
     large = max(slots, width) > 64
     return TILE[kernel][large], {"num_warps": WARPS[kernel][large], "num_stages": STAGES[kernel], **FUSION}
+
+
+def columns(width: int) -> tuple[int, int]:
+    """Columns of a block of a matrix, and how many blocks there are."""
+    wide = min(128, max(16, triton.next_power_of_2(width)))
+    return wide, triton.cdiv(width, wide)
+
+
+def split(tiles: int, programs: int) -> tuple[int, int]:
+    """How often to split tiles that are added up by so many programs, and the tiles of a split."""
+    splits = max(1, min(tiles, PROGRAMS // max(1, programs)))
+    return splits, triton.cdiv(tiles, splits)
 
 
 def precision(x: Tensor) -> str:
@@ -194,8 +243,7 @@ def lengths(
     """
     images, texts, width = z.shape
     rows, (tile, launch) = images * texts, settings("lengths")
-    wide = min(128, max(16, triton.next_power_of_2(width)))
-    blocks = triton.cdiv(width, wide)
+    wide, blocks = columns(width)
     y = torch.empty_like(z) if keep else z.new_empty(0)
     along, square = (torch.empty(blocks, rows, dtype=torch.float32, device=z.device) for _ in range(2))
     if rows:
@@ -242,8 +290,7 @@ def unattend(
     """
     heads, images, slots, width = key.shape
     texts, (tile, launch) = q.shape[1], settings("unattend", slots, width)
-    whole = triton.cdiv(texts, tile)
-    splits = max(1, min(whole, triton.cdiv(PROGRAMS, max(1, images * heads))))
+    splits, tiles = split(triton.cdiv(texts, tile), images * heads)
     by_fit = value.new_empty(heads, texts, images, slots)
     by_key, by_value = (
         torch.zeros(splits, images, heads, slots, width, dtype=torch.float32, device=key.device)
@@ -253,7 +300,7 @@ def unattend(
         with torch.cuda.device_of(key):
             _unattend[(splits, images * heads)](
                 q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units, by_fit,
-                by_key, by_value, texts, images, triton.cdiv(whole, splits), H=heads, BM=tile,
+                by_key, by_value, texts, images, tiles, H=heads, BM=tile,
                 MASK=mask is not None, PREC=precision(q), **sizes(slots, width),
                 **launch,
             )  # fmt: skip
@@ -268,3 +315,27 @@ def _(
     heads, images, slots, width = key.shape
     other = by_along.new_empty(images, heads, slots, width)
     return value.new_empty(heads, q.shape[1], images, slots), other, torch.empty_like(other)
+
+
+@torch.library.custom_op("grainline::outer", mutates_args=())
+def outer(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """z [R, D], weight [R] float32 -> sums over rows of w z z' [D, D] and of w z [D], both in float32
+
+    Blocks of the matrix above the diagonal count twice and those below it are zeros: as the gradient of a
+    matrix that is symmetric, that is the same. weight is in a unit that keeps w z in the range of operands.
+    """
+    (rows, width), (tile, launch) = z.shape, settings("outer")
+    wide, blocks = columns(width)
+    splits, tiles = split(triton.cdiv(rows, tile), blocks * (blocks + 1) // 2)
+    by_matrix, by_shift = (weight.new_empty(splits, *shape) for shape in ((width, width), (width,)))
+    with torch.cuda.device_of(z):
+        _outer[(blocks, blocks, splits)](
+            z, weight, by_matrix, by_shift, rows, tiles, D=width, BM=tile, BN=wide, PREC=precision(z),
+            **launch,
+        )  # fmt: skip
+    return by_matrix.sum(0), by_shift.sum(0)
+
+
+@outer.register_fake
+def _(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return weight.new_empty(z.shape[1], z.shape[1]), weight.new_empty(z.shape[1])

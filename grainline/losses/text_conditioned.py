@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
-from grainline.losses.tiled.kernel_cosine import KernelDense, KernelOutward, fits
+from grainline.losses.tiled.kernel_cosine import KernelDense, KernelGram, KernelOutward, fits, fits_gram
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
@@ -175,7 +175,7 @@ def pooled_scores(
 def chunked(score: Score, of_images: Parts, by: Operands) -> Score:
     """The same cosines for a GPU: by kernels where they fit."""
     if isinstance(score, Gram):
-        return ChunkedGram(by)
+        return (KernelGram if fits_gram(by, of_images[0]) else ChunkedGram)(by)
     return (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by)
 
 
@@ -237,8 +237,7 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
     by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
     if _by_gram(pool, key_values, texts):
         score, of_images, shared = _gram(pool, key_values)
-        score = ChunkedGram(by) if large else score
-        return score, of_images, (*shared, *alone)
+        return chunked(score, of_images, by) if large else score, of_images, (*shared, *alone)
     blocks, matrix, shift = 1, out, bias
     if len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
         turn, matrix = torch.linalg.qr(out)

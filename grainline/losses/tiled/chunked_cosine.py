@@ -32,10 +32,9 @@ class Chunk(NamedTuple):
     """The attention of all texts over a chunk of images."""
 
     weight: list[Tensor]  # of each head [T, r, L]; [] where a kernel computes them again
-    key: Tensor  # [heads, r * L, d]
-    query: Tensor  # [heads, T, d]
-    value: Tensor  # [heads, r * L, d]
-    units: tuple[Tensor, Tensor, Tensor]  # of keys, queries and values
+    key: Scaled  # [heads, r * L, d]
+    query: Scaled  # [heads, T, d]
+    value: Scaled  # [heads, r * L, d]
 
 
 ByPooled = tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]
@@ -72,16 +71,16 @@ class Chunked(Score):
     def attend(self, rows: Parts, cols: Parts) -> Chunk:
         """Softmax over the segments and the empty slot."""
         chunk, mask = self.chunk(rows, cols), self.mask(rows)
-        for q, k in zip(chunk.query, chunk.key, strict=True):
+        unit = chunk.key.unit * chunk.query.unit
+        for q, k in zip(chunk.query.x, chunk.key.x, strict=True):
             fit = self.by.wide(q, k.mT).unflatten(1, (len(rows[0]), -1))
-            chunk.weight.append(self.by.cast(fused(weights)(fit, chunk.units[0] * chunk.units[1], mask)))
+            chunk.weight.append(self.by.cast(fused(weights)(fit, unit, mask)))
         return chunk
 
     def chunk(self, rows: Parts, cols: Parts) -> Chunk:
         """The operands of attention, without weights."""
         key, value = (self.by.scaled(x.transpose(0, 1).flatten(1, 2)) for x in rows[:2])
-        query = self.once(cols[0], heads=True)
-        return Chunk([], key.x, query.x, value.x, (key.unit, query.unit, value.unit))
+        return Chunk([], key, self.once(cols[0], heads=True), value)
 
     def mask(self, rows: Parts) -> Tensor | None:
         """[r, L] of 0, and -inf where there is no segment"""
@@ -97,17 +96,19 @@ class Chunked(Score):
     def pool(self, rows: Parts, cols: Parts) -> tuple[Chunk, Tensor]:
         """What each text pools: [r, T, D] in units of values"""
         chunk = self.attend(rows, cols)
-        heads = zip(chunk.weight, chunk.value, strict=True)
+        heads = zip(chunk.weight, chunk.value.x, strict=True)
         return chunk, torch.cat([self.by.narrow(a.transpose(0, 1), by_image(v, a)) for a, v in heads], -1)
 
-    def pull_fit(self, chunk: Chunk, head: int, by: Tensor, unit: Tensor, sums: Sequence[Any]) -> None:
-        """Add the gradients by keys and queries, from those by the logits [T, r, L] of a head, in units."""
-        flat, (of_key, of_query, _) = by.flatten(1), chunk.units
-        by_key, by_query = sums
-        if by_key is not None:
-            add(by_key[:, head], by_image(self.by.wide(flat.mT, chunk.query[head]), by), unit * of_query)
-        if by_query is not None:
-            add(by_query[:, head], self.by.wide(flat, chunk.key[head]), unit * of_key)
+    def pull_product(
+        self, head: int, by: Tensor, sides: tuple[Scaled, Scaled], unit: Tensor, sums: Sequence[Any]
+    ) -> None:
+        """Add the gradients by rows [heads, r * L, d] and columns [heads, T, d], keys and queries or values
+        and u, from those by the products of a head [T, r, L], in units."""
+        flat, (row, col), (by_row, by_col) = by.flatten(1), sides, sums
+        if by_row is not None:
+            add(by_row[:, head], by_image(self.by.wide(flat.mT, col.x[head]), by), unit * col.unit)
+        if by_col is not None:
+            add(by_col[:, head], self.by.wide(flat, row.x[head]), unit * row.unit)
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         return self.forward_with_vjp(rows, cols, shared)[0]
@@ -139,7 +140,7 @@ class ChunkedDense(Chunked):
     ) -> tuple[Tensor, Vjp]:
         by, (mix, shift, size, scale, bias) = self.by, shared
         (chunk, z), u, matrix = self.pool(rows, cols), self.once(cols[1]), self.once(mix)
-        of_value = chunk.units[2]
+        of_value = chunk.value.unit
         of_y = of_value * matrix.unit
         y, along, square = self.lengths(z, matrix.x, shift, u.x.flatten(1), (of_value, of_y, u.unit))
         along, square = along + cols[2], square + size
@@ -155,14 +156,7 @@ class ChunkedDense(Chunked):
             self.pull_pool((rows, cols), chunk, y, by_z, (by_key, by_value, by_query))
             if by_u is not None:
                 by_u += (fused(over_images)(z, by_along) * of_value).view_as(by_u)
-            weight = by.scaled(by_square)
-            if by_mix is not None:
-                half = by.cast(fused(weighted)(z, weight.x)).flatten(0, 1)
-                self.add_symmetric(by_mix, half, z.flatten(0, 1), weight.unit * of_value.square())
-            if by_shift is not None:
-                add(
-                    by_shift, by.wide(weight.x.reshape(1, -1), z.flatten(0, 1))[0], 2 * weight.unit * of_value
-                )
+            self.pull_square(z, by_square, of_value, (by_mix, by_shift))
 
         return scale * fused(cosine)(along, square) + bias, pull
 
@@ -172,6 +166,17 @@ class ChunkedDense(Chunked):
         """y = S z; z . u and z . (y + 2 w): [r, T, D] and [r, T]. units: of z, y and u"""
         y = self.by.narrow(z.flatten(0, 1), matrix).view_as(z)
         return y, *fused(products)(z, y, u, shift, units)
+
+    def pull_square(
+        self, z: Tensor, by_square: Tensor, of_value: Tensor, sums: Sequence[Tensor | None]
+    ) -> None:
+        """Add the gradients by S and w, from that by the square [r, T]."""
+        flat, weight, (by_mix, by_shift) = z.flatten(0, 1), self.by.scaled(by_square), sums
+        if by_mix is not None:
+            half = self.by.cast(fused(weighted)(z, weight.x)).flatten(0, 1)
+            self.add_symmetric(by_mix, half, flat, weight.unit * of_value.square())
+        if by_shift is not None:
+            add(by_shift, self.by.wide(weight.x.reshape(1, -1), flat)[0], 2 * weight.unit * of_value)
 
     def pull_pool(
         self,
@@ -184,16 +189,16 @@ class ChunkedDense(Chunked):
         """Add the gradients by keys, values and queries, from those by what is pooled."""
         by, (by_along, by_square, shift, (unit, of_y)) = self.by, by_z
         by_key, by_value, by_query = sums
-        u = self.once(tile[1][1])
+        u, sides = self.once(tile[1][1]), (chunk.key, chunk.query)
         parts = by.cast(fused(by_pooled)(u.x.flatten(1), y, shift, by_along, by_square, u.unit, of_y))
         for head, (a, here) in enumerate(
-            zip(chunk.weight, parts.tensor_split(len(chunk.key), -1), strict=True)
+            zip(chunk.weight, parts.tensor_split(len(chunk.key.x), -1), strict=True)
         ):
-            value = by_image(chunk.value[head], a)
+            value = by_image(chunk.value.x[head], a)
             if by_value is not None:
                 add(by_value[:, head], by.wide(a.permute(1, 2, 0), here), unit)
             by_fit = fused(by_logit)(a, by.wide(here, value.mT).transpose(0, 1))
-            self.pull_fit(chunk, head, by.cast(by_fit), unit * chunk.units[2], (by_key, by_query))
+            self.pull_product(head, by.cast(by_fit), sides, unit * chunk.value.unit, (by_key, by_query))
 
     def add_symmetric(self, into: Tensor, a: Tensor, b: Tensor, unit: Tensor) -> None:
         """Add a' b [D, D], which is symmetric: blocks above the diagonal twice and none below it."""
@@ -223,9 +228,10 @@ class ChunkedGram(Chunked):
     ) -> tuple[Tensor, Vjp]:
         by, (size, scale, bias) = self.by, shared
         chunk, u, gram = self.attend(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
-        middle, of_along = rows[3], u.unit * chunk.units[2]
+        middle, of_along = rows[3], u.unit * chunk.value.unit
         dots_of = [
-            by.wide(text, v.mT).view_as(a) for text, v, a in zip(u.x, chunk.value, chunk.weight, strict=True)
+            by.wide(text, v.mT).view_as(a)
+            for text, v, a in zip(u.x, chunk.value.x, chunk.weight, strict=True)
         ]
         flat = torch.cat(chunk.weight, -1).transpose(0, 1)  # [r, T, P]
         y = by.narrow(flat, gram.x)
@@ -255,12 +261,9 @@ class ChunkedGram(Chunked):
                     gram.unit,
                 )
                 by_fit = by.cast(fused(by_logit)(a, by_weight))
-                self.pull_fit(chunk, head, by_fit, unit, (by_key, by_query))
-                turned = by.cast(fused(weighted)(a, turn.x)).flatten(1)
-                if by_value is not None:
-                    add(by_value[:, head], by_image(by.wide(turned.mT, u.x[head]), a), turn.unit * u.unit)
-                if by_u is not None:
-                    add(by_u[:, head], by.wide(turned, chunk.value[head]), turn.unit * chunk.units[2])
+                self.pull_product(head, by_fit, (chunk.key, chunk.query), unit, (by_key, by_query))
+                turned = by.cast(fused(weighted)(a, turn.x))
+                self.pull_product(head, turned, (chunk.value, u), turn.unit, (by_value, by_u))
             if by_gram is not None:
                 half = by.cast(fused(weighted)(flat, weight.x))
                 add(by_gram, by.wide(half.mT, flat), weight.unit)
@@ -283,7 +286,7 @@ class ChunkedOutward(Chunked):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         matrix, shift, scale, bias = shared
         (chunk, z), u, turn = self.pool(rows, cols), self.once(cols[1]), self.once(matrix)
-        units = chunk.units[2], chunk.units[2] * turn.unit, u.unit
+        units = chunk.value.unit, chunk.value.unit * turn.unit, u.unit
         along, square = self.lengths(z, turn.x, shift, u.x.flatten(1), units)
         return scale * fused(cosine)(along + cols[2], square) + bias
 

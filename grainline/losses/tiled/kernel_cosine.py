@@ -1,7 +1,7 @@
-"""`chunked_cosine` with kernels for its large parts: attention, lengths, and the way back through attention.
+"""`chunked_cosine` with kernels for its large parts: attention, lengths, and the way back through both.
 
-Weights are never stored: the kernel of the way back computes them again while keys and values stay where they
-are. Where a kernel is refused, torch computes its part (`kernels/launch.py`).
+Weights are never stored: the kernels of the way back compute them again while what is of an image stays where
+it is. Where a kernel is refused, torch computes its part (`kernels/launch.py`).
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,19 @@ from grainline.losses.tiled.chunked_cosine import (
     Chunk,
     Chunked,
     ChunkedDense,
+    ChunkedGram,
     ChunkedOutward,
     add,
+    add_alone,
+    cosine,
+    fused,
+    slopes,
 )
 from grainline.losses.tiled.operands import Operands
-from grainline.losses.tiled.scores import Parts
+from grainline.losses.tiled.scores import Parts, Vjp
 
 LEAST_WIDTH, MOST_WIDTH = 16, 128  # of a head, for the kernels
+MOST_POINTS = 128
 
 
 def fits(operands: Operands, key: Tensor) -> bool:
@@ -34,6 +40,13 @@ def fits(operands: Operands, key: Tensor) -> bool:
     return slots <= (128 if large else 64)
 
 
+def fits_gram(operands: Operands, key: Tensor) -> bool:
+    """As `fits`, for `KernelGram`: all segments of all heads are one block of a product."""
+    _, heads, slots, _ = key.shape
+    points = 1 << (heads - 1).bit_length() + (slots - 1).bit_length()  # both in full powers of two
+    return operands.dtype is not None and points <= MOST_POINTS and launch.use(key)
+
+
 class _Pools(Chunked):
     """Attention by a kernel. Abstract."""
 
@@ -42,7 +55,7 @@ class _Pools(Chunked):
             from grainline.kernels.pooled import attend
 
             chunk = self.chunk(rows, cols)
-            unit = chunk.units[0] * chunk.units[1]
+            unit = chunk.key.unit * chunk.query.unit
             return chunk, attend(*_attention(chunk, len(rows[0])), self.mask(rows), unit)
 
         return launch.run("attend", kernel, lambda: super(_Pools, self).pool(rows, cols))
@@ -50,7 +63,8 @@ class _Pools(Chunked):
 
 def _attention(chunk: Chunk, images: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [heads, T, d], keys and values [heads, r, L, d]"""
-    return chunk.query, *(x.unflatten(1, (images, -1)).contiguous() for x in (chunk.key, chunk.value))
+    sides = (x.x.unflatten(1, (images, -1)).contiguous() for x in (chunk.key, chunk.value))
+    return chunk.query.x, *sides
 
 
 class KernelDense(_Pools, ChunkedDense):
@@ -81,14 +95,14 @@ class KernelDense(_Pools, ChunkedDense):
     ) -> None:
         rows, cols = tile
         by_along, by_square, shift, (unit, of_y) = by_z
-        u, (of_key, of_query, of_value) = self.once(cols[1]), chunk.units
+        u, sides, of_value = self.once(cols[1]), (chunk.key, chunk.query), chunk.value.unit
 
         def kernel() -> tuple[Tensor, Tensor, Tensor]:
             from grainline.kernels.pooled import unattend
 
-            attention, units = _attention(chunk, len(rows[0])), torch.stack([of_key * of_query, of_y, u.unit])
-            sides = u.x.flatten(1), y, shift, by_along.contiguous(), by_square.contiguous()
-            return unattend(*attention, self.mask(rows), *sides, units)
+            units = torch.stack([chunk.key.unit * chunk.query.unit, of_y, u.unit])
+            by = u.x.flatten(1), y, shift, by_along.contiguous(), by_square.contiguous()
+            return unattend(*_attention(chunk, len(rows[0])), self.mask(rows), *by, units)
 
         read = None if chunk.weight else launch.run("unattend", kernel, lambda: None)
         if read is None:  # a kernel was refused
@@ -98,11 +112,29 @@ class KernelDense(_Pools, ChunkedDense):
         by_fit, parts_of_key, parts_of_value = read
         by_key, by_value, by_query = sums
         if by_key is not None:
-            add(by_key, parts_of_key, unit * of_value * of_query)
+            add(by_key, parts_of_key, unit * of_value * chunk.query.unit)
         if by_value is not None:
             add(by_value, parts_of_value, unit)
         for head, by in enumerate(by_fit):
-            self.pull_fit(chunk, head, by, unit * of_value, (None, by_query))
+            self.pull_product(head, by, sides, unit * of_value, (None, by_query))
+
+    def pull_square(
+        self, z: Tensor, by_square: Tensor, of_value: Tensor, sums: Sequence[Tensor | None]
+    ) -> None:
+        unit = self.by.slopes(by_square, of_value)
+
+        def kernel() -> tuple[Tensor, Tensor]:
+            from grainline.kernels.pooled import outer
+
+            return outer(z.flatten(0, 1), (by_square / (unit / of_value)).flatten())
+
+        read = launch.run("outer", kernel, lambda: None)
+        if read is None:
+            super().pull_square(z, by_square, of_value, sums)
+            return
+        for into, x, one in zip(sums, read, (unit * of_value, 2 * unit), strict=True):
+            if into is not None:
+                add(into, x, one)
 
 
 class KernelOutward(_Pools, ChunkedOutward):
@@ -120,3 +152,62 @@ class KernelOutward(_Pools, ChunkedOutward):
         return launch.run(
             "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)
         )
+
+
+class KernelGram(ChunkedGram):
+    """As `ChunkedGram`."""
+
+    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
+        return points * (8 + 2 * self.by.size)  # logits and V u; two gradients
+
+    def forward_with_vjp(
+        self,
+        rows: Parts,
+        cols: Parts,
+        shared: Parts,
+        known: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Vjp]:
+        by, (size, scale, bias) = self.by, shared
+        chunk, u, matrix = self.chunk(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
+        sides = (chunk.key, chunk.query), (chunk.value, u)
+        of_fit, of_along = (row.unit * col.unit for row, col in sides)
+
+        def kernel() -> Any:
+            from grainline.kernels.gram import gram
+
+            products = (by.wide(col.x, row.x.mT).unflatten(2, (len(rows[0]), -1)) for row, col in sides)
+            given = *products, self.mask(rows), matrix.x, rows[3]
+            return given, *gram(*given, torch.stack([of_fit, of_along, matrix.unit]))
+
+        read = launch.run("gram", kernel, lambda: None)
+        if read is None:
+            return super().forward_with_vjp(rows, cols, shared)
+        given, along, square = read[0], read[1] + cols[2], read[2] + size
+
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            (*by_rows, by_gram, by_middle), (by_query, by_u, by_c) = sums[:4], sums[len(rows) : -len(shared)]
+            by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
+            alive = [self.alive(rows, x) for x in (by_along, by_square)]
+            turn, weight = (by.slopes(x, torch.ones_like(of_along)) for x in alive)
+            unit = turn * of_along
+
+            def kernel() -> tuple[Tensor, ...]:
+                from grainline.kernels.gram import ungram
+
+                slopes = (alive[0] / turn).contiguous(), (alive[1] / weight).contiguous()
+                return ungram(*given, *slopes, torch.stack([of_fit, matrix.unit, 2 * weight / unit]))
+
+            back = launch.run("ungram", kernel, lambda: None)
+            if back is None:
+                super(KernelGram, self).forward_with_vjp(rows, cols, shared)[1](by_logits, sums)
+                return
+            add_alone(by_c, sums[-3:], by_along, facts)
+            for head, (by_fit, turned) in enumerate(zip(*back[:2], strict=True)):
+                self.pull_product(head, by_fit, sides[0], unit, (by_rows[0], by_query))
+                self.pull_product(head, turned, sides[1], turn, (by_rows[1], by_u))
+            if by_gram is not None:
+                add(by_gram, back[2], weight)
+            if by_middle is not None:
+                add(by_middle, back[3], weight)
+
+        return scale * fused(cosine)(along, square) + bias, pull
