@@ -93,11 +93,11 @@ def ceilings(number: int, repeats: int) -> None:
 
 
 def kernels(number: int, repeats: int) -> None:
-    """Each kernel alone, for a chunk of images with all texts, at 8 heads."""
+    """Each kernel alone, for a chunk of images with all texts, at 8 heads; of Gram matrices at one, too."""
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
         return
-    from grainline.kernels import farthest, pooled
+    from grainline.kernels import farthest, gram, pooled
 
     heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
     images, width = 8, heads * deep
@@ -111,8 +111,8 @@ def kernels(number: int, repeats: int) -> None:
     z, matrix, u = half(images, texts, width), half(width, width), half(texts, width)
     by = torch.randn(images, texts, device=GPU) / 64
     sides = u, z, shift, by, by, units
-    pairs = images * texts
-    for name, call, flops in (
+    flat, weight = z.flatten(0, 1), by.flatten()
+    rows: list[tuple[str, Callable[[], Any], float]] = [
         ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
         ("lengths", lambda: pooled.lengths(z, matrix, shift, u, units, True, False), 2 * width**2),
         (
@@ -121,9 +121,19 @@ def kernels(number: int, repeats: int) -> None:
             2 * width**2 * 5 / 8,
         ),
         ("unattend", lambda: pooled.unattend(q, key, value, None, *sides), 8 * slots * width),
-    ):
+        ("outer", lambda: pooled.outer(flat, weight), 2 * width**2 * 5 / 8),
+    ]
+    for many, few in ((1, slots), (heads, slots // 4)):
+        points = many * few
+        products = [torch.randn(many, texts, images, few, device=GPU) for _ in range(2)]
+        given = *products, None, half(images, points, points), torch.randn(images, points, device=GPU)
+        rows += [
+            (f"gram of {many} x {few}", partial(gram.gram, *given, units), 2 * points**2),
+            (f"ungram of {many} x {few}", partial(gram.ungram, *given, by, by, units), 4 * points**2),
+        ]
+    for name, call, flops in rows:
         ms = cost(call, repeats).ms
-        report(f"kernel {name}, {images} x {texts}", flops * pairs / ms / 1e9, "TFLOP/s", ms=ms)
+        report(f"kernel {name}, {images} x {texts}", flops * images * texts / ms / 1e9, "TFLOP/s", ms=ms)
     x = torch.randn(number, 197, 64, device=GPU)
     product = x @ x.mT
     report("kernel farthest", cost(lambda: farthest.farthest(product, None, 65, 1e-5), repeats).ms, "ms")

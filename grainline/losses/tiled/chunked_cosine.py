@@ -191,9 +191,8 @@ class ChunkedDense(Chunked):
         by_key, by_value, by_query = sums
         u, sides = self.once(tile[1][1]), (chunk.key, chunk.query)
         parts = by.cast(fused(by_pooled)(u.x.flatten(1), y, shift, by_along, by_square, u.unit, of_y))
-        for head, (a, here) in enumerate(
-            zip(chunk.weight, parts.tensor_split(len(chunk.key.x), -1), strict=True)
-        ):
+        parts_of = parts.tensor_split(len(chunk.key.x), -1)
+        for head, (a, here) in enumerate(zip(chunk.weight, parts_of, strict=True)):
             value = by_image(chunk.value.x[head], a)
             if by_value is not None:
                 add(by_value[:, head], by.wide(a.permute(1, 2, 0), here), unit)

@@ -194,8 +194,8 @@ class KernelGram(ChunkedGram):
             def kernel() -> tuple[Tensor, ...]:
                 from grainline.kernels.gram import ungram
 
-                slopes = (alive[0] / turn).contiguous(), (alive[1] / weight).contiguous()
-                return ungram(*given, *slopes, torch.stack([of_fit, matrix.unit, 2 * weight / unit]))
+                both = (alive[0] / turn).contiguous(), (alive[1] / weight).contiguous()
+                return ungram(*given, *both, torch.stack([of_fit, matrix.unit, 2 * weight / unit]))
 
             back = launch.run("ungram", kernel, lambda: None)
             if back is None:
