@@ -53,8 +53,8 @@ def _gram(
     shift = tl.load(middle + i * H * L + point, mask=there, other=0.0)[None, :]
     y = tl.dot(a.to(g.dtype), g, input_precision=PREC) * of_gram
     tl.store(square + i * T + row, tl.sum(a * (y + 2.0 * shift), 1), mask=row < T)
-    seen = tl.load(dots + at, mask=real, other=0.0)
-    tl.store(along + i * T + row, tl.sum(a * seen, 1) * of_dots, mask=row < T)
+    of_text = tl.load(dots + at, mask=real, other=0.0)
+    tl.store(along + i * T + row, tl.sum(a * of_text, 1) * of_dots, mask=row < T)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
