@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+SMALL = 2**22  # bytes; large tensors are pinned where they are made, or not at all
 _COPIES: Any = WeakTensorKeyDictionary()  # by tensor on the device
 
 
@@ -58,6 +59,8 @@ def _here(x: Tensor) -> bool:
 
 
 def _sent(x: Tensor, device: torch.device | str) -> Tensor:
+    if torch.device(device).type == "cuda" and _here(x) and x.nbytes <= SMALL:
+        x = x.pin_memory()  # from other memory the driver may wait for the device
     return x.to(device, non_blocking=True)
 
 

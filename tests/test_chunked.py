@@ -178,8 +178,12 @@ CHOICE = {f"nn/patch_selection/{name}.py" for name in ("scoring", "selector")}
 
 
 @pytest.mark.parametrize("method", [*METHODS, "flair-vectors", "beta_clip-groups", "himo-groups"])
-def test_a_step_waits_for_nothing_from_the_device(method: str, waits: Waits) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_step_waits_for_nothing_from_the_device(
+    method: str, packed: bool, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But where the pairs that learn are chosen by their scores."""
+    monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _: packed)
     images, texts = (to(side, "cpu") for side in batch())
     objective = Objective(build(method), torch.bfloat16)
     waits.put([*objective.parameters(), *objective.buffers()])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.config import parse
 from grainline.encoders.text import TextConfig, TextTransformer, length_groups
@@ -15,7 +16,7 @@ from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import Around, ViT, ViTConfig, waves
 from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, clamp_scales
-from grainline.nn.attention import Block, Stack
+from grainline.nn.attention import Block, Packed, Stack, attend_packed
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
 from grainline.types import Images, Texts, rows
 
@@ -292,16 +293,28 @@ def test_a_text_transformer_is_its_slow_program(buckets: int, causal: bool, pool
         close(read.tokens[m][mask[m]], tokens)
 
 
+@pytest.mark.parametrize("pool", ["end", "mean"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_buckets_change_neither_outputs_nor_gradients(causal: bool) -> None:
-    lengths = torch.randint(1, 21, (40,)).tolist()
-    ids, mask = padded(lengths, 20)
+def test_neither_groups_nor_packing_changes_outputs_or_gradients(
+    causal: bool, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [0, *torch.randint(1, 18, (39,)).tolist()]
+    ids, mask = padded(lengths, 18)
     weight = torch.randn(40, 12, dtype=torch.float64)
-    found = []
-    for buckets in (1, 2, 5):
+    found, shapes = [], list[tuple[int, ...]]()
+    for way in (1, 2, 5, "few shapes", "packed"):
         torch.manual_seed(7)
-        model = text(causal=causal, buckets=buckets)
+        model = text(causal=causal, pool=pool, buckets=way if isinstance(way, int) else 3)
+        shapes.clear()
+        model.stack.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
+        model.few_shapes = way == "few shapes"
+        monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, way=way: way == "packed")
         read = model(ids, mask)
+        if way == "few shapes":
+            assert {shape[0] for shape in shapes} == {64}
+            assert {shape[1] for shape in shapes} <= {16, 20}, "the context is 20"
+        if way == "packed":
+            assert shapes == [(1, sum(lengths))]
         loss = (read.pooled * weight).sum() + (read.tokens * mask[..., None]).square().sum()
         loss.backward()
         found.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
@@ -391,6 +404,25 @@ def test_groups_of_many_rows_cost_little_more_than_the_best_cuts() -> None:
     order, groups = length_groups(lengths, 3)
     found = cost([(len(order[part]), longest) for part, longest in groups])
     assert brute_force(lengths.tolist(), 3) <= found <= 1.05 * brute_force(lengths.tolist(), 3)
+
+
+def test_layers_that_draw_for_each_row_read_padded_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _: True)
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    assert text().train().packs(ids)
+    assert not text(drop_path=0.1).train().packs(ids)
+    assert text(drop_path=0.1).eval().packs(ids)
+    model = text().train()
+    model.stack.blocks[0].mlp.append(nn.Dropout(0.1))
+    assert not model.packs(ids)
+
+
+def test_packed_attention_is_that_of_torch_on_a_gpu() -> None:
+    """Its call alone, on tensors without content."""
+    with FakeTensorMode():
+        q = torch.empty(30, 2, 64, device="cuda", dtype=torch.float16)
+        packed = Packed(torch.empty(5, device="cuda", dtype=torch.int32), 16)
+        assert attend_packed(q, q, q, packed, causal=True).shape == q.shape
 
 
 # Blocks, pools, scales

@@ -31,11 +31,15 @@ def stepped(method: Method, run: Callable[..., dict[str, Tensor]] = step) -> dic
     return run(method.train(), *data, CLOCK)
 
 
-def assert_same(a: Method, b: Method, one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+def assert_same(
+    a: Method, b: Method, one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-5
+) -> None:
     torch.testing.assert_close(one, other)
     for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
         assert p.grad is not None, name
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            p.grad, q.grad, rtol=1.3e-6, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def kept_bytes(method: Method) -> int:
@@ -163,13 +167,14 @@ def test_compiled_layers_compute_the_same(case: str) -> None:
     fast, both = copy.deepcopy(plain), copy.deepcopy(plain)
     compile_layers(fast, backend)
     expected = stepped(plain)
-    assert_same(plain, fast, expected, stepped(fast))
+    # Texts have other shapes there, and sums over them another order.
+    assert_same(plain, fast, expected, stepped(fast), atol=3e-5)
     layers = sum(map(len, layer_lists(plain).values()))
     assert len(graphs) >= layers
     compile_layers(both, backend)
     recompute_layers(both)
     graphs.clear()
-    assert_same(plain, both, expected, stepped(both))
+    assert_same(plain, both, expected, stepped(both), atol=3e-5)
     assert len(graphs) >= 2 * layers, "forward, and again in the backward pass"
     torch.manual_seed(0)
     images, _ = tuning.batch(plain, 5)

@@ -1,7 +1,7 @@
 """A text transformer, causal or bidirectional, of any context length, trained from scratch.
 
 A batch is cut at its longest text, and a batch of very unequal lengths is encoded in a few groups of similar
-length; both change nothing but the cost.
+length, or on a GPU without padding, one text behind the other; all of this changes nothing but the cost.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.encoders.base import Layered, ScratchConfig, TextTokens
-from grainline.host import by_host, upload
-from grainline.nn.attention import PROJECTIONS, Stack
+from grainline.host import by_host, from_host, upload
+from grainline.nn.attention import PROJECTIONS, Packed, Stack, can_pack
 from grainline.nn.hashing import some_rows
 from grainline.nn.pooling import mean_pool
 from grainline.nn.runtime import is_static
@@ -51,6 +51,7 @@ class Grouping(Layered):
 
     buckets: int  # groups at most; how many there are depends on the batch
     context: int
+    few_shapes: bool = False  # for compiled layers: lengths of LENGTHS alone, and numbers of rows of ROWS
 
     def check_length(self, mask: Tensor) -> None:
         """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
@@ -81,10 +82,19 @@ class Grouping(Layered):
         parts = []
         for place, longest in places:
             rows = order[place]
+            number, more = len(rows), 0
+            if self.few_shapes:
+                rows = torch.cat([rows, rows[:1].expand(-number % ROWS)])
+                longest = next((x for x in LENGTHS if longest <= x < self.context), self.context)
+                more = max(0, longest - ids.shape[1])
             with some_rows(rows, len(ids)):
-                part = read(ids[rows, :longest], mask[rows, :longest])
-            parts.append([_padded(x, dim, ids.shape[1]) for x, dim in zip(part, dims, strict=True)])
+                part = read(*(F.pad(x[rows, :longest], (0, more)) for x in (ids, mask)))
+            parts.append([_padded(x[:number], dim, ids.shape[1]) for x, dim in zip(part, dims, strict=True)])
         return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
+
+
+LENGTHS = 16, 24, 32, 48, 64  # and the context
+ROWS = 64
 
 
 def _padded(x: Tensor, dim: int | None, length: int) -> Tensor:
@@ -115,11 +125,36 @@ class TextTransformer(Grouping):
 
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
-        tokens, pooled = self.read_in_groups(self._read, ids, mask, (-2, None))
+        if not is_static() and self.packs(ids):
+            tokens, pooled = self._pool(self._read_packed(ids, mask), mask)
+        else:
+            tokens, pooled = self.read_in_groups(self._read, ids, mask, (-2, None))
         return TextTokens(pooled, tokens, mask)
+
+    def packs(self, ids: Tensor) -> bool:
+        """Whether texts are read without padding: on a GPU, if no layer draws noise for each row."""
+        if not can_pack(ids):
+            return False
+        return not self.training or not any(
+            getattr(layer, "p", 0) or getattr(layer, "rate", 0) for layer in self.stack.modules()
+        )
 
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norm(self.stack(self.words(ids) + self.position[: ids.shape[1]], mask, self.causal))
+        return self._pool(x, mask)
+
+    def _read_packed(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [M, L, W], 0 for padding. Only real tokens are read."""
+        self.check_length(mask)
+        place = from_host(lambda mask: mask.flatten().nonzero()[:, 0], mask)
+        starts = from_host(lambda mask: F.pad(mask.sum(1).cumsum(0), (1, 0)).int(), mask)
+        longest = by_host(lambda mask: int(mask.sum(1).max()) if len(mask) else 0, mask)
+        packed = Packed(starts, -(-longest // 16) * 16)  # few lengths, for compiled layers
+        x = self.words(ids.flatten()[place]) + self.position[place % ids.shape[1]]
+        x = self.norm(self.stack(x[None], packed, self.causal))[0]
+        return x.new_zeros(ids.numel(), self.width).index_copy(0, place, x).unflatten(0, ids.shape)
+
+    def _pool(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if self.pool == "mean":
             return x, mean_pool(x, mask).vector
         last = (mask.sum(1) - 1).clamp(min=0)

@@ -37,7 +37,7 @@ from grainline.training.log import Log
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
-from grainline.types import Clock, to
+from grainline.types import Clock, each, to
 
 IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
 
@@ -90,6 +90,7 @@ class _Training:
             parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None
         )
         self.method = run.method.to(device)
+        self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         if cfg.compile:
             compile_layers(self.method)
         if cfg.activation_checkpointing:
@@ -187,6 +188,21 @@ class _Training:
             which = noise[0] + (f" and {len(noise) - 1} more" if noise[1:] else "")
             self._note(f"the noise of {which} differs between processes, so losses depend on their number")
 
+    def _uploaded(self, part: Any) -> Any:
+        """A side of a batch on the device. On a GPU the copy runs beside what is computed there."""
+        if self.uploads is None:
+            return to(part, self.device)
+        with torch.cuda.stream(self.uploads):
+            out = to(part, self.device)
+        now = torch.cuda.current_stream(self.device)
+        now.wait_stream(self.uploads)
+
+        def read_here(x: Tensor) -> Tensor:
+            x.record_stream(now)  # its memory is free again when this stream has read it
+            return x
+
+        return each(read_here, out)
+
     def _step(self, batches: Iterator[Batch]) -> None:
         """One update from `grad_accum` parts of a global batch."""
         cfg = self.cfg
@@ -196,7 +212,7 @@ class _Training:
         for part in range(cfg.grad_accum):
             batch = next(batches)
             self.corrupt_stats.add(batch)
-            images, texts = to(batch.images, self.device), to(batch.texts, self.device)
+            images, texts = self._uploaded(batch.images), self._uploaded(batch.texts)
             last = part == cfg.grad_accum - 1
             with parallel.accumulation_step(self.objective, last):
                 loss: Loss = self.objective(images, texts, clock, cfg.grad_cache_chunk)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from grainline.config import Config
 from grainline.distributed import ddp_mean, gather
 from grainline.encoders.base import Layered
+from grainline.encoders.text import Grouping
 from grainline.errors import UserError
 from grainline.losses.tiled.operands import half_products
 from grainline.methods.base import Method
@@ -201,6 +202,9 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
     for name, layer in layers:
         compiled = torch.compile(layer.forward, backend=backend, fullgraph=True)
         layer.forward = partial(_compiled, compiled, name)
+    for module in model.modules():
+        if isinstance(module, Grouping):
+            module.few_shapes = True
 
 
 def _layers(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
