@@ -30,6 +30,7 @@ from torch import Tensor
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, images
 from benchmarks.harness import report, seconds
+from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.kernels import launch
 from grainline.losses.text_conditioned import pooled_scores
@@ -97,7 +98,7 @@ def kernels(number: int, repeats: int) -> None:
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
         return
-    from grainline.kernels import farthest, gram, pooled
+    from grainline.kernels import best, farthest, gram, pooled
 
     heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
     images, width = 8, heads * deep
@@ -137,6 +138,18 @@ def kernels(number: int, repeats: int) -> None:
     x = torch.randn(number, 197, 64, device=GPU)
     product = x @ x.mT
     report("kernel farthest", cost(lambda: farthest.farthest(product, None, 65, 1e-5), repeats).ms, "ms")
+    pixels = _photos(number)
+    ms = cost(lambda: nn.superpixels._by_kernel(pixels, 16, 10.0, 10), repeats).ms
+    read = 10 * 12 * pixels[:, 0].numel()  # Lab in float32, once a step
+    report(f"kernel kmeans, {len(pixels)} images", read / ms / 1e6, "GB/s", ms=ms)
+    near, ones = torch.randn(number // 16, number, 196, device=GPU), torch.ones(number // 16, 196, device=GPU)
+    ms = cost(lambda: best.selected(near, ones, ones, 0.4, True, 98), repeats).ms
+    pairs = near[..., 0].numel()
+    report("kernel selected, 98 of 196 patches", pairs / ms * 1e3, "pairs/s", ms=ms)
+    cosine, real = torch.randn(number * 64, 41, 12, device=GPU), torch.ones(number * 64, 41, device=GPU)
+    words = torch.ones(number * 64, 12, dtype=torch.bool, device=GPU)
+    ms = cost(lambda: best.matched(cosine, real, words, 5, 1.0), repeats).ms
+    report("kernel matched, 41 tokens x 12 words", len(cosine) / ms * 1e3, "pairs/s", ms=ms)
 
 
 def losses(number: int, repeats: int) -> None:
@@ -228,7 +241,7 @@ def superpixels(number: int, repeats: int) -> None:
             farthest_points(x, None, 65)
         found = cost(graph.replay, repeats)
         report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5)
-    pixels = images(min(64, number), 224).to(GPU).repeat(max(1, number // 64), 1, 1, 1)
+    pixels = _photos(number)
     found = cost(lambda: kmeans(pixels, 16).label, repeats)
     report(f"k-means, {len(pixels)} images", found.ms, "ms", mib=found.mib)
     ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
@@ -238,6 +251,11 @@ def superpixels(number: int, repeats: int) -> None:
     parts = pixels.split(256)
     found = cost(lambda: [network(part).label for part in parts], repeats)
     report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", mib=found.mib)
+
+
+def _photos(number: int) -> Tensor:
+    """So many images of 224 pixels, 64 of them different."""
+    return images(min(64, number), 224).to(GPU).repeat(max(1, number // 64), 1, 1, 1)
 
 
 def profile(number: int, repeats: int) -> None:

@@ -1174,7 +1174,7 @@ GPU = [
     Fault("types.py", "tests/test_chunked.py", "rows of a batch are unknown to the host",
           "return each(lambda x: mirror(lambda rows: rows[index], x), batch)",
           "return each(lambda x: x[index], batch)"),
-    Fault("encoders/text.py", "tests/test_encoders.py", "texts that are packed begin at their place in the batch",
+    Fault("encoders/text.py", "tests/test_encoders.py", "packed texts begin at their place in the batch",
           "self.position[place % ids.shape[1]]", "self.position[place % len(self.position)]"),
     Fault("encoders/text.py", "tests/test_encoders.py", "texts with noise are packed",
           "return not self.training or not any(", "return True or any("),

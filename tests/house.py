@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 45_650,  # goal 35,000; the rest came with later features, 1,750 of them for GPUs
-    "files": 234,
+    "lines": 46_300,  # goal 35,000; the rest came with later features, 2,400 of them for GPUs
+    "files": 236,
     "siblings": 20,
     "small files": 17,
     "names twice in a folder": 0,

@@ -21,9 +21,10 @@ from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.nn import grouping
+from grainline.nn import grouping, superpixels
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import ConditionedPool
+from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
 from grainline.types import Images, Texts, to
@@ -167,6 +168,24 @@ def test_farthest_points_by_a_kernel_are_those_of_the_loop() -> None:
     assert not launch._refused
     assert torch.equal(found.mask, expected.mask)
     assert torch.equal(found.token[found.mask], expected.token[expected.mask])
+
+
+def test_superpixels_by_a_kernel_are_those_by_products() -> None:
+    pixels = torch.nn.functional.interpolate(torch.rand(8, 3, 14, 14), 224, mode="bilinear").cuda()
+    pixels = (255 * pixels).to(torch.uint8)
+    expected, found = superpixels._by_products(pixels, 16, 10.0, 10), kmeans(pixels, 16)
+    assert not launch._refused
+    assert torch.equal(found.label, kmeans(pixels, 16).label)
+    assert torch.equal(superpixels.hard(found.association, 16), found.label)
+    same = (found.label == expected.label).double().mean()
+    assert float(same) > 0.999  # others are as near, but for rounding
+
+
+def test_patches_by_a_kernel_are_the_best_and_the_first_of_equal_ones() -> None:
+    for score in (torch.randn(8, 33, 196).cuda(), torch.randint(0, 9, (8, 33, 196)).cuda().float()):
+        order = score.sort(dim=-1, descending=True, stable=True).indices[..., :98]
+        assert torch.equal(hard_topk(score, 98), torch.zeros_like(score).scatter_(-1, order, 1.0))
+        assert not launch._refused
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -300,6 +300,7 @@ HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "PREC": "tf3
 WIDE = {"D": 512, "BN": 128, "BK": 64, "TRIANGLE": False, "PREC": "tf32"}
 ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
 EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
+PIXELS = {"S": 224, "C": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
     "attend": HEAD,
     "unattend": HEAD,
@@ -315,6 +316,16 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "gram of eight": ONE | EIGHT,
     "ungram of eight": ONE | EIGHT,
     "farthest": {"SAME": 1e-5, "L": 197, "M": 65, "SIZE": 256, "VALID": True},
+    "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},
+    "assign": PIXELS | {"LAST": False},
+    "assign last": PIXELS | {"LAST": True},
+    "assign wide": PIXELS | {"C": 32, "LAST": False},
+    "move": {"G": 14, "BLOCK": 128},
+    "best": {"L": 196},
+    "selected": {"L": 196, "STRETCH": True},
+    "selected of many": {"L": 4096, "STRETCH": True},
+    "matched": {"P": 41, "M": 12, "K": 5},
+    "matched of many": {"P": 98, "M": 77, "K": 5},
 }
 HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit", "turned")
 WHOLE = {
@@ -325,11 +336,40 @@ WHOLE = {
     "token": "*i64",
     "valid": "*i1",
     "real": "*i1",
+    "pixels": "*u8",
+    "label": "*i64",
+    "cells": "i32",
+    "compactness": "fp32",
+    "number": "i32",
+    "share": "fp32",
+    "leak": "fp32",
+    "words": "*i1",
 }
 LIMITS = {
     90: (227, "wgmma.mma_async"),
     80: (163, "mma.sync"),
 }  # KiB of shared memory, products of half precision
+
+
+def as_launched(word: str, constants: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A kernel with the constants and settings that it is launched with."""
+    from grainline.kernels import best, farthest, gram, kmeans, pooled
+
+    modules = (best, farthest, gram, kmeans, pooled)
+    kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
+    if word in pooled.TILE:
+        blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
+        tile, options = pooled.settings(word, *blocks)
+        return kernel, constants | {"BM": tile}, options
+    if word in ("farthest", "move"):
+        return kernel, constants, farthest.LAUNCH if word == "farthest" else kmeans.MOVE
+    if word in ("best", "selected"):
+        blocks, options = best.tile(constants["L"])
+    elif word == "matched":
+        blocks, options = best.block(constants["P"], constants["M"])
+    else:
+        blocks, options = kmeans.tile(constants["C"])
+    return kernel, constants | blocks, options
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
@@ -343,14 +383,8 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from grainline.kernels import farthest, gram, pooled
-
     word = name.split()[0]
-    kernel = next(getattr(x, f"_{word}") for x in (farthest, gram, pooled) if hasattr(x, f"_{word}"))
-    constants, options = dict(CONSTANTS[name]), farthest.LAUNCH
-    if word in pooled.TILE:
-        blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
-        constants["BM"], options = pooled.settings(word, *blocks)
+    kernel, constants, options = as_launched(word, CONSTANTS[name])
     types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,
@@ -366,7 +400,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     shared, instruction = LIMITS[architecture]
     assert compiled.metadata.shared <= shared * 1024
     text = compiled.asm["ptx"]
-    if name not in ("farthest", "gram of eight"):  # tiles of 32 rows are too low for wgmma
+    if constants.get("PREC") and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
         assert instruction in text
     (tmp_path / "kernel.ptx").write_text(text)
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

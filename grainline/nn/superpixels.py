@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grainline.kernels import launch
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
@@ -144,6 +145,7 @@ _TO_XYZ = (  # linear sRGB to XYZ over the white of D65 (IEC 61966-2-1), so that
 _TO_LAB = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
 _FAR = -1e30  # the fit of a centre outside the image
 CHUNK = 64  # images at a time: some 300 MB at 224 pixels
+WIDEST = 256  # pixels along a cell that a kernel takes: it has a lane for each column
 
 
 def lab(pixels: Tensor) -> Tensor:
@@ -174,6 +176,25 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     float32 is enough; distances are squared. It chooses among the nine centres around it, the lower number of
     equal ones. Centres begin at the mean colour and the middle of their cell; without pixels they stay.
     """
+    size = pixels.shape[-1]
+    fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
+    if launch.use(pixels) and fits:
+        return launch.run(
+            "kmeans",
+            lambda: _by_kernel(pixels, cell, compactness, steps),
+            lambda: _by_products(pixels, cell, compactness, steps),
+        )
+    return _by_products(pixels, cell, compactness, steps)
+
+
+def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cells:
+    from grainline.kernels import kmeans as kernels
+
+    xyz = [number for row in _TO_XYZ for number in row]
+    return Cells(*kernels.kmeans(pixels, cell, compactness, steps, xyz))
+
+
+def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cells:
     with torch.autocast(pixels.device.type, enabled=False):
         parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
     association = torch.cat(parts) if len(parts) > 1 else parts[0]

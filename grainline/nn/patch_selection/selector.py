@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.host import by_host
+from grainline.kernels import launch
 from grainline.nn.patch_selection.types import (
     Decide,
     SelectionConfig,
@@ -21,6 +22,7 @@ from grainline.nn.patch_selection.types import (
 )
 from grainline.nn.pooling import unit
 from grainline.nn.selection import (
+    SLOTS,
     Predictor,
     Relevance,
     Slots,
@@ -216,10 +218,24 @@ class Selector(nn.Module):
         """Scores of patches and decisions of each pair: [n, t, L] both"""
         share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
         with torch.no_grad():
-            near = query @ image_side.patches.mT / image_side.length[:, None]  # [n, t, L]
-            by_text = share * self._attention(near)
-        score = image_side.base[:, None] + by_text
-        return score, decide(score, image_side.image, item)
+            product = query @ image_side.patches.mT  # [n, t, L]
+
+        def by_torch() -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                by_text = share * self._attention(product / image_side.length[:, None])
+            score = image_side.base[:, None] + by_text
+            return score, decide(score, image_side.image, item)
+
+        learns = torch.is_grad_enabled() and image_side.base.requires_grad
+        if launch.use(product) and decide == self.top and not learns and self.number <= SLOTS:
+            return launch.run("selected", lambda: self._by_kernel(image_side, product, share), by_torch)
+        return by_torch()
+
+    def _by_kernel(self, image_side: SelectionImages, product: Tensor, share: float) -> tuple[Tensor, Tensor]:
+        from grainline.kernels.best import selected
+
+        base, length = full(image_side.base).detach(), image_side.length
+        return selected(product, length, base, share, self.choice.stretch, self.keep_number)
 
     def tile(
         self,

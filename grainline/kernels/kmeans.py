@@ -1,0 +1,274 @@
+"""Local k-means of superpixels, as `nn/superpixels.py` has it: pixels are read once for each step.
+
+    colours  Lab of the pixels, and its mean in each cell
+    assign   pixels of a row of cells choose among nine centres: sums of what they chose, or at last labels
+    move     centres move to the mean of the pixels that chose them
+
+A lane of `assign` is a column of pixels of a cell. It walks down the cell and holds nine centres and nine
+sums in registers; only at the end lanes are added up. A choice needs centres that depend on all cells around,
+so a step is two launches. No two programs add to one number: the bits are the same in each run.
+
+Numbers of cells stand in planes [number, cells]; cells = images * G * G, G cells along a side of S pixels.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grainline.kernels.launch import FUSION
+
+BLOCK = 128  # cells of a program that moves centres
+MOVE = {"num_warps": 4, **FUSION}
+
+
+@triton.jit
+def _lanes(S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr):
+    """The image and row of cells of a program; cells [BG, 1], columns [1, BC] of its lanes; which are real"""
+    line = tl.program_id(0).to(tl.int64)
+    cell = tl.program_id(1) * BG + tl.arange(0, BG)[:, None]
+    column = tl.arange(0, BC)[None, :]
+    return line // (S // C), line % (S // C), cell, column, (cell < S // C) & (column < C)
+
+
+@triton.jit
+def _root(t):
+    """The curve of Lab, f"""
+    cube = tl.exp2(tl.log2(tl.maximum(t, 1e-9)) / 3.0)
+    return tl.where(t > (6 / 29) ** 3, cube, t * ((29 / 6) ** 2 / 3) + 4 / 29)
+
+
+@triton.jit
+def _linear(c, BYTES: tl.constexpr):
+    """sRGB to linear light"""
+    c = c.to(tl.float32)
+    if BYTES:
+        c = tl.div_rn(c, 255.0)
+    bent = tl.exp2(tl.log2(tl.maximum((c + 0.055) / 1.055, 1e-9)) * 2.4)
+    return tl.where(c <= 0.04045, c / 12.92, bent)
+
+
+@triton.jit(do_not_specialize=["cells"])
+def _colours(
+    pixels, colour, middle, cells, XYZ: tl.constexpr, S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
+    BC: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    n, row, cell, column, real = _lanes(S, C, BG, BC)
+    light, first, second = (tl.zeros([BG, BC], tl.float32),) * 3
+    for j in range(C):
+        at = n * 3 * S * S + (row * C + j) * S + cell * C + column
+        r = _linear(tl.load(pixels + at, mask=real, other=0), BYTES)
+        g = _linear(tl.load(pixels + at + S * S, mask=real, other=0), BYTES)
+        b = _linear(tl.load(pixels + at + 2 * S * S, mask=real, other=0), BYTES)
+        x = _root(XYZ[0] * r + XYZ[1] * g + XYZ[2] * b)
+        y = _root(XYZ[3] * r + XYZ[4] * g + XYZ[5] * b)
+        z = _root(XYZ[6] * r + XYZ[7] * g + XYZ[8] * b)
+        v0, v1, v2 = 116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)
+        tl.store(colour + at, v0, mask=real)
+        tl.store(colour + at + S * S, v1, mask=real)
+        tl.store(colour + at + 2 * S * S, v2, mask=real)
+        light += v0
+        first += v1
+        second += v2
+    home = (n * (S // C) + row) * (S // C) + tl.program_id(1) * BG + tl.arange(0, BG)
+    some = tl.program_id(1) * BG + tl.arange(0, BG) < S // C
+    for q in tl.static_range(3):
+        total = tl.where(real, (light, first, second)[q], 0.0)
+        tl.store(middle + q * cells.to(tl.int64) + home, tl.sum(total, 1) / (C * C), mask=some)
+
+
+@triton.jit
+def _and(some, more):
+    return some + (more,)  # noqa: RUF005 - Triton unpacks nothing
+
+
+@triton.jit
+def _shade(middle, moved, other, home, near, there):
+    """One number of the colour of a centre, over the mean of my cell"""
+    own = tl.load(middle + home, mask=there, other=0.0)
+    return tl.load(moved + other, mask=near, other=0.0) + (
+        tl.load(middle + other, mask=near, other=0.0) - own
+    )
+
+
+@triton.jit
+def _centres(middle, moved, home, plane, row, cell, x, compactness, G: tl.constexpr):
+    """Of nine neighbours: [BG, 1] three of colour, down, and [BG, BC] what a column of pixels adds to its fit
+
+    They are relative to the middle of the pixel's own cell, as the pixels are.
+    """
+    out = ()
+    for a in tl.static_range(9):
+        down, across = a // 3 - 1, a % 3 - 1
+        near = (row + down >= 0) & (row + down < G) & (cell + across >= 0) & (cell + across < G)
+        other = home + (down * G + across)
+        u0 = _shade(middle, moved, other, home, near, cell < G)
+        u1 = _shade(middle + plane, moved + plane, other, home, near, cell < G)
+        u2 = _shade(middle + 2 * plane, moved + 2 * plane, other, home, near, cell < G)
+        u3 = tl.load(moved + 3 * plane + other, mask=near, other=0.0) + down * compactness
+        u4 = tl.load(moved + 4 * plane + other, mask=near, other=0.0) + across * compactness
+        # |v - u|^2 = |v|^2 - 2 (v u - |u|^2 / 2), and |v|^2 is the same for all nine
+        own = x * u4 - (u0 * u0 + u1 * u1 + u2 * u2 + u3 * u3 + u4 * u4) / 2
+        out = _and(out, (u0, u1, u2, u3, tl.where(near, own, float("-inf"))))
+    return out
+
+
+@triton.jit
+def _nearest(v, centres, real):
+    """The neighbour that fits best, of equal ones the lower number."""
+    top = tl.where(real, float("-inf"), float("inf"))
+    pick = tl.where(real, 4, 0)  # where nothing fits, as with NaN, it is the pixel's own cell
+    for a in tl.static_range(9):
+        u = centres[a]
+        fit = v[0] * u[0] + v[1] * u[1] + v[2] * u[2] + v[3] * u[3] + u[4]
+        pick = tl.where(fit > top, a, pick)
+        top = tl.maximum(fit, top)
+    return pick
+
+
+@triton.jit
+def _added(sums, pick, real, v):
+    """Sums of colours and rows and the number of pixels, for nine neighbours, with one more pixel each"""
+    out = ()
+    for a in tl.static_range(9):
+        s, own_pixels = sums[a], tl.where((pick == a) & real, 1.0, 0.0)
+        new = (
+            s[0] + own_pixels * v[0],
+            s[1] + own_pixels * v[1],
+            s[2] + own_pixels * v[2],
+            s[3] + own_pixels * v[3],
+            s[4] + own_pixels,
+        )
+        out = _and(out, new)
+    return out
+
+
+@triton.jit(do_not_specialize=["cells"])
+def _assign(
+    colour, middle, moved, part, association, label, cells, compactness,
+    S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    G: tl.constexpr = S // C
+    n, row, cell, column, real = _lanes(S, C, BG, BC)
+    home, plane, scale = (n * G + row) * G + cell, cells.to(tl.int64), compactness / C
+    m0 = tl.load(middle + home, mask=cell < G, other=0.0)
+    m1 = tl.load(middle + plane + home, mask=cell < G, other=0.0)
+    m2 = tl.load(middle + 2 * plane + home, mask=cell < G, other=0.0)
+    x = (column - (C - 1) / 2) * scale
+    high = row + tl.zeros([BG, 1], tl.int64)  # a block: the interpreter has no masks of a block and a number
+    centres = _centres(middle, moved, home, plane, high, cell, x, compactness, G)
+    zero = tl.zeros([BG, BC], tl.float32)
+    sums = ((zero, zero, zero, zero, zero),) * 9
+    for j in range(C):
+        at = (row * C + j) * S + cell * C + column
+        from_ = colour + n * 3 * S * S + at
+        v0 = tl.load(from_, mask=real, other=0.0) - m0
+        v1 = tl.load(from_ + S * S, mask=real, other=0.0) - m1
+        v2 = tl.load(from_ + 2 * S * S, mask=real, other=0.0) - m2
+        v = (v0, v1, v2, (j - (C - 1) / 2) * scale)
+        pick = _nearest(v, centres, real)
+        if LAST:
+            for a in tl.static_range(9):
+                place = association + (n * 9 + a) * S * S + at
+                tl.store(place, tl.where(pick == a, 1.0, 0.0), mask=real)
+            choice = (row + pick // 3 - 1) * G + cell + pick % 3 - 1
+            tl.store(label + n * S * S + at, choice, mask=real)
+        else:
+            sums = _added(sums, pick, real, v)
+    if not LAST:
+        some = tl.program_id(1) * BG + tl.arange(0, BG)
+        to = part + (n * G + row) * G + some
+        for a in tl.static_range(9):
+            s = sums[a]
+            for q in tl.static_range(4):
+                tl.store(to + (6 * a + q) * plane, tl.sum(s[q], 1), mask=some < G)
+            tl.store(to + (6 * a + 4) * plane, tl.sum(s[4] * x, 1), mask=some < G)
+            tl.store(to + (6 * a + 5) * plane, tl.sum(s[4], 1), mask=some < G)
+
+
+@triton.jit(do_not_specialize=["cells"])
+def _move(part, middle, moved, cells, compactness, G: tl.constexpr, BLOCK: tl.constexpr):
+    cell, plane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), cells.to(tl.int64)
+    row, column = cell // G % G, cell % G
+    number = tl.zeros([BLOCK], tl.float32)
+    for q in tl.static_range(-1, 5):  # the number of pixels, three of colour and two of place
+        total = tl.zeros([BLOCK], tl.float32)
+        for a in tl.static_range(9):  # I am neighbour a of that cell
+            down, across = a // 3 - 1, a % 3 - 1
+            near = (row >= down) & (row - down < G) & (column >= across) & (column - across < G)
+            near = near & (cell < cells)
+            other = cell - (down * G + across)
+            count = tl.load(part + (6 * a + 5) * plane + other, mask=near, other=0.0)
+            if q < 0:
+                total += count
+            else:
+                if q < 3:
+                    offset = tl.load(middle + q * plane + cell, mask=near, other=0.0)
+                    offset -= tl.load(middle + q * plane + other, mask=near, other=0.0)
+                else:
+                    offset = (down if q == 3 else across) * compactness
+                total += tl.load(part + (6 * a + q) * plane + other, mask=near, other=0.0) - count * offset
+        if q < 0:
+            number = total
+        else:  # without pixels it stays
+            to = moved + q * plane + cell
+            tl.store(to, tl.div_rn(total, tl.maximum(number, 1.0)), mask=(number > 0) & (cell < cells))
+
+
+def tile(cell: int) -> tuple[dict[str, int], dict[str, Any]]:
+    """Cells and columns of a program, and launch settings: a thread for each lane, one warp or more."""
+    columns = triton.next_power_of_2(cell)
+    lanes = max(32, columns)
+    return {"BG": lanes // columns, "BC": columns}, {"num_warps": lanes // 32, **FUSION}
+
+
+@torch.library.custom_op("grainline::kmeans", mutates_args=())
+def kmeans(
+    pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Association [N, 9, S, S] float32 of zeros and ones, and labels [N, S, S] int64, of pixels [N, 3, S, S].
+
+    pixels  uint8, or float in 0..1; S a multiple of the cell, which has 256 pixels at most
+    xyz     [9] the rows of the matrix from linear sRGB to XYZ over white
+
+    As `nn.superpixels.kmeans`, the reference; steps >= 1. Equal fits go to the lower number, as there.
+    """
+    pixels = pixels.contiguous()
+    number, _, size, _ = pixels.shape
+    grid, (blocks, launch) = size // cell, tile(cell)
+    cells = number * grid**2
+    new = pixels.new_empty
+    association = new(number, 9, size, size, dtype=torch.float32)
+    label = new(number, size, size, dtype=torch.int64)
+    if cells:
+        colour = new(number, 3, size, size, dtype=torch.float32)
+        middle, part = (new(planes, cells, dtype=torch.float32) for planes in (3, 54))
+        moved = pixels.new_zeros(5, cells, dtype=torch.float32)
+        rows = number * grid, triton.cdiv(grid, blocks["BG"])
+        sizes: dict[str, Any] = {"S": size, "C": cell, **blocks, **launch}
+        with torch.cuda.device_of(pixels):
+            _colours[rows](
+                pixels, colour, middle, cells, XYZ=tuple(xyz), BYTES=pixels.dtype == torch.uint8, **sizes
+            )
+            for step in range(steps):
+                _assign[rows](
+                    colour, middle, moved, part, association, label, cells, compactness,
+                    LAST=step == steps - 1, **sizes,
+                )  # fmt: skip
+                if step < steps - 1:
+                    _move[(triton.cdiv(cells, BLOCK),)](
+                        part, middle, moved, cells, compactness, G=grid, BLOCK=BLOCK, **MOVE
+                    )
+    return association, label
+
+
+@kmeans.register_fake
+def _(
+    pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    number, _, size, _ = pixels.shape
+    association = pixels.new_empty(number, 9, size, size, dtype=torch.float32)
+    return association, pixels.new_empty(number, size, size, dtype=torch.int64)
