@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 BENCH = ("-m", "benchmarks.bench_gpu", "--only")
+STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
 
 
 class Block(NamedTuple):
@@ -42,17 +43,20 @@ BLOCKS = {
     "scores": Block((*BENCH, "scores", "again"), "G4, G11"),
     "scores by torch": Block((*BENCH, "scores"), "the same without", "off"),
     "steps": Block((*BENCH, "steps"), "images a second, and the share of losses"),
+    "step of CAFT": Block((*STEPS, "caft"), "what packing and compiling bring; the share of the ceiling"),
+    "step of CLIP": Block((*STEPS, "clip"), "the same, beside open_clip's step"),
+    "step of beta-CLIP": Block((*STEPS, "beta_clip"), "the same"),
     "profile": Block((*BENCH, "profile"), "launches and the host: what is next"),
     "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
 }
-TINY = ("--rehearse", "--share", "1024", "--repeats", "1")
+TINY = {BENCH[1]: ("--rehearse", "--share", "1024", "--repeats", "1"), STEPS[1]: ("--rehearse",)}
 
 
 def run(name: str, block: Block, out: Path, minutes: float, rehearse: bool) -> None:
     """Run a block and append its lines; the last line says how it ended."""
     command = [sys.executable, *block.command]
-    if rehearse and block.command[1] == BENCH[1]:
-        command += TINY
+    if rehearse:
+        command += TINY.get(block.command[1], ())
     environment = os.environ | {"GRAINLINE_KERNELS": block.kernels}
     facts = {"block": name, "kernels": block.kernels, "device": device(), "torch": torch.__version__}
     with out.open("a", encoding="utf-8") as file:

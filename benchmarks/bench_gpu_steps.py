@@ -1,0 +1,225 @@
+"""Whole training steps on a GPU: images a second, and the share of the machine's measured ceiling.
+
+    python -m benchmarks.bench_gpu_steps [--images 256] [--repeats 7] [--only STEP ...] [--rehearse]
+
+A step is forward, loss, backward and a fused AdamW, in bfloat16, on data that are there already. FLOP are
+those of the products that torch counts in such a step, a multiplication and an addition each; those of Triton
+kernels, some percent, are left out.
+  caft       `caft/paper`: texts packed, in padded groups, and in padded groups with compiled layers
+  clip       `clip/vit_b16` at 77 tokens, beside the step of CLIP as open_clip's documentation has it: all
+             texts padded, autocast around model and loss, the scale clamped after the update; its encoders
+             are those of transformers at the same sizes
+  beta_clip  `beta_clip/paper` with encoders of the sizes of its checkpoint: 36 texts an image
+`--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import bench_caft
+from benchmarks.bench_gpu import GPU, SIDE, cost
+from benchmarks.harness import report
+from grainline.encoders import text as text_encoder
+from grainline.methods import method_class
+from grainline.methods.base import Method
+from grainline.nn import attention
+from grainline.training.recipe import read_recipe
+from grainline.training.step import Objective, compile_layers
+from grainline.types import CAPTION, PHRASE, SENTENCE, Clock, Images, Texts, to
+
+CAFT_GOAL, CAFT_PACKED = 1770.0, 2300.0  # images a second on an H100
+SHARE = 40.0  # percent of the ceiling
+CONTEXT = 77
+SIZES: dict[str, Any] = {"image": "B/16", "side": 224, "text": "B", "width": 512}
+TINY: dict[str, Any] = {"image": "toy/16", "side": 32, "text": "toy", "width": 32}
+
+
+class Step:
+    """A training step of a method."""
+
+    def __init__(self, method: Method, images: Images, texts: Texts) -> None:
+        self.objective = Objective(method.to(GPU).train(), torch.bfloat16)
+        self.optimizer = optimizer(method)
+        self.batch = to(images, GPU), to(texts, GPU)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.objective(*self.batch, Clock(1)).total.backward()
+        self.optimizer.step()
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=GPU.type == "cuda")
+
+
+def of_recipe(name: str, sizes: dict[str, Any]) -> Method:
+    """The method of a recipe with encoders of some sizes and fresh weights."""
+    recipe = read_recipe(name, [])
+    sides = {
+        "image": {"name": sizes["image"], "size": sizes["side"]},
+        "text": {"name": sizes["text"], "vocab": 49408, "context": CONTEXT},
+        "width": sizes["width"],
+    }
+    cls: Any = method_class(recipe.method)
+    torch.manual_seed(0)
+    return cls(cls.config_class.model_validate(recipe.model | {"pretrained": None} | sides))
+
+
+def images_of(number: int, side: int) -> Images:
+    g = torch.Generator().manual_seed(1)
+    return Images(torch.rand(number, 3, side, side, generator=g), torch.arange(number))
+
+
+def texts_of(images: int, each: tuple[int, int, int], length: float) -> Texts:
+    """So many captions, sentences and phrases of each image, with so many tokens on average."""
+    g, slots = torch.Generator().manual_seed(0), sum(each)
+    number = torch.normal(length, length / 3, (images * slots, 1), generator=g).round().clamp(3, CONTEXT)
+    mask = torch.arange(CONTEXT) < number[..., None]
+    ids = torch.randint(3, 40_000, mask.shape, generator=g)
+    level = torch.tensor([CAPTION, SENTENCE, PHRASE]).repeat_interleave(torch.tensor(each)).repeat(images)
+    return Texts(ids, mask, torch.arange(len(ids)), torch.arange(images).repeat_interleave(slots), level)
+
+
+@contextmanager
+def packing(way: bool | None) -> Iterator[None]:
+    """Texts without padding, also where that is slow, for counting; in padded groups; None: as it is."""
+    before: Any = text_encoder.can_pack, attention._varlen
+    if way is not None:
+        text_encoder.can_pack = lambda _: way
+        attention._varlen = None
+    try:
+        yield
+    finally:
+        text_encoder.can_pack, attention._varlen = before
+
+
+def tflop(step: Callable[[], None], packed: bool | None = None) -> float:
+    """Of a step, in 10**12; None: as it runs"""
+    with packing(packed), FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops() / 1e12
+
+
+class Measure:
+    """Reports steps of so many images, with the ceiling measured first."""
+
+    def __init__(self, images: int, repeats: int, tiny: bool) -> None:
+        self.images, self.repeats, self.tiny = images, repeats, tiny
+        side = 256 if tiny else SIDE
+        a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=GPU) for _ in range(2))
+        self.ceiling = 2 * side**3 / cost(partial(torch.matmul, a, b), repeats).ms / 1e9
+        report("steps: ceiling, product in bfloat16", self.ceiling, "TFLOP/s")
+
+    def step(self, name: str, step: Callable[[], None], work: float, **goals: float | None) -> float:
+        """Milliseconds. work: TFLOP of a step"""
+        found = cost(step, self.repeats)
+        rate = 1e3 * self.images / found.ms
+        report(f"{name}: images", rate, "img/s", at_least=goals.get("rate"), mib=found.mib, ms=found.ms)
+        speed = 1e3 * work / found.ms
+        share = 100 * speed / self.ceiling
+        report(f"{name}: of the ceiling", share, "%", at_least=goals.get("share"), tflops=speed)
+        return found.ms
+
+    def caft(self) -> None:
+        texts = bench_caft.texts_of(self.images)
+        padded = 0.0
+        for name in ("padded", "compiled", "packed"):
+            packed, method = name == "packed", bench_caft.made("Ti" if self.tiny else "B", "heads=8")
+            step = Step(method, bench_caft.images_of(self.images), texts)
+            padded = padded or tflop(step, packed=False)
+            work = tflop(step, packed=True) if packed else padded
+            if name == "compiled":  # after counting, which does not see into compiled layers
+                compile_layers(method, "eager" if self.tiny else "inductor")
+            goal = CAFT_PACKED if packed else CAFT_GOAL
+            with packing(None if packed else False):
+                self.step(f"caft/paper, {name}", step, work, rate=goal, share=SHARE)
+            del step, method
+
+    def clip(self) -> None:
+        sizes = TINY if self.tiny else SIZES
+        images, texts = images_of(self.images, sizes["side"]), texts_of(self.images, (1, 0, 0), 24.0)
+        ours = Step(of_recipe("clip/vit_b16", sizes), images, texts)
+        work = tflop(ours, packed=True)
+        own = self.step("clip/vit_b16", ours, work, share=SHARE)
+        del ours
+        theirs = OpenClipStep(sizes, images, texts)
+        other = self.step("CLIP as open_clip trains it", theirs, tflop(theirs))
+        report("clip/vit_b16: time of open_clip's step / of ours", other / own, "x", at_least=1.0)
+
+    def beta_clip(self) -> None:
+        sizes = TINY if self.tiny else SIZES
+        step = Step(
+            of_recipe("beta_clip/paper", sizes),
+            images_of(self.images, sizes["side"]),
+            texts_of(self.images, (1, 5, 30), 12.0),
+        )
+        self.step("beta_clip/paper", step, tflop(step, packed=True), share=SHARE)
+
+
+class OpenClipStep:
+    """CLIP's step after open_clip's documentation, with encoders of transformers at the sizes of ViT-B/16."""
+
+    def __init__(self, sizes: dict[str, Any], images: Images, texts: Texts) -> None:
+        from transformers import CLIPConfig, CLIPModel
+
+        tiny = sizes is TINY
+        small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        text = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+        vision = {"image_size": sizes["side"], "patch_size": 16}
+        config = CLIPConfig(
+            text_config={"max_position_embeddings": CONTEXT} | (small if tiny else text),
+            vision_config=vision | (small if tiny else {}),
+            projection_dim=sizes["width"],
+        )
+        config._attn_implementation = "sdpa"
+        self.model = CLIPModel(config).to(GPU).train()
+        self.optimizer = optimizer(self.model)
+        self.images = images.pixels.to(GPU)
+        ids = texts.ids[:, 0].masked_fill(~texts.mask[:, 0], 0)
+        self.ids = ids.scatter(1, texts.mask[:, 0].sum(1, keepdim=True) - 1, 49407).to(GPU)  # the end token
+        self.number = torch.arange(len(ids), device=GPU)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(GPU.type, torch.bfloat16):
+            out = self.model(input_ids=self.ids, pixel_values=self.images)
+            image, text = (F.normalize(x, dim=-1) for x in (out.image_embeds, out.text_embeds))
+            logits = self.model.logit_scale.exp() * image @ text.T
+            loss = (F.cross_entropy(logits, self.number) + F.cross_entropy(logits.T, self.number)) / 2
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.model.logit_scale.clamp_(0, math.log(100))
+
+
+STEPS = ("caft", "clip", "beta_clip")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
+    args = parser.parse_args()
+    if GPU.type == "cpu" and not args.rehearse:
+        print("# no CUDA device: nothing is measured")
+        return
+    measure = Measure(
+        2 if args.rehearse else args.images, 1 if args.rehearse else args.repeats, args.rehearse
+    )
+    for name in args.only:
+        getattr(measure, name)()
+
+
+if __name__ == "__main__":
+    main()
