@@ -33,7 +33,7 @@ from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.scoring import score as score_in_tiles
 from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionConfig
+from grainline.nn.patch_selection.types import SelectionConfig, SelectionExtra
 from grainline.nn.pooling import unit
 from grainline.nn.selection import stretched
 from grainline.types import Encoded, Pair
@@ -41,6 +41,15 @@ from grainline.types import Encoded, Pair
 WIDTH, PATCHES, SHORT, LONG = 512, 196, 8, 20
 IMAGES, TEXTS, BATCH = 64, 160, 32
 MARGIN = 0.2
+
+
+def images_of(tokens: Tensor) -> Encoded:
+    """Images from their patches, with a class token and a description behind them: [N, PATCHES + 2, WIDTH]"""
+    patches, cls, description = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
+    ids = torch.arange(len(tokens), device=tokens.device)
+    real = torch.ones(patches.shape[:2], dtype=torch.bool, device=tokens.device)
+    extra = SelectionExtra(cls, real[:, 0], description)
+    return Encoded(summary(patches, real), patches, real, ids, ids, extra)
 
 
 class Batch:
@@ -58,9 +67,7 @@ class Batch:
         self.mask = torch.arange(LONG) < length[:, None]
 
     def images(self) -> Encoded:
-        ids = torch.arange(len(self.tokens))
-        real = torch.ones(self.tokens.shape[:2], dtype=torch.bool)
-        return Encoded(summary(self.tokens[:, :-2], real[:, :-2]), self.tokens, real, ids, ids)
+        return images_of(self.tokens)
 
     def texts(self) -> Encoded:
         ids = torch.arange(len(self.words))
@@ -83,16 +90,16 @@ def looped(batch: Batch, once: bool = False) -> Tensor:
     once  the branch of the description is made before them
     """
     selector, images, texts = batch.selector, batch.images(), batch.texts()
-    patches, cls, told = images.tokens[:, :-2], images.tokens[:, -2:-1], images.tokens[:, -1]
+    patches, cls, description = images.tokens, images.extra.cls[:, None], images.extra.description
     beta = selector.choice.beta
     with torch.no_grad():
         directions = F.normalize(patches, dim=-1)
-        by_image, by_told = (
-            stretched((directions @ x[..., None])[..., 0]) for x in (images.vector.detach(), told)
+        by_image, by_description = (
+            stretched((directions @ x[..., None])[..., 0]) for x in (images.vector.detach(), description)
         )
     assert selector.predictor is not None
     own = (1 - 2 * beta) * selector.predictor(patches) + beta * by_image
-    alone = partial(selected, selector, own + beta * by_told, patches)
+    alone = partial(selected, selector, own + beta * by_description, patches)
     known = alone() if once else None
     scores = []
     for vector, tokens, mask in zip(texts.vector, texts.tokens, texts.mask, strict=True):
@@ -108,7 +115,7 @@ def looped(batch: Batch, once: bool = False) -> Tensor:
 def selected(selector: Selector, score: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
     """What one branch makes of the patches: aggregated [N, C, D] and one token of the others [N, 1, D]"""
     ordered, place = score.sort(1, descending=True)
-    number = selector.staying
+    number = selector.keep_number
     kept, dropped = (
         patches.gather(1, x[..., None].expand(-1, -1, patches.shape[-1]))
         for x in (place[:, :number], place[:, number:])

@@ -22,6 +22,7 @@ import torch
 
 BENCH = ("-m", "benchmarks.bench_gpu", "--only")
 STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
+LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
 
 
 class Block(NamedTuple):
@@ -48,8 +49,14 @@ BLOCKS = {
     "step of beta-CLIP": Block((*STEPS, "beta_clip"), "the same"),
     "profile": Block((*BENCH, "profile"), "launches and the host: what is next"),
     "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
+    "pairs and words": Block((*LOSSES, "G5", "G10"), "G5, G10"),
+    "patches": Block((*LOSSES, "G7"), "G7"),
 }
-TINY = {BENCH[1]: ("--rehearse", "--share", "1024", "--repeats", "1"), STEPS[1]: ("--rehearse",)}
+TINY = {
+    BENCH[1]: ("--rehearse", "--share", "1024", "--repeats", "1"),
+    STEPS[1]: ("--rehearse",),
+    LOSSES[1]: ("--rehearse",),
+}
 
 
 def run(name: str, block: Block, out: Path, minutes: float, rehearse: bool) -> None:
