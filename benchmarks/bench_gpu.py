@@ -8,6 +8,8 @@ a product of matrices and a copy. Then
   kernels   each kernel alone at the size of G1, with its TFLOP/s
   G1 to G3  losses of 2,048 images x 8 captions x 64 segments at width 512, forward and backward; beside it
             the modules of `bench_pooled` at the largest batch that they can hold
+  sampled   losses of 256 images with captions of eight times as many, as on eight GPUs: by lists of sampled
+            ones, and by a mask over all
   G4        scores of images with texts; keys and values are there already
   G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held
@@ -33,8 +35,10 @@ from benchmarks.harness import report, seconds
 from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.kernels import launch
-from grainline.losses.text_conditioned import pooled_scores
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled.kernel_lists import Counts, most_pairs
 from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.pair_mask import RowIds
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import KeyValue
 from grainline.nn.superpixels import kmeans
@@ -42,6 +46,7 @@ from grainline.training.step import Objective
 from grainline.types import Clock, Encoded, Images, Texts, to
 
 IMAGES = 2048
+RANKS = 8  # processes whose captions sampled losses have
 SIDE = 8192  # of the matrices whose product is the ceiling
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation. A
@@ -198,6 +203,28 @@ def against(goal: bench_pooled.Goal, number: int, word: str, repeats: int) -> No
         return
 
 
+def sampled(number: int, repeats: int) -> None:
+    """Sampled captions of a share of the images, with the captions of all: by lists against by a mask."""
+    with GPU:
+        batch = bench_pooled.Batch(number, 8)
+    local, texts = max(1, number // RANKS), len(batch.texts)
+    images = RowIds(*(x[:local] for x in batch.images))
+    segments = batch.segments.detach()[:local].requires_grad_()
+
+    def once(most: int | None) -> None:
+        pairs = part_pairs(images, batch.captions, "sampled", Clock(), most)
+        of_images = segments, None
+        part_loss(batch.pool, of_images, batch.texts, pairs, batch.scale, batch.bias).total.backward()
+
+    ways = {"a mask": None, "lists": most_pairs(Counts(bench_pooled.CAPTIONS, number, 0))}
+    with half_products(True):
+        found = {name: cost(partial(once, most), repeats) for name, most in ways.items()}
+    for name, way in found.items():
+        report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", mib=way.mib)
+    faster = found["a mask"].ms / found["lists"].ms
+    report(f"sampled, {local} x {texts}: time of a mask / of lists", faster, "x", at_least=1.0)
+
+
 @torch.no_grad()
 def scores(number: int, repeats: int) -> None:
     """G4: so many images against ten times as many texts."""
@@ -336,6 +363,7 @@ PARTS: dict[str, tuple[Callable[[int, int], None], int]] = {  # and by what the 
     "ceilings": (ceilings, 1),
     "kernels": (kernels, 1),
     "losses": (losses, 1),
+    "sampled": (sampled, 1),
     "scores": (scores, 2),
     "superpixels": (superpixels, 1),
     "again": (again, 1),

@@ -39,7 +39,7 @@ BLOCKS = {
         ("-m", "pytest", "-q", "-m", "gpu", "tests"), "right or wrong; nothing else counts if wrong"
     ),
     "kernels": Block((*BENCH, "kernels"), "launch settings"),
-    "losses": Block((*BENCH, "losses"), "G1 to G3 with kernels"),
+    "losses": Block((*BENCH, "losses", "sampled"), "G1 to G3 with kernels; sampled captions of eight GPUs"),
     "losses by torch": Block((*BENCH, "losses"), "the same without: what the kernels bring", "off"),
     "scores": Block((*BENCH, "scores", "again"), "G4, G11"),
     "scores by torch": Block((*BENCH, "scores"), "the same without", "off"),

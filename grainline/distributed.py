@@ -1,7 +1,7 @@
 """Collectives over the processes of a run; with one process every function is the identity."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -98,7 +98,15 @@ def all_reduce_max(x: Tensor) -> Tensor:
 
 def largest(number: int, device: torch.device) -> int:
     """The largest of the numbers of all ranks. device: of the collective; with one process none is asked."""
-    return number if world_size() == 1 else int(all_reduce_max(torch.tensor(number, device=device)))
+    return largest_of((number,), device)[0]
+
+
+def largest_of(numbers: Sequence[int], device: torch.device) -> list[int]:
+    """The largest of each of some numbers of all ranks, with one collective."""
+    if world_size() == 1:
+        return list(numbers)
+    largest: list[int] = all_reduce_max(torch.tensor(numbers, device=device)).tolist()
+    return largest
 
 
 def all_gather_objects(local: T) -> list[T]:

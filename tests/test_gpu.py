@@ -17,6 +17,7 @@ from torch import Tensor
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.kernels import launch
 from grainline.losses.text_conditioned import part_loss, part_pairs
+from grainline.losses.tiled import kernel_lists
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods import METHODS
@@ -123,13 +124,14 @@ def test_a_step_waits_for_nothing(case: str) -> None:
         once()
 
 
-@pytest.mark.parametrize("negatives", ["all", "sampled"])
+@pytest.mark.parametrize(("negatives", "most"), [("all", None), ("sampled", None), ("sampled", 67)])
 @pytest.mark.parametrize(("heads", "slots"), [(8, 64), (1, 64), (8, 196)])
 def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
-    negatives: Any, heads: int, slots: int
+    negatives: Any, most: int | None, heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At sizes of training: by kernels where they are, by torch, and on the CPU in float32."""
     found: list[list[Tensor]] = []
+    monkeypatch.setattr(kernel_lists, "LESS", 1)
     for device, half, kernels in (
         ("cpu", False, "off"),
         ("cuda", True, "off"),
@@ -142,7 +144,8 @@ def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
         learnt = [x.to(device).requires_grad_() for x in (segments, texts)]
         scale, bias = (torch.tensor([x], device=device) for x in (14.3, -10.0))
         place = torch.arange(256, device=device)
-        pairs = part_pairs(row_ids(place[:64], place[:64]), row_ids(place, place // 4), negatives, CLOCK)
+        sides = row_ids(place[:64], place[:64]), row_ids(place, place // 4)
+        pairs = part_pairs(*sides, negatives, CLOCK, most)
         with pytest.MonkeyPatch.context() as patch, half_products(half):
             patch.setenv(launch.VARIABLE, kernels)
             launch.available.cache_clear()

@@ -296,8 +296,8 @@ def test_segments_of_all_heads_are_one_block(
 # Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments; Gram matrices of one
 # head, or of 16 segments.
 
-HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "PREC": "tf32"}
-WIDE = {"D": 512, "BN": 128, "BK": 64, "TRIANGLE": False, "PREC": "tf32"}
+HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "LIST": False, "PREC": "tf32"}
+WIDE = {"D": 512, "BN": 128, "BK": 64, "TRIANGLE": False, "LIST": False, "PREC": "tf32"}
 ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
 EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
 PIXELS = {"S": 224, "C": 16}
@@ -310,6 +310,12 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
     "lengths": WIDE | {"KEEP": True},
     "lengths of scores": WIDE | {"KEEP": False, "TRIANGLE": True},
+    "attend of lists": HEAD | {"LIST": True},
+    "unattend of lists": HEAD | {"LIST": True},
+    "unattend of lists wide": HEAD | {"LIST": True, "D": 128, "BD": 128},
+    "unattend of lists widest": HEAD | {"LIST": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
+    "lengths of lists": WIDE | {"KEEP": True, "LIST": True},
+    "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
     "outer": {"D": 512, "BN": 128, "PREC": "tf32"},
     "gram": ONE,
     "ungram": ONE,
@@ -327,13 +333,17 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "matched": {"P": 41, "M": 12, "K": 5},
     "matched of many": {"P": 98, "M": 77, "K": 5},
 }
-HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit", "turned")
+HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit", "by_text", "turned", "x")
 WHOLE = {
     "T": "i32",
     "N": "i32",
+    "M": "i32",
     "rows": "i32",
     "tiles": "i32",
     "token": "*i64",
+    "places": "*i64",
+    "pair": "*i64",
+    "start": "*i64",
     "valid": "*i1",
     "real": "*i1",
     "pixels": "*u8",
@@ -351,18 +361,19 @@ LIMITS = {
 }  # KiB of shared memory, products of half precision
 
 
-def as_launched(word: str, constants: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def as_launched(name: str, constants: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import best, farthest, gram, kmeans, pooled
+    from grainline.kernels import best, farthest, gram, kmeans, lists, pooled
 
-    modules = (best, farthest, gram, kmeans, pooled)
+    word, modules = name.split()[0], (best, farthest, gram, kmeans, lists, pooled)
     kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
     if word in pooled.TILE:
         blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
-        tile, options = pooled.settings(word, *blocks)
+        tile, options = pooled.settings(pooled.LISTED if pooled.LISTED in name else word, *blocks)
         return kernel, constants | {"BM": tile}, options
-    if word in ("farthest", "move"):
-        return kernel, constants, farthest.LAUNCH if word == "farthest" else kmeans.MOVE
+    alone = {"farthest": farthest.LAUNCH, "move": kmeans.MOVE, "collect": lists.LAUNCH}
+    if word in alone:
+        return kernel, constants, alone[word]
     if word in ("best", "selected"):
         blocks, options = best.tile(constants["L"])
     elif word == "matched":
@@ -383,8 +394,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    word = name.split()[0]
-    kernel, constants, options = as_launched(word, CONSTANTS[name])
+    kernel, constants, options = as_launched(name, CONSTANTS[name])
     types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,

@@ -58,6 +58,11 @@ def _on_gpu(x: Tensor) -> bool:
     return x.device.type == "cuda"
 
 
+def refused(*names: str) -> bool:
+    """Whether any of these kernels was refused in this process."""
+    return not _refused.isdisjoint(names)
+
+
 def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
     """What the kernel gives, or where it was refused once, the fallback."""
     if name in _refused:

@@ -8,6 +8,9 @@
 
 No two programs add to one number: parts [splits, ...] are added afterwards, so the bits are the same in each
 run. r images, T texts, L segments, heads of width d; D = heads * d. Operands are in units (`operands.py`).
+
+With places [r, C] each image has its own list of the T texts, -1 = none: text c of image i is places[i, c],
+and what is of pairs is [r, C, ...]. A text that is none counts as zeros (`lists.py`).
 """
 
 from typing import Any
@@ -28,7 +31,15 @@ TILE |= {"gram": (64, 32), "ungram": (64, 32)}
 WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8), "outer": (8, 8)}
 WARPS |= {"gram": (8, 8), "ungram": (8, 8)}
 STAGES = {"attend": 2, "lengths": 3, "unattend": 2, "outer": 3, "gram": 1, "ungram": 3}
-LENGTHS = ["T", "N", "rows", "tiles"]  # they change from batch to batch, and are no reason to compile again
+LISTED = "unattend of lists"  # one product more, and less room for texts
+TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: 2}
+LENGTHS = [
+    "T",
+    "N",
+    "M",
+    "rows",
+    "tiles",
+]  # they change from batch to batch, and are no reason to compile again
 PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
 
 
@@ -46,11 +57,21 @@ def _attention(query, key, off, unit, PREC: tl.constexpr):
     return _softmax(tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :])
 
 
+@triton.jit
+def _texts(places, row, i, T, LIST: tl.constexpr):
+    """The text of each of T rows of an image, without lists the row itself; and whether there is one"""
+    text, real = row, row < T
+    if LIST:
+        text = tl.load(places + i * T + row, mask=real, other=-1)
+        real = text >= 0
+    return text, real
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def _attend(
-    q, key, value, mask, unit, z, T, N,
+    q, key, value, mask, unit, places, z, T, N, M,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
-    MASK: tl.constexpr, PREC: tl.constexpr,
+    MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     tile, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)  # neighbours share an image: it stays in L2
     i, h = ih // H, ih % H
@@ -59,7 +80,12 @@ def _attend(
     there = (col < L)[:, None] & (deep < D)[None, :]
     place = ((h * N + i) * L + col)[:, None] * D + deep[None, :]
     k, v = tl.load(key + place, mask=there, other=0.0), tl.load(value + place, mask=there, other=0.0)
-    query = tl.load(q + (h * T + row)[:, None] * D + deep[None, :], mask=some, other=0.0)
+    text, real = _texts(places, row, i, T, LIST)
+    query = tl.load(
+        q + (h * (M if LIST else T) + text)[:, None] * D + deep[None, :],
+        mask=real[:, None] & (deep < D)[None, :],
+        other=0.0,
+    )
     off = tl.where(col < L, 0.0, float("-inf"))
     if MASK:
         off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
@@ -71,9 +97,9 @@ def _attend(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _lengths(
-    z, matrix, shift, u, units, y, along, square, rows, T,
+    z, matrix, shift, u, units, places, y, along, square, rows, T,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KEEP: tl.constexpr,
-    TRIANGLE: tl.constexpr, PREC: tl.constexpr,
+    TRIANGLE: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Shares of BN columns. KEEP: square is z . (y + 2 shift), and y is stored; else |y + shift|^2"""
     block, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -94,7 +120,12 @@ def _lengths(
         acc = tl.dot(a, b, acc, input_precision=PREC)
     of_z, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
     own = tl.load(z + row[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32) * of_z
-    text = tl.load(u + (row % T)[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32) * of_u
+    if LIST:
+        here = tl.load(places + row, mask=row < rows, other=-1)
+        asks = inside & (here >= 0)[:, None]
+    else:
+        here, asks = row % T, inside
+    text = tl.load(u + here[:, None] * D + col[None, :], mask=asks, other=0.0).to(tl.float32) * of_u
     bias = tl.load(shift + col, mask=col < D, other=0.0)[None, :]
     tl.store(along + block * rows + row, tl.sum(own * text, 1), mask=row < rows)
     if KEEP:
@@ -108,9 +139,10 @@ def _lengths(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _unattend(
-    q, key, value, mask, u, y, shift, by_along, by_square, units, by_fit, by_key, by_value, T, N, tiles,
+    q, key, value, mask, u, y, shift, by_along, by_square, units, places, by_text, by_key, by_value,
+    T, N, M, tiles,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
-    MASK: tl.constexpr, PREC: tl.constexpr,
+    MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     split, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i, h = ih // H, ih % H
@@ -126,21 +158,29 @@ def _unattend(
     dk, dv = tl.zeros([BL, BD], tl.float32), tl.zeros([BL, BD], tl.float32)
     for tile in range(split * tiles, split * tiles + tiles):
         row = tile * BM + tl.arange(0, BM)
-        some = (row < T)[:, None] & (deep < D)[None, :]
-        query = tl.load(q + (h * T + row)[:, None] * D + deep[None, :], mask=some, other=0.0)
+        text, real = _texts(places, row, i, T, LIST)
+        some, lane = real[:, None] & (deep < D)[None, :], (h * D + deep)[None, :]
+        query = tl.load(
+            q + (h * (M if LIST else T) + text)[:, None] * D + deep[None, :], mask=some, other=0.0
+        )
         a = _attention(query, k, off, unit, PREC)
-        at = row[:, None] * (H * D) + (h * D + deep)[None, :]
+        at = row[:, None] * (H * D) + lane
         ba = tl.load(by_along + i * T + row, mask=row < T, other=0.0)[:, None]
         bs = tl.load(by_square + i * T + row, mask=row < T, other=0.0)[:, None]
-        text = tl.load(u + at, mask=some, other=0.0).to(tl.float32) * of_u
+        along = tl.load(u + (text[:, None] * (H * D) + lane), mask=some, other=0.0).to(tl.float32) * of_u
         out = tl.load(y + i * T * (H * D) + at, mask=some, other=0.0).to(tl.float32) * of_y + bias
-        dz = tl.where(some, ba * text + 2.0 * bs * out, 0.0).to(v.dtype)
+        dz = tl.where(some, ba * along + 2.0 * bs * out, 0.0).to(v.dtype)
         f = a * tl.dot(dz, tl.trans(v), input_precision=PREC)
         f -= a * tl.sum(f, 1)[:, None]
         dv = tl.dot(tl.trans(a.to(v.dtype)), dz, dv, input_precision=PREC)
         dk = tl.dot(tl.trans(f.to(k.dtype)), query, dk, input_precision=PREC)
-        to = ((h * T + row).to(tl.int64) * N + i)[:, None] * L + col[None, :]
-        tl.store(by_fit + to, f.to(by_fit.dtype.element_ty), mask=(row < T)[:, None] & (col < L)[None, :])
+        if LIST:  # texts of other images are others: here is the last place where keys are at hand
+            dq = tl.dot(f.to(k.dtype), k, input_precision=PREC)
+            tl.store(by_text + i * T * (H * D) + at, dq.to(by_text.dtype.element_ty), mask=some)
+        else:
+            to = ((h * T + row).to(tl.int64) * N + i)[:, None] * L + col[None, :]
+            of_logits = f.to(by_text.dtype.element_ty)
+            tl.store(by_text + to, of_logits, mask=(row < T)[:, None] & (col < L)[None, :])
     part = (split.to(tl.int64) * N * H + i * H + h) * L * D
     place = part + col[:, None] * D + deep[None, :]
     tl.store(by_key + place, dk, mask=there)
@@ -205,32 +245,44 @@ def precision(x: Tensor) -> str:
 
 
 @torch.library.custom_op("grainline::attend", mutates_args=())
-def attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor) -> Tensor:
-    """q [heads, T, d], key and value [heads, r, L, d] -> z [r, T, D] in units of values
+def attend(
+    q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor, places: Tensor | None = None
+) -> Tensor:
+    """q [heads, T, d], key and value [heads, r, L, d] -> z [r, T, D], with places [r, C, D]; in units of v
 
     mask  [r, L] of 0, and -inf where there is no segment; unit [] of logits
     """
     heads, images, slots, width = key.shape
-    texts, (tile, launch) = q.shape[1], settings("attend", slots, width)
+    texts, (tile, launch) = (q if places is None else places).shape[1], settings("attend", slots, width)
     z = value.new_empty(images, texts, heads * width)
     if z.numel():
         with torch.cuda.device_of(key):
             _attend[(triton.cdiv(texts, tile), images * heads)](
-                q, key, value, key if mask is None else mask, unit, z, texts, images, H=heads, BM=tile,
-                MASK=mask is not None, PREC=precision(q), **sizes(slots, width),
-                **launch,
+                q, key, value, key if mask is None else mask, unit, q if places is None else places, z,
+                texts, images, q.shape[1], H=heads, BM=tile, MASK=mask is not None, LIST=places is not None,
+                PREC=precision(q), **sizes(slots, width), **launch,
             )  # fmt: skip
     return z
 
 
 @attend.register_fake
-def _(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor) -> Tensor:
-    return value.new_empty(key.shape[1], q.shape[1], key.shape[0] * key.shape[3])
+def _(
+    q: Tensor, key: Tensor, value: Tensor, mask: Any, unit: Any, places: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    texts = (q if places is None else places).shape[1]
+    return value.new_empty(key.shape[1], texts, key.shape[0] * key.shape[3])
 
 
 @torch.library.custom_op("grainline::lengths", mutates_args=())
 def lengths(
-    z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: Tensor, keep: bool, triangle: bool
+    z: Tensor,
+    matrix: Tensor,
+    shift: Tensor,
+    u: Tensor,
+    units: Tensor,
+    keep: bool,
+    triangle: bool,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z [r, T, D], matrix [D, D], shift [D], u [T, D] -> y = z @ matrix in units; two inner products [r, T]
 
@@ -249,21 +301,16 @@ def lengths(
     if rows:
         with torch.cuda.device_of(z):
             _lengths[(blocks, triton.cdiv(rows, tile))](
-                z, matrix, shift, u, units, y if keep else z, along, square, rows, texts, D=width, BM=tile,
-                BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle, PREC=precision(z), **launch,
+                z, matrix, shift, u, units, z if places is None else places, y if keep else z, along, square,
+                rows, texts, D=width, BM=tile, BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle,
+                LIST=places is not None, PREC=precision(z), **launch,
             )  # fmt: skip
     return y, along.sum(0).view(images, texts), square.sum(0).view(images, texts)
 
 
 @lengths.register_fake
 def _(
-    z: Tensor,
-    matrix: Tensor,
-    shift: Tensor,
-    u: Tensor,
-    units: Tensor,
-    keep: bool,
-    triangle: bool,
+    z: Tensor, matrix: Any, shift: Tensor, u: Any, units: Any, keep: bool, triangle: bool, places: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.empty_like(z) if keep else z.new_empty(0)
     return y, shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
@@ -281,40 +328,46 @@ def unattend(
     by_along: Tensor,
     by_square: Tensor,
     units: Tensor,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by logits [heads, T, r, L], keys and values [r, heads, L, d], the last two in float32
 
+    With places the first is that by queries of pairs [r, C, D], not set where there is no text.
     q, key, value, mask as of `attend`; u [T, D], y [r, T, D], shift [D] as of `lengths`
     by_along, by_square  [r, T] float32 gradients, in units that keep those of z in the range of operands
     units                [3] of logits, y and u
     """
     heads, images, slots, width = key.shape
-    texts, (tile, launch) = q.shape[1], settings("unattend", slots, width)
+    listed, texts = places is not None, (q if places is None else places).shape[1]
+    tile, launch = settings(LISTED if listed else "unattend", slots, width)
     splits, tiles = split(triton.cdiv(texts, tile), images * heads)
-    by_fit = value.new_empty(heads, texts, images, slots)
+    by_text = value.new_empty((images, texts, heads * width) if listed else (heads, texts, images, slots))
     by_key, by_value = (
         torch.zeros(splits, images, heads, slots, width, dtype=torch.float32, device=key.device)
         for _ in range(2)
     )
-    if by_fit.numel():
+    if by_text.numel():
         with torch.cuda.device_of(key):
             _unattend[(splits, images * heads)](
-                q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units, by_fit,
-                by_key, by_value, texts, images, tiles, H=heads, BM=tile,
-                MASK=mask is not None, PREC=precision(q), **sizes(slots, width),
-                **launch,
+                q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units,
+                places if listed else q, by_text, by_key, by_value, texts, images, q.shape[1], tiles,
+                H=heads, BM=tile, MASK=mask is not None, LIST=listed, PREC=precision(q),
+                **sizes(slots, width), **launch,
             )  # fmt: skip
-    return by_fit, by_key.sum(0), by_value.sum(0)
+    return by_text, by_key.sum(0), by_value.sum(0)
 
 
 @unattend.register_fake
 def _(
     q: Tensor, key: Tensor, value: Tensor, mask: Any, u: Any, y: Any, shift: Any,
-    by_along: Tensor, by_square: Any, units: Any,
+    by_along: Tensor, by_square: Any, units: Any, places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     heads, images, slots, width = key.shape
     other = by_along.new_empty(images, heads, slots, width)
-    return value.new_empty(heads, q.shape[1], images, slots), other, torch.empty_like(other)
+    shape = (heads, q.shape[1], images, slots)
+    if places is not None:
+        shape = (*places.shape, heads * width)
+    return value.new_empty(shape), other, torch.empty_like(other)
 
 
 @torch.library.custom_op("grainline::outer", mutates_args=())

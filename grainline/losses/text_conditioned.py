@@ -13,12 +13,14 @@ from torch import Tensor
 from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
 from grainline.losses.tiled.kernel_cosine import KernelDense, KernelGram, KernelOutward, fits, fits_gram
+from grainline.losses.tiled.kernel_lists import KernelLists, fits_lists, lists_of
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
     PairMatrix,
     Pairs,
     RowIds,
+    SampledMask,
     SampledPairs,
     all_negatives,
     row_ids,
@@ -55,14 +57,19 @@ class TextRows(Protocol):
     def image(self) -> Tensor: ...  # [P] int64, -1 = a foil
 
 
-def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock) -> Pairs:
+def part_pairs(
+    image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock, most: int | None = None
+) -> Pairs:
     """The captions that each image is compared with in `part_loss`.
 
     image_ids [n] local; captions [P] of all processes: no item = padding, no image = a foil, a negative of
     all
+    most      sampled captions that no image has more of, as `most_pairs` counts them, if the host knows such
+              a number: on a GPU a small one makes sampled negatives faster
     """
     if on_gpu(captions.item):
-        return without_waits(image_ids, captions, negatives, clock)
+        pairs = without_waits(image_ids, captions, negatives, clock)
+        return pairs._replace(most=most) if isinstance(pairs, SampledMask) else pairs
     if negatives == "sampled":
         return sample_negatives(image_ids, captions, clock)
     return all_negatives(image_ids, captions)
@@ -98,7 +105,12 @@ def part_loss(
         score, of_images, shared = image_side(pool, *segments)
         cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
         if on_gpu(texts) and not isinstance(pairs, SampledPairs):
-            score = chunked(score, of_images, operands(full(texts)))
+            by = operands(full(texts))
+            if isinstance(pairs, SampledMask) and fits_lists(score, pairs, by, of_images[0]):
+                pairs, score = lists_of(pairs), KernelLists(by)
+                of_images = (*of_images[:2], pairs.places, *of_images[2:])
+            else:
+                score = chunked(score, of_images, by)
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 

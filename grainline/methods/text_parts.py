@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.data.texts import Chunking
-from grainline.distributed import largest
+from grainline.distributed import largest_of, world_size
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.host import by_host, from_host, mirror
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled.kernel_lists import Counts, count, most_pairs
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
@@ -53,6 +54,7 @@ class Parts(NamedTuple):
     vector: Tensor  # [P, D] as the text encoder returns them, not of unit length
     item: Tensor  # [P] int64, unique ids; -1 = padding
     image: Tensor  # [P] int64, as in Texts
+    most: int | None = None  # no image is compared with more of those of all processes, if some are sampled
 
     @classmethod
     def of(cls, texts: Encoded, foils: bool) -> "Parts":
@@ -62,14 +64,21 @@ class Parts(NamedTuple):
             keep = (item >= 0) & ((image >= 0) | foils)
             return (mask & keep[:, None]).flatten().nonzero()[:, 0]
 
-        place = from_host(places, texts.mask, texts.item, texts.image)
+        def counts(mask: Tensor, item: Tensor, image: Tensor) -> Counts:
+            row = places(mask, item, image) // mask.shape[1]
+            return count(item[row], image[row])
+
+        ids = texts.mask, texts.item, texts.image
+        place = from_host(places, *ids)
         row, slot = place // texts.mask.shape[1], place % texts.mask.shape[1]
-        padding = largest(len(place), place.device) - len(place)
+        longest, *numbers = largest_of((len(place), *by_host(counts, *ids)), place.device)
+        padding = longest - len(place)
         no_id = place.new_full((padding,), -1)
         item = torch.cat([texts.item[row] * SLOTS + slot, no_id])
         zeros = texts.tokens.new_zeros(padding, texts.tokens.shape[2])
         vector = torch.cat([texts.tokens.flatten(0, 1)[place], zeros])
-        return cls(vector, item, torch.cat([texts.image[row], no_id]))
+        image = torch.cat([texts.image[row], no_id])
+        return cls(vector, item, image, most_pairs(Counts(*numbers), world_size()))
 
 
 def read_parts(towers: Towers, texts: Texts, most: int | None = None) -> tuple[Tensor, Tensor]:
@@ -136,9 +145,8 @@ class PartPool(ConditionedPool):
         self, images: Encoded, parts: Parts, negatives: Negatives, clock: Clock, scale: Tensor, bias: Tensor
     ) -> Mean:
         """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
-        pairs = part_pairs(
-            row_ids(images.item, images.image), row_ids(parts.item, parts.image), negatives, clock
-        )
+        sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
+        pairs = part_pairs(*sides, negatives, clock, parts.most)
         return part_loss(self, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
 
     def precompute(self, images: Encoded) -> Encoded:

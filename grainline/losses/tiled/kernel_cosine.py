@@ -56,12 +56,12 @@ class _Pools(Chunked):
 
             chunk = self.chunk(rows, cols)
             unit = chunk.key.unit * chunk.query.unit
-            return chunk, attend(*_attention(chunk, len(rows[0])), self.mask(rows), unit)
+            return chunk, attend(*attention(chunk, len(rows[0])), self.mask(rows), unit)
 
         return launch.run("attend", kernel, lambda: super(_Pools, self).pool(rows, cols))
 
 
-def _attention(chunk: Chunk, images: int) -> tuple[Tensor, Tensor, Tensor]:
+def attention(chunk: Chunk, images: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [heads, T, d], keys and values [heads, r, L, d]"""
     sides = (x.x.unflatten(1, (images, -1)).contiguous() for x in (chunk.key, chunk.value))
     return chunk.query.x, *sides
@@ -102,7 +102,7 @@ class KernelDense(_Pools, ChunkedDense):
 
             units = torch.stack([chunk.key.unit * chunk.query.unit, of_y, u.unit])
             by = u.x.flatten(1), y, shift, by_along.contiguous(), by_square.contiguous()
-            return unattend(*_attention(chunk, len(rows[0])), self.mask(rows), *by, units)
+            return unattend(*attention(chunk, len(rows[0])), self.mask(rows), *by, units)
 
         read = None if chunk.weight else launch.run("unattend", kernel, lambda: None)
         if read is None:  # a kernel was refused

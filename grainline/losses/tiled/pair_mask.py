@@ -241,6 +241,7 @@ class SampledMask(NamedTuple):
     rank: Tensor  # [M] place of a caption among those of its image
     number: Tensor  # [M] of these; 1 for padding and foils
     clock: Clock
+    most: int | None = None  # no row has more pairs, if the host knows such a number
 
     @property
     def wide(self) -> int:
@@ -273,6 +274,40 @@ class SampledMask(NamedTuple):
         pass
 
 
+class SampledLists(NamedTuple):
+    """The pairs of a `SampledMask` as lists, for scores that read columns by their places.
+
+    Columns of a tile are all columns; the places go among the tensors of rows.
+    """
+
+    rows: RowIds  # n of them
+    places: Tensor  # [n, C] int64 columns, -1 = none
+    same: Tensor  # [n, C] bool, True = a caption of the image
+
+    @property
+    def wide(self) -> int:
+        """How many places a row has."""
+        return self.places.shape[1]
+
+    def tiles(self, height: int, width: int) -> Iterator[Tile]:
+        """So many rows with all their places, which are `width` at most."""
+        return _parts(len(self.places), self.wide, height, width)
+
+    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
+        """The pairs of a tile: [r, C]"""
+        real, same = self.places[tile.rows] >= 0, self.same[tile.rows]
+        return PairMask(real, same, same.to(dtype))
+
+    def take(self, x: Tensor, tile: Tile) -> Tensor:  # noqa: ARG002
+        return x
+
+    def room(self, x: Tensor, tile: Tile) -> Tensor:  # noqa: ARG002
+        return x
+
+    def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
+        pass
+
+
 def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
     """All tiles of a matrix, without a look at its ids."""
     for top in range(0, rows, height):
@@ -280,7 +315,7 @@ def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
             yield Tile(slice(top, top + height), slice(left, left + width))
 
 
-Pairs = PairMatrix | SampledPairs | SampledMask
+Pairs = PairMatrix | SampledPairs | SampledMask | SampledLists
 
 
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
