@@ -28,7 +28,7 @@ fix: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Kernels in Triton's interpreter, and compiled for GPUs: two minutes, in an environment with the extra `kernels`.
+# Kernels in Triton's interpreter, and compiled for GPUs: two to three minutes, in an environment with the extra `kernels`.
 kernels-test: $(READY)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,kernels]"
 	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/test_kernel*.py
