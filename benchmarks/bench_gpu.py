@@ -12,7 +12,7 @@ a product of matrices and a copy. Then
             ones, and by a mask over all
   G4        scores of images with texts; keys and values are there already
   G8, G9    farthest points, SFCN and k-means for 2,048 images
-  G11       100 candidates ranked anew for each of many queries, keys and values held
+  G11       100 candidates ranked anew for each of many queries, keys and values held; as a CUDA graph too
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
   profile   launches of a step of CAFT, and the time of its host beside that of the device
 `--share N` divides the batches by N, to try the program on a small device; `--rehearse` runs it on a CPU,
@@ -20,10 +20,12 @@ where no number means anything. `benchmarks.gpu_blocks` runs the parts one by on
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +41,7 @@ from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scor
 from grainline.losses.tiled.kernel_lists import Counts, most_pairs
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import RowIds
+from grainline.nn import graphs
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import KeyValue
 from grainline.nn.superpixels import kmeans
@@ -243,17 +246,24 @@ def scores(number: int, repeats: int) -> None:
 
 @torch.no_grad()
 def again(number: int, repeats: int) -> None:  # noqa: ARG001
-    """G11: queries of four parts, each with its own 100 candidates keys and values computed before."""
+    """G11: queries of four parts and 100 candidates, whose keys and values were computed before."""
     with GPU:
         pool = bench_pooled.Batch(1, 8).pool
         segments = torch.randn(bench_pooled.CANDIDATES, bench_pooled.SLOTS, bench_pooled.WIDTH)
     key, value, mask = pool.keys(segments)
     keys = KeyValue(key.bfloat16(), value.bfloat16(), mask)
-    for queries in (1, 64):
+    before = os.environ.get(graphs.VARIABLE, "auto")
+    for (queries, least), way in product(((1, 5e3), (64, 5e4)), ("off", "auto")):
+        os.environ[graphs.VARIABLE] = way
         texts = torch.randn(queries, bench_pooled.PARTS, bench_pooled.WIDTH, device=GPU)
-        found = cost(partial(pooled_scores, pool, keys, texts), repeats)
-        rate = queries / found.ms * 1e3
-        report(f"G11 re-ranking, {queries} queries on the same candidates", rate, "queries/s")
+        call = partial(pooled_scores, pool, keys, texts)
+        for _ in range(graphs.CALLS + 1):
+            call()
+        found = cost(call, repeats)
+        gate, name = (None, "launched") if way == "off" else (least, "as a graph")
+        rate, what = queries / found.ms * 1e3, f"G11 re-ranking, {queries} queries at a time, {name}"
+        report(what, rate, "queries/s", at_least=gate, mib=found.mib)
+    os.environ[graphs.VARIABLE] = before
 
 
 @torch.no_grad()

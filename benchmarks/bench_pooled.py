@@ -25,7 +25,7 @@ from benchmarks.bench_pairs import slope
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled.pair_mask import Pairs, RowIds, sample_negatives
-from grainline.nn.pooling import ConditionedPool
+from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock
 
 WIDTH, SLOTS, CAPTIONS = 512, 64, 8
@@ -192,7 +192,7 @@ def scores(images: int, number: int, gated: bool, repeats: int) -> None:
 
     def tiled(dtype: torch.dtype = torch.float32) -> Tensor:
         key, value, mask = pool.keys(segments)
-        return pooled_scores(pool, (key.to(dtype), value.to(dtype), mask), texts[:, None])
+        return pooled_scores(pool, KeyValue(key.to(dtype), value.to(dtype), mask), texts[:, None])
 
     expected = module()
     for name, dtype, faster, most in (("", torch.float32, 1.8, 1e-6), (" bf16", torch.bfloat16, 2.8, 5e-3)):
@@ -215,7 +215,7 @@ def again(gated: bool, repeats: int) -> None:
         held = key.to(dtype), value.to(dtype), mask
 
         def tiled(held: Any = held) -> Tensor:
-            return pooled_scores(pool, held, texts)[:, 0]
+            return pooled_scores(pool, key_values, texts)[:, 0]
 
         def module() -> Tensor:
             pooled = library(pool, texts.expand(CANDIDATES, -1, -1), segments)

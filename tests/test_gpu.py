@@ -16,15 +16,16 @@ from torch import Tensor
 
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.kernels import launch
-from grainline.losses.text_conditioned import part_loss, part_pairs
+from grainline.losses import text_conditioned
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import kernel_lists
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.nn import grouping, superpixels
+from grainline.nn import graphs, grouping, superpixels
 from grainline.nn.grouping import farthest_points
-from grainline.nn.pooling import ConditionedPool
+from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
@@ -162,6 +163,44 @@ def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
     for some in (by_torch, by_kernels):
         for a, b in zip(some, expected, strict=True):
             assert float((a - b).norm()) <= 5e-3 * float(b.norm()) + 1e-4 * largest
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "texts"), [(8, 1), (8, 64), (1, 64)])  # the last by Gram matrices
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_scores_by_a_graph_are_those_of_the_function(
+    dtype: torch.dtype, heads: int, texts: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launch.VARIABLE, kernels)
+    monkeypatch.setattr(text_conditioned, "_GRAPHS", graphs.Graphs())
+    launch.available.cache_clear()
+    pool, mask = ConditionedPool(512, heads).cuda(), torch.rand(100, 64).cuda() > 0.1
+
+    def compare() -> None:
+        key, value, _ = pool.keys(torch.randn(100, 64, 512).cuda())
+        keys, some = KeyValue(key.to(dtype), value.to(dtype), mask), torch.randn(texts, 4, 512).cuda()
+        text_conditioned._scores(pool, some, None, *keys)
+        with unwaited():
+            expected = text_conditioned._scores(pool, some, None, *keys)
+        found = pooled_scores(pool, keys, some)
+        pooled_scores(pool, keys, torch.randn_like(some))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+    try:
+        for _ in range(graphs.CALLS + 2):
+            compare()
+        pool.to_out.weight.mul_(-1)
+        compare()
+        assert len(text_conditioned._GRAPHS.graphs) == 1
+        pool.to_out.weight = torch.nn.Parameter(-pool.to_out.weight)
+        for _ in range(graphs.CALLS + 2):
+            compare()
+    finally:
+        launch.available.cache_clear()
+    assert len(text_conditioned._GRAPHS.graphs) == 2
+    assert not text_conditioned._GRAPHS.failed
+    assert not launch._refused
 
 
 def test_farthest_points_by_a_kernel_are_those_of_the_loop() -> None:

@@ -4,6 +4,7 @@ Each pair has its own summary of the image. `losses/tiled/conditioned_cosine.py`
 tiles; here is what is computed once for each image and once for each text.
 """
 
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from grainline.losses.tiled.pair_mask import (
     without_waits,
 )
 from grainline.losses.tiled.scores import Dot, Parts, Score
+from grainline.nn.graphs import Graphs
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Encoded, Mean, full, rows
 
@@ -41,7 +43,9 @@ FEW = 10_000  # pairs of scores that are not worth a QR decomposition
 FEW_ON_GPU = (
     4_000_000  # where it takes a millisecond, and saves a fifth of a microsecond for a thousand pairs
 )
+FEW_IN_GRAPH = 2**15  # what they store is some 200 MiB; none needs a QR, which cannot be captured
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
+_GRAPHS = Graphs()
 
 
 class TextRows(Protocol):
@@ -167,20 +171,36 @@ def pooled_scores(
     Gradients pass to the keys if those need one, as for maps of what a score owes to segments; else none are
     stored, whatever the weights need.
     """
-    number, parts, _ = texts.shape
-    mask = texts.new_ones(number, parts) if mask is None else mask
+    pairs = len(key_values.key) * texts.shape[0] * texts.shape[1]
     with exact(texts), grad_mode_for(key_values.key):
-        cols = text_side(pool, texts.flatten(0, 1))
-        share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
-        out = cols[2].new_empty(len(key_values.key), number)
-        step = len(out) or 1
-        if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
-            points = key_values.key.shape[1] * key_values.key.shape[2]
-            room = ROOM * 32 if on_gpu(texts) else ROOM
-            step = room // max(1, points * (points + len(pool.to_out.bias))) or 1
-        for start in range(0, len(out), step):
-            here = slice(start, start + step)
-            _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
+        if 0 < pairs <= FEW_IN_GRAPH and on_gpu(texts):
+            given, precision = (texts, mask, *key_values), operands(pool.to_out.bias).dtype
+            return _GRAPHS.run(partial(_scores, pool), given, pool.parameters(), precision)
+        return _scores(pool, texts, mask, *key_values)
+
+
+def _scores(
+    pool: ConditionedPool,
+    texts: Tensor,
+    mask: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+) -> Tensor:
+    """`pooled_scores` of tensors alone. With few pairs on a GPU it is captured (`nn/graphs.py`)."""
+    key_values, (number, parts, _) = KeyValue(key, value, real), texts.shape
+    mask = texts.new_ones(number, parts) if mask is None else mask
+    cols = text_side(pool, texts.flatten(0, 1))
+    share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
+    out = cols[2].new_empty(len(key_values.key), number)
+    step = len(out) or 1
+    if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
+        points = key_values.key.shape[1] * key_values.key.shape[2]
+        room = ROOM * 32 if on_gpu(texts) else ROOM
+        step = room // max(1, points * (points + len(pool.to_out.bias))) or 1
+    for start in range(0, len(out), step):
+        here = slice(start, start + step)
+        _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
     return out
 
 
