@@ -212,10 +212,10 @@ def again(gated: bool, repeats: int) -> None:
     segments, texts = torch.randn(CANDIDATES, SLOTS, WIDTH), torch.randn(1, PARTS, WIDTH)
     for name, dtype, most in (("", torch.float32, 1e-5), (" bf16", torch.bfloat16, 2e-2)):
         key, value, mask = pool.keys(segments)
-        held = key.to(dtype), value.to(dtype), mask
+        keys = KeyValue(key.to(dtype), value.to(dtype), mask)
 
-        def tiled(held: Any = held) -> Tensor:
-            return pooled_scores(pool, key_values, texts)[:, 0]
+        def tiled(keys: KeyValue = keys) -> Tensor:
+            return pooled_scores(pool, keys, texts)[:, 0]
 
         def module() -> Tensor:
             pooled = library(pool, texts.expand(CANDIDATES, -1, -1), segments)
