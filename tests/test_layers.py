@@ -1,6 +1,7 @@
 """The arrows of docs/layout.md, checked: imports point down, and neither files nor folders form a circle."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -115,6 +116,16 @@ def test_arrows_that_are_excused_are_there() -> None:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_file_opens_by_saying_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("**/__init__.py"))[1:], ids=name_of)
+def test_the_docstring_of_a_folder_lists_its_files_and_no_others(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse(folder.read_text())) or ""
+    files = {path.stem for path in folder.parent.glob("*.py")} - {"__init__", "__main__"}
+    folders = {path.parent.name for path in folder.parent.glob("*/__init__.py")}
+    assert {name for name in files | folders if not re.search(rf"\b{name}\b", text)} == set()
+    listed = {match[1] for match in re.finditer(r"^([a-z_0-9]+)/?(?=  |\s+[A-Z])", text, re.M)}
+    assert listed <= files | folders
 
 
 def test_losses_and_parts_know_no_processes() -> None:

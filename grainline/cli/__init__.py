@@ -5,4 +5,5 @@ evaluate  `evaluate`, `suites`, `encode` and `show`.
 index     `index ...`, `search`, `serve` and `export`.
 main      The command line itself, and `train`, `convert` and `demo`.
 options   Options that several commands share, and the progress bar.
+photos    `photos`: from a folder of photographs to its search page.
 """

@@ -8,8 +8,10 @@ check         The content of a source and its errors: `grainline data check PATH
 dataset       Training samples from a source of records, and which samples stand in which batch.
 decode        From the bytes of a record to an RGB image.
 descriptions  Dense descriptions of images: one longer text for each.
+image_inputs  What callers may give as an image: paths, bytes, PIL images, arrays.
 lines         Files of JSON Lines that an interrupted run completes later.
 open_source   From a path to the source of its records.
+other_texts   Sentences of other images, which heat is measured against where nobody names any.
 pack          Any source as WebDataset tars: `grainline data pack`.
 pairs         Data as a Python program has them: a path, a source, a list of images with their captions.
 record        What every source yields, and why a sample cannot be used.

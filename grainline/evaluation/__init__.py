@@ -9,8 +9,11 @@ ranks           Ranks from scores, recalls from ranks, and the folds of publishe
 result          The result of a suite and its JSON file; the validation result of a run.
 score           All images against all texts in tiles, never the whole score matrix; ranks among a shortlist.
 show            `grainline show`: segments, attention of texts, selected patches.
+show_panels     Its figure of an image: segments, attention, heat of sentences.
+show_selection  Its figure of SEPS and LAPS: which patches stay for a text.
 suite           The frame of all suites.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
+text_attention  Attention of the parts of a text over image tokens and an empty slot.
 vectors         Embeddings of another program, measured as those of a model are.
 
 The table of suites stands here, because a name is checked before torch is loaded.

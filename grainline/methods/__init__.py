@@ -5,6 +5,7 @@ beta_clip         beta-CLIP: every caption, sentence and phrase with the image a
 caft              CAFT: parts of an image with parts of its caption, and both wholes.
 clip              CLIP: cross-entropy of images and captions, one vector each.
 flair             FLAIR: every caption of an image with the image as that caption sees it.
+heat              Heat of texts over one image, for all methods.
 himo              HiMo-CLIP: an image with its caption, and with the principal part of the caption.
 laps              LAPS: the patches that a caption selects, as fewer tokens, against its words.
 maxsim            MaxSim: every sentence of a caption finds its own place in the image.

@@ -1,0 +1,20 @@
+"""Benchmarks that import much of the package still run, in sizes that take a second, and are right."""
+
+import pytest
+import torch
+
+from benchmarks import bench_pooled, bench_seps
+
+
+def test_pairs_of_seps_in_tiles_are_those_of_the_loop_over_captions() -> None:
+    batch = bench_seps.Batch(4, 6).double()
+    assert bench_seps._apart(batch).amax() < 1e-11
+    batch = bench_seps.Batch(5, 5).double()
+    losses = bench_seps.tiled_loss(batch), bench_seps.looped_loss(batch)
+    torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
+
+
+def test_a_query_ranks_candidates_anew_as_the_module_does(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_pooled.again(gated=False, repeats=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
+    assert not lines, "differences from the module"
