@@ -1,5 +1,7 @@
 """MaxSim: its score against the loop of the docstring, and what its parts promise."""
 
+import inspect
+
 import pytest
 import torch
 from make import CLOCK, batch, build
@@ -60,6 +62,51 @@ def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.
     # A shared token is compared once: what both rows would get, the first of them gets.
     torch.testing.assert_close(b.grad[0, 0], d.grad[0, 0] + d.grad[1, 2])
     assert torch.equal(b.grad[1, 2], torch.zeros(6))
+
+
+def plain_maxima(q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor:
+    """As late-interaction-kernels documents `maxsim`: [queries, documents]"""
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    sum((max(x @ y for y in b[real]) for x in a[of]), a.new_zeros(()))
+                    for b, real in zip(d, d_mask, strict=True)
+                ]
+            )
+            for a, of in zip(q, q_mask, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_plain_maximum_is_the_loop(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, seen, texts, told = sides()
+    if fused:
+        monkeypatch.setattr(maxsim.launch, "use", lambda _: True)
+        monkeypatch.setattr(maxsim, "find_spec", lambda _: True)
+        monkeypatch.setattr(maxsim, "fused_maxima", lambda: plain_maxima)
+        monkeypatch.setattr(maxsim, "_in_tiles", None)
+    leaves = images.requires_grad_(), texts.requires_grad_()
+    fast = late_score(images, seen, texts, told, None)
+    slow = plain_maxima(texts, images, told, seen).T / told.sum(1).clamp(min=1)
+    torch.testing.assert_close(fast, slow)
+    weight = torch.randn(3, 4).double()
+    found, expected = (torch.autograd.grad((x * weight).sum(), leaves) for x in (fast, slow))
+    torch.testing.assert_close(found[0], expected[0])
+    heat = late_heat(images, seen, texts[:3], told[:3], None)
+    torch.testing.assert_close(heat.sum(1), slow.diagonal())
+    assert ((heat != 0).sum(1) <= told[:3].sum(1)).all()
+
+
+def test_the_library_of_fused_maxima_has_the_function_that_is_called() -> None:
+    pytest.importorskip("late_interaction_kernels", reason="the extra `kernels` is not installed")
+    from late_interaction_kernels.reference import maxsim_reference
+
+    assert list(inspect.signature(maxsim.fused_maxima()).parameters)[:4] == ["Q", "D", "q_mask", "d_mask"]
+    images, seen, texts, told = sides()
+    found = maxsim_reference(texts, images, told, seen)
+    torch.testing.assert_close(found.double(), plain_maxima(texts, images, told, seen), rtol=1e-5, atol=1e-6)
 
 
 def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:

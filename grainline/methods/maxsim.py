@@ -8,11 +8,14 @@ In four steps:
   4. cross-entropy both ways over the scores of the batch, and a lighter one over one vector a side, so that
      an index can find candidates by vector.
 
-Differs from FILIP: sentences instead of words, a smooth maximum, and only texts search: an image holds more
-than its caption says, so its patches need not be found in the text.
+Differs from FILIP: sentences instead of words, a smooth maximum unless `sharpness` is None, and only texts
+search: an image holds more than its caption says, so its patches need not be found in the text. The plain
+maximum has a fused kernel on a GPU, where late-interaction-kernels is installed (extra `kernels`).
 """
 
-from typing import Any
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -20,6 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grainline.encoders.towers import TowersConfig
+from grainline.kernels import launch
 from grainline.losses.tiled.operands import on_gpu
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import LogitScale, both_ways
@@ -40,7 +44,8 @@ class MaxSimConfig(TowersConfig):
     """
 
     sentences: int = Field(32, gt=1)  # of a text; what stands behind them is cut, counted and reported
-    sharpness: float = Field(10.0, gt=0)  # of the softmax over patches
+    # of the softmax over patches; None: the plain maximum, as in ColBERT and FILIP
+    sharpness: float | None = Field(10.0, gt=0)
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
     max_scale: float | None = Field(100.0, gt=1)  # None: no bound
     coarse: float = Field(0.1, ge=0)  # weight of the loss over plain vectors
@@ -86,7 +91,7 @@ class MaxSim(Method):
 
 
 def late_score(
-    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
 ) -> Tensor:
     """Every image against every text: [N, M]
 
@@ -95,11 +100,35 @@ def late_score(
     for n, m:
         for s with text_mask[m, s]:
             cosine = [images[n, l] @ texts[m, s] for l with image_mask[n, l]]
-            best[s] = (softmax(sharpness * cosine) * cosine).sum()
+            best[s] = (softmax(sharpness * cosine) * cosine).sum(), or max(cosine) for sharpness = None
         score[n, m] = mean(best)    (0 for a text without tokens)
 
     Tokens that several texts share are compared once.
     """
+
+    def tiles() -> Tensor:
+        return _in_tiles(images, image_mask, texts, text_mask, sharpness)
+
+    def fused() -> Tensor:
+        total = fused_maxima()(texts.contiguous(), images.contiguous(), text_mask, image_mask)  # [M, N]
+        return total.T / text_mask.sum(-1).clamp(min=1)
+
+    if sharpness is None and launch.use(images) and find_spec("late_interaction_kernels"):
+        return cast("Tensor", launch.run("maxsim", fused, tiles))
+    return tiles()
+
+
+def fused_maxima() -> Callable[..., Tensor]:
+    """`maxsim(Q, D, q_mask, d_mask)` of late-interaction-kernels: sums over tokens of Q of their maxima."""
+    from late_interaction_kernels import maxsim
+
+    best: Callable[..., Tensor] = maxsim
+    return best
+
+
+def _in_tiles(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
+) -> Tensor:
     flat = texts.flatten(0, 1)
     if on_gpu(flat) and torch.is_grad_enabled():  # the host would wait for the device
         first = back = torch.arange(len(flat), device=flat.device)
@@ -116,7 +145,7 @@ def late_score(
 
 
 def late_heat(
-    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
 ) -> Tensor:
     """What every image token adds to the score of its own text: [N, L], rows sum to that score; N = M."""
     cosine = torch.einsum("nld,nsd->nsl", images, texts)
@@ -124,8 +153,8 @@ def late_heat(
     return (weight * cosine).sum(1) / text_mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _best(images: Tensor, image_mask: Tensor, tokens: Tensor, sharpness: float) -> Tensor:
-    """The smooth maximum of every token in every image: [N, U]"""
+def _best(images: Tensor, image_mask: Tensor, tokens: Tensor, sharpness: float | None) -> Tensor:
+    """The maximum of every token in every image: [N, U]"""
 
     def compute(images: Tensor, tokens: Tensor) -> Tensor:
         cosine = torch.einsum("nld,ud->nul", images, tokens)
@@ -137,5 +166,8 @@ def _best(images: Tensor, image_mask: Tensor, tokens: Tensor, sharpness: float) 
     return compute(images, tokens)
 
 
-def _weight(cosine: Tensor, image_mask: Tensor, sharpness: float) -> Tensor:
+def _weight(cosine: Tensor, image_mask: Tensor, sharpness: float | None) -> Tensor:
+    if sharpness is None:
+        best = cosine.masked_fill(~image_mask, -torch.inf).argmax(-1, keepdim=True)
+        return torch.zeros_like(cosine).scatter(-1, best, 1.0)
     return (sharpness * cosine).masked_fill(~image_mask, -torch.inf).softmax(-1)
