@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from grainline import host
+from grainline import types
 from grainline.losses import hide, text_conditioned
 from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine
@@ -143,7 +143,7 @@ class Waits(TorchDispatchMode):
 
     def add(self) -> None:
         paths = (Path(frame.filename) for frame in reversed(traceback.extract_stack()))
-        own = next(x for x in paths if x.is_relative_to(PACKAGE) and x.name != "host.py")
+        own = next(x for x in paths if x.is_relative_to(PACKAGE) and x.name != "types.py")
         self.files.add(own.relative_to(PACKAGE).as_posix())
 
 
@@ -157,9 +157,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
             return x.clone()
         return x
 
-    monkeypatch.setattr(host, "_here", lambda x: x not in out.device)
-    monkeypatch.setattr(host, "_sent", lambda x, _: out.put(x.clone()))
-    monkeypatch.setattr(host, "_read", read)
+    monkeypatch.setattr(types, "_here", lambda x: x not in out.device)
+    monkeypatch.setattr(types, "_sent", lambda x, _: out.put(x.clone()))
+    monkeypatch.setattr(types, "_read", read)
     return out
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grainline import host
+from grainline import types
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import pooled_scores
@@ -382,7 +382,7 @@ def test_nothing_waits_in_what_is_captured(
     heads: int, slots: int, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, waits = Case(heads, torch.float32, slots=slots), Waits()
-    monkeypatch.setattr(host, "_here", lambda x: x not in waits.device)
+    monkeypatch.setattr(types, "_here", lambda x: x not in waits.device)
     keys = case.pool.keys(case.segments, case.mask if masks else None)
     real = torch.rand(4, 3) > 0.4 if masks else None
     texts = case.texts[:12].unflatten(0, (4, 3)).detach()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
-    {"errors", "host", "system"},
-    {"config", "files", "kernels", "progress", "recipes", "stop", "types"},
+    {"errors", "system", "types"},
+    {"config", "files", "kernels", "progress", "recipes", "stop"},
     {"distributed", "nn", "weights"},
     {"losses", "report"},
     {"encoders", "data"},

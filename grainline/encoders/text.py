@@ -14,11 +14,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.encoders.base import Layered, ScratchConfig, TextTokens
-from grainline.host import by_host, from_host, upload
 from grainline.nn.attention import PROJECTIONS, Packed, Stack, can_pack
 from grainline.nn.hashing import some_rows
 from grainline.nn.pooling import mean_pool
 from grainline.nn.runtime import is_static
+from grainline.types import by_host, from_host, upload
 
 
 class ScratchTextConfig(ScratchConfig):

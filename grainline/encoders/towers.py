@@ -16,9 +16,8 @@ from grainline.encoders.pretrained.build import PretrainedConfig, PretrainedImag
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
-from grainline.host import mirror
 from grainline.nn.pooling import unit
-from grainline.types import Encoded, Images, Texts, full
+from grainline.types import Encoded, Images, Texts, full, mirror
 
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 

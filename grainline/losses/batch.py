@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from grainline.distributed import rank
-from grainline.host import mirror
 from grainline.losses.contrastive import sigmoid, soft_info_nce, touched, triplet
-from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
+from grainline.types import Clock, Encoded, Mean, Pair, Term, mirror, same_image
 
 
 def both_ways(

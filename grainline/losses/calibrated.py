@@ -13,14 +13,25 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.host import from_host, mirror
 from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.operands import operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.nn.pooling import unit
-from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, Texts, rows
+from grainline.types import (
+    CAPTION,
+    LEVELS,
+    PHRASE,
+    SENTENCE,
+    Encoded,
+    Mean,
+    Pair,
+    Texts,
+    from_host,
+    mirror,
+    rows,
+)
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.host import from_host
-from grainline.types import Mean, full
+from grainline.types import Mean, from_host, full
 
 Shares = Literal["joint", "apart"]
 """Whether both branches together keep a share of the patches, or each of them."""

@@ -130,7 +130,7 @@ def _in_tiles(
     images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
 ) -> Tensor:
     flat = texts.flatten(0, 1)
-    if on_gpu(flat) and torch.is_grad_enabled():  # the host would wait for the device
+    if torch.is_grad_enabled() and on_gpu(flat):  # the host would wait for the device
         first = back = torch.arange(len(flat), device=flat.device)
     else:
         first, back = distinct_rows(flat)

@@ -21,7 +21,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.host import by_host, mirror
 from grainline.losses.contrastive import Shares, keep_ratio
 from grainline.methods.patch_selection.training import (
     PatchesConfig,
@@ -42,7 +41,7 @@ from grainline.nn.patch_selection.types import (
 )
 from grainline.nn.runtime import is_static
 from grainline.nn.selection import Matching
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term
+from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, by_host, mirror
 
 
 class SEPSConfig(PatchesConfig):

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
-from grainline.host import from_host
 from grainline.losses.batch import (
     ScoreFn,
     TripletSchedule,
@@ -20,7 +19,7 @@ from grainline.losses.batch import (
     slots_in,
     slots_of,
 )
-from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, rows
+from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, from_host, rows
 
 __all__ = [
     "LogitScale",

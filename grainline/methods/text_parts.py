@@ -12,7 +12,6 @@ from torch import Tensor
 from grainline.data.texts import Chunking
 from grainline.distributed import largest_of, world_size
 from grainline.encoders.towers import Towers, TowersConfig
-from grainline.host import by_host, from_host, mirror
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled.kernel_lists import Counts, count, most_pairs
 from grainline.losses.tiled.pair_mask import row_ids
@@ -20,7 +19,7 @@ from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.nn.runtime import is_static
-from grainline.types import Clock, Encoded, Mean, Texts, full, vectors_only
+from grainline.types import Clock, Encoded, Mean, Texts, by_host, from_host, full, mirror, vectors_only
 
 SLOTS = 2**16  # more than the parts of any text
 

@@ -31,12 +31,11 @@ from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, G
 from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
-from grainline.host import from_host, mirror
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import mean_pool, unit
-from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
+from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, from_host, full, mirror
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"
 """Parameters that learn nothing where no image is compared with a text."""

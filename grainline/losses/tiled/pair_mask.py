@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.host import by_host
 from grainline.nn.hashing import hash_pairs
-from grainline.types import Clock
+from grainline.types import Clock, by_host
 
 
 class RowIds(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.host import from_host
 from grainline.losses.tiled.operands import Operands, Scaled, exact, operands
 from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
-from grainline.types import Mean, full
+from grainline.types import Mean, from_host, full
 
 TILE = {"cpu": 2**22}
 """Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""

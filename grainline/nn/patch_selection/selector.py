@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grainline.host import by_host
 from grainline.kernels import launch
 from grainline.nn.patch_selection.types import (
     Decide,
@@ -34,7 +33,7 @@ from grainline.nn.selection import (
     stretched,
     weighted_score,
 )
-from grainline.types import Encoded, each, full, vectors_only
+from grainline.types import Encoded, by_host, each, full, vectors_only
 
 MAX_LOGIT_RANGE = 30.0  # of a slot: exp(-30) has a square in float32
 MIN_TEXTS = 8  # fewer do not pay for the QR decomposition of each image

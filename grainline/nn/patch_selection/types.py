@@ -6,11 +6,10 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from grainline.host import by_host, mirror, upload
 from grainline.nn.hashing import logistic
 from grainline.nn.pooling import unit
 from grainline.nn.selection import Matching, gumbel_st
-from grainline.types import Clock, Encoded, full
+from grainline.types import Clock, Encoded, by_host, full, mirror, upload
 
 Branches = Literal["both", "sparse", "dense", "joint"]
 """Patches are selected by text and description separately, by one, or by both in one score (equation 3)."""
