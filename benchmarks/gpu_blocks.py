@@ -23,6 +23,7 @@ import torch
 BENCH = ("-m", "benchmarks.bench_gpu", "--only")
 STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
 LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
+LOADER = ("-m", "benchmarks.bench_loader")
 
 
 class Block(NamedTuple):
@@ -51,11 +52,13 @@ BLOCKS = {
     "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
     "pairs and words": Block((*LOSSES, "G5", "G10"), "G5, G10"),
     "patches": Block((*LOSSES, "G7"), "G7"),
+    "loader": Block(LOADER, "images a second of the host, by workers"),
 }
 TINY = {
     BENCH[1]: ("--rehearse", "--share", "1024", "--repeats", "1"),
     STEPS[1]: ("--rehearse",),
     LOSSES[1]: ("--rehearse",),
+    LOADER[1]: ("--rehearse",),
 }
 
 
