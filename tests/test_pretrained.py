@@ -586,8 +586,14 @@ def test_towers_written_as_a_folder_are_read_by_the_library_and_by_us(
 
 
 def test_heads_that_a_state_dict_cannot_tell_are_not_written_as_one(saved: Saved, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"2 heads.*for 1 heads; write a Hugging Face folder"):
-        to_open_clip(load_pretrained(saved("clip")[0]), tmp_path / "x.safetensors")
+    towers = load_pretrained(saved("clip")[0])
+    towers.architecture["filter"] = "bilinear"
+    obstacles = (
+        r"vision_config has 2 heads.*for 1 heads; the text_config has 2 heads.*for 1 heads; images are prepared"
+        r".* has no field for that; write a Hugging Face folder"
+    )
+    with pytest.raises(UserError, match=obstacles):
+        to_open_clip(towers, tmp_path / "x.safetensors")
 
 
 def test_what_has_no_such_form_is_not_written(saved: Saved, tmp_path: Path) -> None:

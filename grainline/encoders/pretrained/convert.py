@@ -54,20 +54,22 @@ def to_hugging_face(
 def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     """Write a CLIP as one safetensors file with the names of OpenAI and open_clip, atomically."""
     _check(towers, ("clip",), "a state dict of open_clip")
-    config = towers.architecture["config"]
+    config, obstacles = towers.architecture["config"], []
     for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
         width, number = config[side]["hidden_size"], config[side]["num_attention_heads"]
         if heads(width) != number:
-            raise UserError(
-                f"the {side} has {number} heads; readers of a state dict would take width {width} for "
-                f"{heads(width)} heads; write a Hugging Face folder instead"
+            obstacles.append(
+                f"the {side} has {number} heads, and readers of a state dict take width {width} for "
+                f"{heads(width)} heads"
             )
     pixels = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
     if json.dumps(pixels) != json.dumps(preprocess.KNOWN["clip"]):
-        raise UserError(
+        obstacles.append(
             "images are prepared for this CLIP in another way than for OpenAI's, and a state dict has no "
-            "field for that; write a Hugging Face folder instead"
+            "field for that"
         )
+    if obstacles:
+        raise UserError("; ".join([*obstacles, "write a Hugging Face folder instead"]))
     with replacing(Path(file)) as place:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
 
