@@ -589,8 +589,8 @@ def test_heads_that_a_state_dict_cannot_tell_are_not_written_as_one(saved: Saved
     towers = load_pretrained(saved("clip")[0])
     towers.architecture["filter"] = "bilinear"
     obstacles = (
-        r"vision_config has 2 heads.*for 1 heads; the text_config has 2 heads.*for 1 heads; images are prepared"
-        r".* has no field for that; write a Hugging Face folder"
+        r"vision_config has 2 heads.*for 1 heads; the text_config has 2 heads.*for 1 heads; images are "
+        r"prepared.* has no field for that; write a Hugging Face folder"
     )
     with pytest.raises(UserError, match=obstacles):
         to_open_clip(towers, tmp_path / "x.safetensors")
