@@ -11,6 +11,7 @@ from indexes import TEXTS, photos, texts, tiny_model
 from PIL import Image
 
 from grainline.data.captions import sentences
+from grainline.errors import UserError
 from grainline.index.calibration import Standard, best_hits, described_images, share_below
 from grainline.index.calibration_texts import CalibrationTexts, gather_texts, write_calibration
 from grainline.index.reader import IndexReader
@@ -308,6 +309,15 @@ def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
         "sure",
         "sure",
     ]
+
+
+@pytest.mark.parametrize(("name", "value"), [("level", -1), ("support", 1.5), ("absent", float("nan"))])
+def test_a_level_is_a_share(name: str, value: float, tmp_path: Path) -> None:
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
+    options = Options()._replace(**{name: value})
+    with pytest.raises(UserError, match=rf"Options.{name} is {value}; it must be from 0 to 1"):
+        open_index(tmp_path / "index", model).search([QUERY], 2, options)
 
 
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:

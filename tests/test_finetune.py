@@ -285,10 +285,13 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
         return text
 
     clip, siglip = str(tmp_path / "clip"), str(tmp_path / "siglip")
-    assert "its image side was trained from scratch" in refused("clip", **SCRATCH)
+    assert "its image and text sides were trained from scratch" in refused("clip", **SCRATCH)
     mixed = {"image": {"pretrained": clip}, "text": SCRATCH["text"]}
     assert "its text side was trained from scratch" in refused("clip", **mixed)
     assert "maxsim scores pairs by their tokens" in refused("maxsim", pretrained=clip)
+    scratch = refused("beta_clip", **SCRATCH, scoring="conditioned")
+    assert "scores pairs by their tokens, which no CLIP or SigLIP does; its image and text sides" in scratch
+    assert "--scoring" not in scratch, "it would not be enough"
     assert "flair makes a text of 2 chunks" in refused("flair", pretrained=clip, heads=2, chunks=2)
     assert "caft makes a text of 4 chunks" in refused("caft", pretrained=clip, heads=2, composer={"heads": 2})
     pooled = refused("flair", pretrained=clip, heads=2)

@@ -129,6 +129,7 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
 def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None:
     hit = ask(client).json()["hits"][1]
     heat = client.post("/api/heat", json={"image": hit["name"], "text": QUERY}).json()
+    assert client.post("/api/heat", json={"image": hit["image"], "text": QUERY}).json() == heat
     index = open_index(made / "index", MODEL)
     asked = [(index.reader.numbers[hit["path"]], [s.text for s in sentences(QUERY)])]
     exact = index.heat(asked, (2, 2))[0].flatten(1).numpy()

@@ -201,7 +201,8 @@ def main() -> NoReturn:
     try:
         code = app(_spread(_switches_first(sys.argv[1:])), standalone_mode=False)
     except usage as error:
-        _fail(f"{error.format_message()} See grainline --help.")
+        command = "grainline" if error.ctx is None else error.ctx.command_path
+        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:

@@ -86,8 +86,8 @@ def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], No
 
 def towers_of(model: Model, source: str) -> Pretrained:
     """The towers of a method as those of one checkpoint; UserError with the reason where they are none."""
-    if why := _obstacle(model):
-        raise UserError(f"{source} cannot be written for other programs: {why}")
+    if obstacles := _obstacles(model):
+        raise UserError(f"{source} cannot be written for other programs: {'; '.join(obstacles)}")
     config = model.description.config
     method: Any = model.method  # a CLIP or a SigLIP: see `FORMS`
     towers = method.towers
@@ -115,31 +115,33 @@ def towers_of(model: Model, source: str) -> Pretrained:
     )
 
 
-def _obstacle(model: Model) -> str:
-    """Why this model has no CLIP or SigLIP form; "" if it has one."""
-    config = model.description.config
-    name = model.description.method
+def _obstacles(model: Model) -> list[str]:
+    """Why this model has no CLIP or SigLIP form; [] if it has one."""
+    config, name, out = model.description.config, model.description.method, list[str]()
     if model.method.chunking is not None:
-        return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"
+        out.append(f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does")
     if model.method.pairwise:
-        better = "; --scoring vectors leaves that out" if name in FORMS else ""
-        return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
+        out.append(f"{name} scores pairs by their tokens, which no CLIP or SigLIP does")
     if name not in FORMS:
-        return f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}"
-    kinds, spaces = {}, set()
-    for side, encoder in (("image", config.image), ("text", config.text)):
-        if not isinstance(encoder, PretrainedImageConfig | PretrainedTextConfig):
-            return f"its {side} side was trained from scratch, and they do not know that architecture"
-        assert encoder.architecture is not None
-        kinds[side] = encoder.architecture["kind"]
-        spaces.add(space_of(encoder.architecture))
-    if set(kinds.values()) != {FORMS[name]}:
-        return (
-            f"it is a {name} on the image side of a {kinds['image']} and the text side of a {kinds['text']}"
-        )
-    if FORMS[name] == "siglip" and spaces != {config.width}:
-        return f"its vectors of width {config.width} come out of projections, and a SigLIP has none"
-    return ""
+        out.append(f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}")
+    encoders: dict[str, Any] = {"image": config.image, "text": config.text}
+    library = (PretrainedImageConfig, PretrainedTextConfig)
+    scratch = [side for side, encoder in encoders.items() if not isinstance(encoder, library)]
+    if scratch:
+        which = "sides were" if len(scratch) > 1 else "side was"
+        sides = " and ".join(scratch)
+        out.append(f"its {sides} {which} trained from scratch, and they do not know that architecture")
+    if scratch or name not in FORMS:
+        return out
+    architectures = [encoder.architecture for encoder in encoders.values()]
+    kinds, spaces = [one["kind"] for one in architectures], {space_of(one) for one in architectures}
+    if set(kinds) != {FORMS[name]}:
+        out.append(f"it is a {name} on the image side of a {kinds[0]} and the text side of a {kinds[1]}")
+    elif FORMS[name] == "siglip" and spaces != {config.width}:
+        out.append(f"its vectors of width {config.width} come out of projections, and a SigLIP has none")
+    if len(out) == 1 and model.method.pairwise:
+        out[0] += "; --scoring vectors leaves that out"
+    return out
 
 
 def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer | None]:

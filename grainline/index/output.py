@@ -62,9 +62,9 @@ def table(result: QueryHits, root: Path) -> Table:
 
     root  of the images: paths are printed as they can be opened, and are links in terminals that have them
     """
-    none = " - no sure match" if result.match == "none" else ""
+    match = f" - {MATCHES[result.match]}"
     out = Table(
-        title=escape(escape_controls(short(result.query, 90)) + none),
+        title=escape(escape_controls(short(result.query, 90)) + match),
         caption=escape("\n".join(result.notes)) or None,
         caption_justify="left",
     )
@@ -168,8 +168,8 @@ def _reading(options: Options, images: bool) -> list[str]:
         share = "images of the index that have another one as near"
     scores = (
         f"Score: higher is closer. p: the share of {share}; a hit matches at {options.level:g} or "
-        "below: surely, or in part where it does not show some sentence. What the model does not read of "
-        "an image is dim."
+        "below: surely, or in part where it does not show some sentence. What the model cannot tell counts "
+        "neither way. What it does not read of an image is dim."
     )
     verdicts = (
         f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "

@@ -54,7 +54,7 @@ class Hit(NamedTuple):
     path: str  # below the folder of images
     score: float  # of the method, higher is closer
     p: float  # share of queries without a match whose best score is at least as high
-    match: Match  # none: p > Options.level; in part: not, but the image does not show some sentence
+    match: Match  # none: p > Options.level; in part: not, but a sentence that was scored "does not" show
     sentences: tuple[Sentence, ...] = ()
 
 
@@ -72,7 +72,7 @@ class QueryHits(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How to search."""
+    """How to search. Levels are from 0 to 1."""
 
     shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all images
     level: float = 0.05  # of the queries that have no match, this share may get another match than "none"
@@ -143,7 +143,7 @@ class Index:
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
         """The k best images for each text. UserError for an empty index, no text, or an empty text."""
-        self._check(k)
+        self._check(k, options)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise UserError("a search needs texts; give at least one, and none that is empty")
         encoded = self.model.encode(texts=texts)
@@ -173,7 +173,7 @@ class Index:
         self, images: Sequence[ImageLike], k: int = 10, options: Options = DEFAULT
     ) -> list[QueryHits]:
         """The k nearest images of each image, by vector. `query` is the path of the image, or its number."""
-        self._check(k)
+        self._check(k, options)
         vectors = self.model.encode(images=images).vector.float().cpu().numpy()
         near = self.finder.top(vectors, min(k + MARGIN, len(self)))
         plain, out = Standard(np.zeros(1), np.ones(1)), []  # similarities of images are not standardised
@@ -355,7 +355,10 @@ class Index:
             )
         return tuple(notes)
 
-    def _check(self, k: int) -> None:
+    def _check(self, k: int, options: Options) -> None:
+        for name in ("level", "support", "absent"):
+            if not 0 <= getattr(options, name) <= 1:
+                raise UserError(f"Options.{name} is {getattr(options, name)}; it must be from 0 to 1")
         if not len(self):
             raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from grainline.data.decode import FORMATS, decode, formats_of
@@ -31,7 +31,11 @@ def _query_text(text: str) -> str:
 
 QueryText = Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_query_text)]
 Number = Annotated[int, Field(ge=1, le=HITS, description="How many images.")]
-Name = Annotated[str, Field(pattern="^[0-9a-f]{24}$", description="Name of an image, from an answer.")]
+Name = Annotated[
+    str,
+    BeforeValidator(lambda x: x.removeprefix("/api/image/") if isinstance(x, str) else x),
+    Field(pattern="^[0-9a-f]{24}$", description="`name` or `image` of a hit."),
+]
 
 
 class StrictModel(BaseModel):
