@@ -23,7 +23,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.kernels import launch
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.kernel_lists import Counts, most_pairs
+from grainline.losses.tiled.kernel_lists import Counts, max_pairs
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import RowIds
 from grainline.nn import graphs
@@ -214,14 +214,14 @@ def sampled(number: int, repeats: int) -> None:
     images = RowIds(*(x[:local] for x in batch.images))
     segments = batch.segments.detach()[:local].requires_grad_()
 
-    def once(most: int | None) -> None:
-        pairs = part_pairs(images, batch.captions, "sampled", Clock(), most)
+    def once(bound: int | None) -> None:
+        pairs = part_pairs(images, batch.captions, "sampled", Clock(), bound)
         of_images = segments, None
         part_loss(batch.pool, of_images, batch.texts, pairs, batch.scale, batch.bias).total.backward()
 
-    ways = {"a mask": None, "lists": most_pairs(Counts(bench_pooled.CAPTIONS, number, 0))}
+    ways = {"a mask": None, "lists": max_pairs(Counts(bench_pooled.CAPTIONS, number, 0))}
     with half_products(True):
-        found = {name: cost(partial(once, most), repeats) for name, most in ways.items()}
+        found = {name: cost(partial(once, bound), repeats) for name, bound in ways.items()}
     for name, way in found.items():
         report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", mib=way.mib)
     faster = found["a mask"].ms / found["lists"].ms
@@ -382,19 +382,25 @@ PARTS: dict[str, tuple[Callable[[int, int], None], int]] = {  # and by what the 
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--share", type=int, default=1, help="divide the batches by so many")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+def arguments(doc: str | None, parts: Iterable[str], **numbers: int) -> argparse.Namespace | None:
+    """The command line of a benchmark with these parts and numbers; None where there is no GPU to measure."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
     args = parser.parse_args()
     if GPU.type == "cpu" and not args.rehearse:
         print("# no CUDA device: nothing is measured")
-        return
-    for name in args.only:
-        part, by = PARTS[name]
-        part(max(2, IMAGES // args.share // by), args.repeats)
+        return None
+    return args
+
+
+def main() -> None:
+    if args := arguments(__doc__, PARTS, repeats=7, share=1):  # share: divides the batches
+        for name in args.only:
+            part, by = PARTS[name]
+            part(max(2, IMAGES // args.share // by), args.repeats)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Times are those of the device; memory is beyond the inputs. Operands are float16
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
-import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import bench_pairs, bench_seps
-from benchmarks.bench_gpu import GPU, cost
+from benchmarks.bench_gpu import GPU, arguments, cost
 from benchmarks.harness import report
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
@@ -107,16 +106,9 @@ PARTS = {"G5": pairs, "G7": patches, "G10": vocabulary}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
-    args = parser.parse_args()
-    if GPU.type == "cpu" and not args.rehearse:
-        print("# no CUDA device: nothing is measured")
-        return
-    for name in args.only:
-        PARTS[name](1 if args.rehearse else args.repeats, args.rehearse)
+    if args := arguments(__doc__, PARTS, repeats=7):
+        for name in args.only:
+            PARTS[name](1 if args.rehearse else args.repeats, args.rehearse)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ kernels, some percent, are left out.
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench_caft
-from benchmarks.bench_gpu import GPU, SIDE, cost
+from benchmarks.bench_gpu import GPU, SIDE, arguments, cost
 from benchmarks.harness import report
 from grainline.encoders import text as text_encoder
 from grainline.methods import method_class
@@ -205,20 +204,11 @@ STEPS = ("caft", "clip", "beta_clip")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to see that it runs")
-    args = parser.parse_args()
-    if GPU.type == "cpu" and not args.rehearse:
-        print("# no CUDA device: nothing is measured")
-        return
-    measure = Measure(
-        2 if args.rehearse else args.images, 1 if args.rehearse else args.repeats, args.rehearse
-    )
-    for name in args.only:
-        getattr(measure, name)()
+    if args := arguments(__doc__, STEPS, images=256, repeats=7):
+        images, repeats = (2, 1) if args.rehearse else (args.images, args.repeats)
+        measure = Measure(images, repeats, args.rehearse)
+        for name in args.only:
+            getattr(measure, name)()
 
 
 if __name__ == "__main__":

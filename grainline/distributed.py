@@ -105,8 +105,8 @@ def largest_of(numbers: Sequence[int], device: torch.device) -> list[int]:
     """The largest of each of some numbers of all ranks, with one collective."""
     if world_size() == 1:
         return list(numbers)
-    largest: list[int] = all_reduce_max(torch.tensor(numbers, device=device)).tolist()
-    return largest
+    out: list[int] = all_reduce_max(torch.tensor(numbers, device=device)).tolist()
+    return out
 
 
 def all_gather_objects(local: T) -> list[T]:

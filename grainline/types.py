@@ -130,7 +130,7 @@ def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
 def rows(batch: T, index: Tensor | slice) -> T:
     """The rows of every tensor at an index."""
     if isinstance(index, slice):
-        return each(lambda x: mirror(lambda rows: rows[index], x), batch)
+        return each(lambda x: mirror(lambda part: part[index], x), batch)
     return each(lambda x: x[index], batch)
 
 
@@ -141,10 +141,10 @@ def concat(batches: Sequence[T]) -> T:
     >>> concat([one, two]).texts
     tensor([0., 0., 1.])
     """
+    if len(batches) == 1:
+        return batches[0]
     first: Any = batches[0]
     out: Any = first
-    if len(batches) == 1:
-        return first
     if isinstance(first, Tensor):
         out = torch.cat([x for x in batches if isinstance(x, Tensor)])
     elif isinstance(first, tuple):

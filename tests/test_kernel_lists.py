@@ -15,7 +15,7 @@ from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import part_pairs
 from grainline.losses.tiled import chunked_cosine, kernel_lists
 from grainline.losses.tiled import operands as precision
-from grainline.losses.tiled.kernel_lists import NAMES, Counts, count, lists_of, most_pairs
+from grainline.losses.tiled.kernel_lists import NAMES, Counts, count, lists_of, max_pairs
 from grainline.losses.tiled.operands import Operands, half_products
 from grainline.losses.tiled.pair_mask import (
     Pairs,
@@ -56,8 +56,8 @@ def large(heads: int, width: int, slots: int) -> Case:
 
 def pairs_of(case: Case) -> SampledMask:
     """Its sampled pairs, of a number that the host knows."""
-    most = most_pairs(count(case.captions.item, case.captions.image))
-    return part_pairs(case.images, case.captions, "sampled", CLOCK, most)
+    bound = max_pairs(count(case.captions.item, case.captions.image))
+    return part_pairs(case.images, case.captions, "sampled", CLOCK, bound)
 
 
 def random_ids(seed: int) -> tuple[RowIds, RowIds]:
@@ -80,10 +80,10 @@ def test_lists_without_waits_are_those_of_sampled_negatives(
 ) -> None:
     monkeypatch.setattr(kernel_lists, "AT_ONCE", at_once)
     rows, cols = random_ids(seed)
-    expected, most = sample_negatives(rows, cols, CLOCK), most_pairs(count(cols.item, cols.image))
+    expected, bound = sample_negatives(rows, cols, CLOCK), max_pairs(count(cols.item, cols.image))
     mask = without_waits(rows, cols, "sampled", CLOCK)
-    found = lists_of(mask._replace(most=most))
-    assert found.places.shape == (6, min(most, 40))
+    found = lists_of(mask._replace(max_pairs=bound))
+    assert found.places.shape == (6, min(bound, 40))
     twin, where = expected.where(), found.where()
     for i in range(6):
         for a, b in ((where.real, twin.real), (where.same, twin.same)):
@@ -91,15 +91,15 @@ def test_lists_without_waits_are_those_of_sampled_negatives(
     assert torch.equal(where.weight, where.same.float())
     real = where.real.sum(1)
     assert (where.real == (torch.arange(found.wide) < real[:, None])).all(), "none are at the end"
-    assert int(real.max()) <= most
+    assert int(real.max()) <= bound
     with pytest.raises(RuntimeError, match="an image has more pairs than its list has places"):
-        lists_of(mask._replace(most=int(real.max()) - 1))
+        lists_of(mask._replace(max_pairs=int(real.max()) - 1))
 
 
 def test_lists_of_nothing_are_empty() -> None:
     rows, cols = random_ids(1)
     none = RowIds(*(x[:0] for x in cols))
-    assert most_pairs(count(none.item, none.image)) == 0
+    assert max_pairs(count(none.item, none.image)) == 0
     assert lists_of(without_waits(rows, none, "sampled", CLOCK)).places.shape == (6, 0)
     empty = RowIds(*(x[:0] for x in rows))
     assert lists_of(without_waits(empty, cols, "sampled", CLOCK)).places.shape == (0, 40)
@@ -110,18 +110,18 @@ def test_lists_of_nothing_are_empty() -> None:
 def test_no_image_has_more_pairs_than_follows_from_what_each_rank_counts(seed: int, ranks: int) -> None:
     rows, cols = random_ids(seed)
     counts = [count(cols.item[rank::ranks], cols.image[rank::ranks]) for rank in range(ranks)]
-    most = most_pairs(Counts(*(max(x) for x in zip(*counts, strict=True))), ranks)
-    assert int((sample_negatives(rows, cols, CLOCK).places >= 0).sum(1).max()) <= most
+    bound = max_pairs(Counts(*(max(x) for x in zip(*counts, strict=True))), ranks)
+    assert int((sample_negatives(rows, cols, CLOCK).places >= 0).sum(1).max()) <= bound
 
 
 @pytest.mark.parametrize("method", ["caft", "flair"])
 def test_methods_know_how_long_a_list_is(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: list[int] = []
 
-    def pairs(rows: RowIds, cols: RowIds, negatives: Any, clock: Clock, most: int) -> Pairs:
-        numbers.append(most)
-        assert most == most_pairs(count(cols.item, cols.image))
-        return part_pairs(rows, cols, negatives, clock, most)
+    def pairs(rows: RowIds, cols: RowIds, negatives: Any, clock: Clock, bound: int) -> Pairs:
+        numbers.append(bound)
+        assert bound == max_pairs(count(cols.item, cols.image))
+        return part_pairs(rows, cols, negatives, clock, bound)
 
     monkeypatch.setattr(text_parts, "part_pairs", pairs)
     Objective(build(method))(*batch(), CLOCK)
@@ -146,11 +146,11 @@ def test_losses_by_lists_are_those_of_a_loop_over_pairs(
     case = large(heads, width, slots) if made is large else Case(heads, torch.float32, width, slots)
     pairs = pairs_of(case)
     if tiles > 1:  # two images each
-        monkeypatch.setattr(chunked_cosine, "ROOM", 2 * pairs.most * 4 * 3 * width)
+        monkeypatch.setattr(chunked_cosine, "ROOM", 2 * pairs.max_pairs * 4 * 3 * width)
     assert_same(case.fast(pairs), case.slow("sampled"), case.learnt(), 1e-5, 5e-4)
     assert called == ["lists", "unlists", "outer"] * tiles
     assert len(lists) == 1
-    assert lists[0].wide == pairs.most < len(case.texts)
+    assert lists[0].wide == pairs.max_pairs < len(case.texts)
 
 
 @interpreted
@@ -208,13 +208,13 @@ def test_the_host_waits_for_nothing_with_lists(
     lists: list[SampledLists],
 ) -> None:
     case = large(2, 32, 17)
-    most = pairs_of(case).most
+    bound = pairs_of(case).max_pairs
     waits.put([case.segments, case.texts, *case.captions, *case.pool.parameters()])
     with waits, half_products(True):
         case.fast(case.pairs("sampled"))
         assert "lists" not in called, "the host does not know how long they are"
         called.clear()
-        case.fast(part_pairs(case.images, case.captions, "sampled", CLOCK, most)).total.backward()
+        case.fast(part_pairs(case.images, case.captions, "sampled", CLOCK, bound)).total.backward()
     assert len(lists) == 1
     assert called == ["lists", "unlists", "outer"]
     assert waits.files == set()

@@ -185,17 +185,17 @@ def test_grams_are_those_of_torch(
     mask = torch.zeros(3, slots).masked_fill(torch.rand(3, slots) > 0.6, -torch.inf) if masked else None
     if mask is not None:
         mask[1] = -torch.inf
-    logits, seen, g, m = (x.double().requires_grad_() for x in (2 * fit, 4 * dots, matrix / 2, middle))
+    logits, v_u, g, m = (x.double().requires_grad_() for x in (2 * fit, 4 * dots, matrix / 2, middle))
     a = weights(logits, torch.ones(()), mask)
     flat = a.permute(2, 1, 0, 3).flatten(2)
-    twins = (a * seen).sum((0, 3)).T, ((flat @ g + 2 * m[:, None]) * flat).sum(-1)
+    twins = (a * v_u).sum((0, 3)).T, ((flat @ g + 2 * m[:, None]) * flat).sum(-1)
     for found, twin in zip(
         gram.gram(fit, dots, mask, matrix, middle, torch.tensor([2.0, 4.0, 0.5])), twins, strict=True
     ):
         near(found, twin, half)
     by = torch.randn(2, 3, 70)
     by_fit, *others = gram.ungram(fit, dots, mask, matrix, middle, *by, torch.tensor([2.0, 0.5, 2 / 4]))
-    expected = torch.autograd.grad(twins, (logits, seen, g, m), tuple(by.double()))
+    expected = torch.autograd.grad(twins, (logits, v_u, g, m), tuple(by.double()))
     for found, twin in zip((4.0 * by_fit, *others), expected, strict=True):
         near(found, twin, half)
 

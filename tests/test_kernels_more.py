@@ -95,8 +95,8 @@ def test_scores_and_selection_of_a_kernel_are_those_of_a_loop(stretch: bool) -> 
     for i, j in product(range(n), range(t)):
         cosine = (near[i, j].double() / length[i]).tolist()
         low, high = min(cosine), max(cosine)
-        seen = [(x - low) / (high - low + 1e-8) if stretch else x for x in cosine]
-        expected = [float(base[i, at]) + 0.4 * seen[at] for at in range(patches)]
+        wide = [(x - low) / (high - low + 1e-8) if stretch else x for x in cosine]
+        expected = [float(base[i, at]) + 0.4 * wide[at] for at in range(patches)]
         assert score[i, j].tolist() == pytest.approx(expected, abs=1e-6)
         values = score[i, j].tolist()
         order = sorted(range(patches), key=lambda at: (-values[at], at))
@@ -166,10 +166,10 @@ def test_finds_of_a_kernel_are_those_of_a_loop() -> None:
     weight[:, 3], words[:, 0] = 1.0, True
     means, of_patches, of_words = matched(cosine, weight, words, 3, 0.5)
     for i in range(6):
-        real, told = weight[i].nonzero().flatten().tolist(), words[i].nonzero().flatten().tolist()
+        real, spoken = weight[i].nonzero().flatten().tolist(), words[i].nonzero().flatten().tolist()
         x = [[c if c > 0 else c / 2 for c in row] for row in cosine[i].tolist()]
-        patch = sorted((max(x[p][m] for m in told) for p in real), reverse=True)
-        word = sorted((max(x[p][m] for p in real) for m in told), reverse=True)
+        patch = sorted((max(x[p][m] for m in spoken) for p in real), reverse=True)
+        word = sorted((max(x[p][m] for p in real) for m in spoken), reverse=True)
         assert means[i].tolist() == pytest.approx([sum(patch) / len(patch), sum(word) / len(word)])
         assert of_patches[i].tolist() == (patch + 3 * patch[-1:])[:3]
         assert of_words[i].tolist() == (word + 3 * word[-1:])[:3]

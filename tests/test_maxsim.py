@@ -18,18 +18,22 @@ from grainline.types import Texts, rows
 SHARP = 7.0
 
 
-def slow_best(patches: Tensor, seen: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+def slow_best(patches: Tensor, image_mask: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     """The smooth maximum of one token in one image, and what each real patch adds to it."""
-    cosine = torch.stack([patch @ token for patch, real in zip(patches, seen, strict=True) if real])
+    cosine = torch.stack([patch @ token for patch, real in zip(patches, image_mask, strict=True) if real])
     weight = (SHARP * cosine).exp() / (SHARP * cosine).exp().sum()
     return (weight * cosine).sum(), weight * cosine
 
 
-def slow_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor) -> Tensor:
+def slow_score(images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor) -> Tensor:
     out = []
     for n in range(len(images)):
         for m in range(len(texts)):
-            best = [slow_best(images[n], seen[n], texts[m, s])[0] for s in range(len(told[m])) if told[m, s]]
+            best = [
+                slow_best(images[n], image_mask[n], texts[m, s])[0]
+                for s in range(len(text_mask[m]))
+                if text_mask[m, s]
+            ]
             out.append(torch.stack(best).mean() if best else torch.zeros((), dtype=images.dtype))
     return torch.stack(out).view(len(images), len(texts))
 
@@ -38,19 +42,19 @@ def sides() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Three images of five patches, four texts of up to three sentences; two of which share one."""
     images, texts = unit(torch.randn(3, 5, 6).double()), unit(torch.randn(4, 3, 6).double())
     texts[1, 2] = texts[0, 0]
-    seen, told = torch.rand(3, 5) > 0.3, torch.rand(4, 3) > 0.3
-    seen[:, 0], told[:, 0], told[1, 2], told[3] = True, True, True, False
-    return images, seen, texts, told
+    image_mask, text_mask = torch.rand(3, 5) > 0.3, torch.rand(4, 3) > 0.3
+    image_mask[:, 0], text_mask[:, 0], text_mask[1, 2], text_mask[3] = True, True, True, False
+    return images, image_mask, texts, text_mask
 
 
 @pytest.mark.parametrize("block", [1, 40, maxsim.BLOCK])
 def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maxsim, "BLOCK", block)
-    images, seen, texts, told = sides()
+    images, image_mask, texts, text_mask = sides()
     leaves = [(x.clone().requires_grad_(), y.clone().requires_grad_()) for x, y in [(images, texts)] * 2]
     (a, b), (c, d) = leaves
     weight = torch.randn(3, 4).double()
-    fast, slow = late_score(a, seen, b, told, SHARP), slow_score(c, seen, d, told)
+    fast, slow = late_score(a, image_mask, b, text_mask, SHARP), slow_score(c, image_mask, d, text_mask)
     torch.testing.assert_close(fast, slow)
     assert torch.equal(fast[:, 3], torch.zeros(3))
     (fast * weight).sum().backward()
@@ -81,22 +85,22 @@ def plain_maxima(q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_plain_maximum_is_the_loop(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, seen, texts, told = sides()
+    images, image_mask, texts, text_mask = sides()
     if fused:
         monkeypatch.setattr(maxsim.launch, "use", lambda _: True)
         monkeypatch.setattr(maxsim, "find_spec", lambda _: True)
         monkeypatch.setattr(maxsim, "fused_maxima", lambda: plain_maxima)
         monkeypatch.setattr(maxsim, "_in_tiles", None)
     leaves = images.requires_grad_(), texts.requires_grad_()
-    fast = late_score(images, seen, texts, told, None)
-    slow = plain_maxima(texts, images, told, seen).T / told.sum(1).clamp(min=1)
+    fast = late_score(images, image_mask, texts, text_mask, None)
+    slow = plain_maxima(texts, images, text_mask, image_mask).T / text_mask.sum(1).clamp(min=1)
     torch.testing.assert_close(fast, slow)
     weight = torch.randn(3, 4).double()
     found, expected = (torch.autograd.grad((x * weight).sum(), leaves) for x in (fast, slow))
     torch.testing.assert_close(found[0], expected[0])
-    heat = late_heat(images, seen, texts[:3], told[:3], None)
+    heat = late_heat(images, image_mask, texts[:3], text_mask[:3], None)
     torch.testing.assert_close(heat.sum(1), slow.diagonal())
-    assert ((heat != 0).sum(1) <= told[:3].sum(1)).all()
+    assert ((heat != 0).sum(1) <= text_mask[:3].sum(1)).all()
 
 
 def test_the_library_of_fused_maxima_has_the_function_that_is_called() -> None:
@@ -104,18 +108,22 @@ def test_the_library_of_fused_maxima_has_the_function_that_is_called() -> None:
     from late_interaction_kernels.reference import maxsim_reference
 
     assert list(inspect.signature(maxsim.fused_maxima()).parameters)[:4] == ["Q", "D", "q_mask", "d_mask"]
-    images, seen, texts, told = sides()
-    found = maxsim_reference(texts, images, told, seen)
-    torch.testing.assert_close(found.double(), plain_maxima(texts, images, told, seen), rtol=1e-5, atol=1e-6)
+    images, image_mask, texts, text_mask = sides()
+    found = maxsim_reference(texts, images, text_mask, image_mask)
+    torch.testing.assert_close(
+        found.double(), plain_maxima(texts, images, text_mask, image_mask), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:
-    images, seen, texts, told = sides()
-    heat = late_heat(images, seen, texts[:3], told[:3], SHARP)
-    torch.testing.assert_close(heat.sum(1), late_score(images, seen, texts[:3], told[:3], SHARP).diagonal())
-    assert torch.equal(heat[~seen], torch.zeros_like(heat[~seen]))
-    parts = [slow_best(images[0], seen[0], texts[0, s])[1] for s in range(3) if told[0, s]]
-    torch.testing.assert_close(heat[0, seen[0]], torch.stack(parts).mean(0))
+    images, image_mask, texts, text_mask = sides()
+    heat = late_heat(images, image_mask, texts[:3], text_mask[:3], SHARP)
+    torch.testing.assert_close(
+        heat.sum(1), late_score(images, image_mask, texts[:3], text_mask[:3], SHARP).diagonal()
+    )
+    assert torch.equal(heat[~image_mask], torch.zeros_like(heat[~image_mask]))
+    parts = [slow_best(images[0], image_mask[0], texts[0, s])[1] for s in range(3) if text_mask[0, s]]
+    torch.testing.assert_close(heat[0, image_mask[0]], torch.stack(parts).mean(0))
 
 
 def test_distinct_rows_find_every_row_again() -> None:

@@ -132,8 +132,8 @@ class TextTransformer(Grouping):
         return TextTokens(pooled, tokens, mask)
 
     def packs(self, ids: Tensor) -> bool:
-        """Whether texts are read without padding: on a GPU, if no layer draws noise for each row."""
-        if not can_pack(ids):
+        """Whether texts are read without padding: on a GPU, if no layer is compiled or draws noise."""
+        if self.few_shapes or not can_pack(ids):
             return False
         return not self.training or not any(
             getattr(layer, "p", 0) or getattr(layer, "rate", 0) for layer in self.stack.modules()
@@ -149,9 +149,8 @@ class TextTransformer(Grouping):
         place = from_host(lambda mask: mask.flatten().nonzero()[:, 0], mask)
         starts = from_host(lambda mask: F.pad(mask.sum(1).cumsum(0), (1, 0)).int(), mask)
         longest = by_host(lambda mask: int(mask.sum(1).max()) if len(mask) else 0, mask)
-        packed = Packed(starts, -(-longest // 16) * 16)  # few lengths, for compiled layers
         x = self.words(ids.flatten()[place]) + self.position[place % ids.shape[1]]
-        x = self.norm(self.stack(x[None], packed, self.causal))[0]
+        x = self.norm(self.stack(x[None], Packed(starts, longest), self.causal))[0]
         return x.new_zeros(ids.numel(), self.width).index_copy(0, place, x).unflatten(0, ids.shape)
 
     def _pool(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """What texts pool of images, as `losses/tiled/chunked_cosine.py` has it, and the way back.
 
-    attend    z = _softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
+    attend    z = softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
     lengths   y = z M, and the two inner products that a cosine needs, while y is in registers
     unattend  gradients by logits, keys and values: a program passes over texts, while the keys and values of
               an image and head, and their gradients, stay where they are
@@ -33,13 +33,8 @@ WARPS |= {"gram": (8, 8), "ungram": (8, 8)}
 STAGES = {"attend": 2, "lengths": 3, "unattend": 2, "outer": 3, "gram": 1, "ungram": 3}
 LISTED = "unattend of lists"  # one product more, and less room for texts
 TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: 2}
-LENGTHS = [
-    "T",
-    "N",
-    "M",
-    "rows",
-    "tiles",
-]  # they change from batch to batch, and are no reason to compile again
+# What changes from batch to batch is no reason to compile again.
+LENGTHS = ["T", "N", "M", "rows", "tiles"]
 PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
 
 

@@ -120,17 +120,18 @@ def both_triplets(
     alone = local.images is gathered.images and local.texts is gathered.texts  # one process: scored once
     first_image, first_text = (0 if alone else rank() * len(side.item) for side in local)
 
-    def of_images(local: Tensor, item: Tensor, image: Tensor, images: Tensor) -> Tensor:
+    owner = mirror(owner_of, gathered.texts.image, gathered.images.image)  # [M]
+
+    def of_images(local: Tensor, item: Tensor, owner: Tensor) -> Tensor:
         real = (local >= 0)[:, None] & (item >= 0)
-        return (owner_of(image, images) == _all(local)[:, None] + first_image) & real
+        return (owner == _all(local)[:, None] + first_image) & real
 
-    def of_texts(local: Tensor, item: Tensor, image: Tensor, images: Tensor) -> Tensor:
-        owner = owner_of(image, images)[_all(local) + first_text]
-        return (owner[:, None] == _all(images)) & (local >= 0)[:, None] & (item >= 0)
+    def of_texts(local: Tensor, item: Tensor, owner: Tensor) -> Tensor:
+        real = (local >= 0)[:, None] & (item >= 0)
+        return (owner[_all(local) + first_text][:, None] == _all(item)) & real
 
-    ids = gathered.texts.image, gathered.images.image
-    i2t_pairs = _direction(local.images, gathered.texts, of_images, ids)
-    t2i_pairs = _direction(local.texts, gathered.images, of_texts, ids)
+    i2t_pairs = _direction(local.images, gathered.texts, of_images, owner)
+    t2i_pairs = _direction(local.texts, gathered.images, of_texts, owner)
     if alone:
         score = score_fn(
             local.images, local.texts, lambda s: i2t_pairs.touched(s, rule) | t2i_pairs.touched(s.T, rule).T
@@ -141,7 +142,7 @@ def both_triplets(
             score_fn(local.images, gathered.texts, lambda s: i2t_pairs.touched(s, rule)),
             score_fn(gathered.images, local.texts, lambda s: t2i_pairs.touched(s.T, rule).T).T,
         )
-    real = owner_of(*ids) >= 0
+    real = owner >= 0
     share = real[_all(local.texts.item) + first_text].sum() / real.sum().clamp(min=1)
     return {
         name: Term(rule.weight * weight, Mean(direction.loss(score, rule), share))
@@ -149,12 +150,10 @@ def both_triplets(
     }
 
 
-def _direction(
-    rows: Encoded, columns: Encoded, positive: Callable[..., Tensor], ids: tuple[Tensor, Tensor]
-) -> _Direction:
-    """positive  the pairs, from the items of rows and columns and the ids: images of texts, and of images"""
+def _direction(rows: Encoded, columns: Encoded, positive: Callable[..., Tensor], owner: Tensor) -> _Direction:
+    """positive  the pairs [n, M] bool, from the items of rows and of columns, and the owner of each text"""
     real = (rows.item >= 0)[:, None] & (columns.item >= 0)
-    return _Direction(mirror(positive, rows.item, columns.item, *ids), real & ~same_image(rows, columns))
+    return _Direction(mirror(positive, rows.item, columns.item, owner), real & ~same_image(rows, columns))
 
 
 def _all(ids: Tensor) -> Tensor:

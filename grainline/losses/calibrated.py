@@ -312,7 +312,7 @@ def first_texts(
         slot, empty = slots_of(texts.image, images.image), texts.item < 0
         of_slot = torch.zeros_like(level).scatter_reduce(0, slot, level.masked_fill(place < 0, 0), "amax")
         level = torch.where(empty, of_slot[slot], level)
-        place = torch.where(empty, row_by_position(texts.image, images.image), place)
+        place = own_images(texts, images, padding)
     counts = ids.real() & (place >= 0)
     order = rank_of(torch.where(counts, place * LEVELS + level, -1))
     row = (counts & (order < limit[level])).nonzero()[:, 0]

@@ -62,18 +62,18 @@ class TextRows(Protocol):
 
 
 def part_pairs(
-    image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock, most: int | None = None
+    image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock, max_pairs: int | None = None
 ) -> Pairs:
     """The captions that each image is compared with in `part_loss`.
 
     image_ids [n] local; captions [P] of all processes: no item = padding, no image = a foil, a negative of
     all
-    most      sampled captions that no image has more of, as `most_pairs` counts them, if the host knows such
-              a number: on a GPU a small one makes sampled negatives faster
+    max_pairs  no image has more sampled captions (`kernel_lists.max_pairs`), if the host knows such a number:
+               on a GPU a small one makes sampled negatives faster
     """
     if on_gpu(captions.item):
         pairs = without_waits(image_ids, captions, negatives, clock)
-        return pairs._replace(most=most) if isinstance(pairs, SampledMask) else pairs
+        return pairs._replace(max_pairs=max_pairs) if isinstance(pairs, SampledMask) else pairs
     if negatives == "sampled":
         return sample_negatives(image_ids, captions, clock)
     return all_negatives(image_ids, captions)

@@ -180,9 +180,7 @@ class BetaCLIP(Method):
         pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
         all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is not None:
-            others = calibrated.first_texts(
-                gathered, cfg.group, self.keeps_padding, cfg.others.sentences, cfg.others.phrases
-            )
+            others = self._pooling_texts(gathered, cfg.others)
             images = calibrated.image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
             owner = torch.full_like(owner, calibrated.NOBODY) if cfg.others.own else owner
@@ -208,9 +206,7 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, mean)}
         if cfg.others is None:
             return terms
-        others = calibrated.first_texts(
-            gathered, cfg.group, self.keeps_padding, cfg.others.sentences, cfg.others.phrases
-        )
+        others = self._pooling_texts(gathered, cfg.others)
         images = local_rows(calibrated.image_ids(gathered.images, cfg.group), len(local.images.item))
         parameters = dict(self.pool.named_parameters())
 
@@ -224,6 +220,10 @@ class BetaCLIP(Method):
         texts = gathered.texts.vector[others.row]
         mean = calibrated.cross_image_bce(pool, shared, patches, images, texts, others.ids)
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, mean)}
+
+    def _pooling_texts(self, gathered: Pair, others: CrossImageConfig) -> calibrated.PoolingTexts:
+        group, padding = self.cfg.group, self.keeps_padding
+        return calibrated.first_texts(gathered, group, padding, others.sentences, others.phrases)
 
     def _further(
         self, gathered: Pair, others: calibrated.PoolingTexts, images: RowIds, ids: RowIds

@@ -13,7 +13,7 @@ from grainline.data.texts import Chunking
 from grainline.distributed import largest_of, world_size
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.kernel_lists import Counts, count, most_pairs
+from grainline.losses.tiled.kernel_lists import Counts, count, max_pairs
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
 from grainline.nn.hashing import equal_texts
@@ -53,42 +53,37 @@ class Parts(NamedTuple):
     vector: Tensor  # [P, D] as the text encoder returns them, not of unit length
     item: Tensor  # [P] int64, unique ids; -1 = padding
     image: Tensor  # [P] int64, as in Texts
-    most: int | None = None  # no image is compared with more of those of all processes, if some are sampled
+    max_pairs: int | None = None  # no image has more of those of all processes, where they are sampled
 
     @classmethod
     def of(cls, texts: Encoded, foils: bool) -> "Parts":
         """The tokens of texts. foils: also of texts that describe no image"""
 
-        def places(mask: Tensor, item: Tensor, image: Tensor) -> Tensor:
+        def layout(mask: Tensor, item: Tensor, image: Tensor) -> tuple[Tensor, ...]:
             keep = (item >= 0) & ((image >= 0) | foils)
-            return (mask & keep[:, None]).flatten().nonzero()[:, 0]
+            place = (mask & keep[:, None]).flatten().nonzero()[:, 0]
+            row, slot = place // mask.shape[1], place % mask.shape[1]
+            return place, item[row] * SLOTS + slot, image[row]
 
-        def counts(mask: Tensor, item: Tensor, image: Tensor) -> Counts:
-            row = places(mask, item, image) // mask.shape[1]
-            return count(item[row], image[row])
-
-        ids = texts.mask, texts.item, texts.image
-        place = from_host(places, *ids)
-        row, slot = place // texts.mask.shape[1], place % texts.mask.shape[1]
-        longest, *numbers = largest_of((len(place), *by_host(counts, *ids)), place.device)
+        place, item, image = from_host(layout, texts.mask, texts.item, texts.image)
+        longest, *numbers = largest_of((len(place), *by_host(count, item, image)), place.device)
         padding = longest - len(place)
         no_id = place.new_full((padding,), -1)
-        item = torch.cat([texts.item[row] * SLOTS + slot, no_id])
         zeros = texts.tokens.new_zeros(padding, texts.tokens.shape[2])
         vector = torch.cat([texts.tokens.flatten(0, 1)[place], zeros])
-        image = torch.cat([texts.image[row], no_id])
-        return cls(vector, item, image, most_pairs(Counts(*numbers), world_size()))
+        item, image = torch.cat([item, no_id]), torch.cat([image, no_id])
+        return cls(vector, item, image, max_pairs(Counts(*numbers), world_size()))
 
 
-def read_parts(towers: Towers, texts: Texts, most: int | None = None) -> tuple[Tensor, Tensor]:
+def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tuple[Tensor, Tensor]:
     """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
 
-    Parts that several texts share are encoded once. ValueError for a text of more than `most` parts.
+    Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
     """
-    if most and texts.ids.shape[1] > most:
-        if by_host(lambda mask: bool(mask[:, most:].any()), texts.mask):
-            raise ValueError(f"a text has more than {most} parts; the method composes no more")
-        ids, mask = mirror(lambda *both: tuple(x[:, :most] for x in both), texts.ids, texts.mask)
+    if max_parts and texts.ids.shape[1] > max_parts:
+        if by_host(lambda mask: bool(mask[:, max_parts:].any()), texts.mask):
+            raise ValueError(f"a text has more than {max_parts} parts; the method composes no more")
+        ids, mask = mirror(lambda *both: tuple(x[:, :max_parts] for x in both), texts.ids, texts.mask)
         texts = texts._replace(ids=ids, mask=mask)
     mask = mirror(lambda mask: mask.any(-1), texts.mask)
     first, back = from_host(
@@ -145,7 +140,7 @@ class PartPool(ConditionedPool):
     ) -> Mean:
         """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
         sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
-        pairs = part_pairs(*sides, negatives, clock, parts.most)
+        pairs = part_pairs(*sides, negatives, clock, parts.max_pairs)
         return part_loss(self, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
 
     def precompute(self, images: Encoded) -> Encoded:

@@ -198,12 +198,15 @@ def _extra(read: Any, mask: Tensor) -> TGTExtra:
     return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), hard.sum(1).to(soft.dtype))
 
 
-def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:
-    """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means."""
+def _facts(extra: TGTExtra, rows: Tensor) -> dict[str, Term]:
+    """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means.
+
+    rows  [m] int64 numbers of the texts that are no padding
+    """
     if not extra.counts.shape[1]:
         return {}
     unsure, tokens, counts, used = (
-        x.detach()[real] for x in (extra.unsure, extra.tokens, extra.counts, extra.used)
+        x.detach()[rows] for x in (extra.unsure, extra.tokens, extra.counts, extra.used)
     )
     empty = (counts == 0) & used
     facts = {

@@ -1,7 +1,7 @@
 """`kernel_cosine` where each image is compared with a list of texts of its own: sampled negatives on a GPU.
 
 With texts of many processes a list is a small part of all of them. It is made without a wait, so its length
-is a number that the host knows beforehand: `most_pairs`. Kernels read texts by their places in it, and
+is a number that the host knows beforehand: `max_pairs`. Kernels read texts by their places in it, and
 gradients by a text are summed over the pairs that it is in. Where a kernel is refused, torch computes with
 copies.
 """
@@ -41,19 +41,19 @@ def count(item: Tensor, image: Tensor) -> Counts:
     return Counts(own, len(number), int((real & (image < 0)).sum()))
 
 
-def most_pairs(counts: Counts, ranks: int = 1) -> int:
+def max_pairs(counts: Counts, ranks: int = 1) -> int:
     """No image has more pairs in `sample_negatives`. counts: of each rank these at most"""
     own, images, foils = (ranks * x for x in counts)
     return max(0, own + images - 1) + foils
 
 
 def lists_of(mask: SampledMask) -> SampledLists:
-    """The same pairs as lists of `mask.most` columns, in their order; the host waits for nothing.
+    """The same pairs as lists of `mask.max_pairs` columns, in their order; the host waits for nothing.
 
     An error on the device where a row has more pairs.
     """
     wide = mask.wide
-    width = wide if mask.most is None else min(mask.most, wide)
+    width = wide if mask.max_pairs is None else min(mask.max_pairs, wide)
     step, number = max(1, AT_ONCE // max(1, wide)), len(mask.rows.item)
     parts = [_lists(mask, slice(top, top + step), width) for top in range(0, max(1, number), step)]
     return SampledLists(mask.rows, *(torch.cat(x) for x in zip(*parts, strict=True)))
@@ -73,7 +73,7 @@ def _lists(mask: SampledMask, rows: slice, width: int) -> tuple[Tensor, Tensor]:
 
 def fits_lists(score: Score, mask: SampledMask, operands: Operands, key: Tensor) -> bool:
     """Whether kernels for lists are for these keys [n, heads, L, d], and all pairs were much more work."""
-    less = mask.most is not None and mask.wide >= LESS * mask.most
+    less = mask.max_pairs is not None and mask.wide >= LESS * mask.max_pairs
     return less and isinstance(score, Dense) and fits(operands, key) and not launch.refused(*NAMES)
 
 

@@ -240,7 +240,7 @@ class SampledMask(NamedTuple):
     rank: Tensor  # [M] place of a caption among those of its image
     number: Tensor  # [M] of these; 1 for padding and foils
     clock: Clock
-    most: int | None = None  # no row has more pairs, if the host knows such a number
+    max_pairs: int | None = None  # no row has more pairs, if the host knows such a number
 
     @property
     def wide(self) -> int:
