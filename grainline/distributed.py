@@ -1,7 +1,12 @@
-"""Collectives over the processes of a run; with one process every function is the identity."""
+"""Collectives over the processes of a run; with one process every function is the identity.
+
+Validation is divided between the processes (`divided`); all else that evaluation does is work of one.
+"""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -121,6 +126,75 @@ def barrier() -> None:
     """Wait until every process calls it."""
     if world_size() > 1:
         dist.barrier()
+
+
+_divided = False
+
+
+@contextmanager
+def divided() -> Iterator[None]:
+    """Inside, all processes encode and rank together: each does a share, and each gets the whole result.
+
+    They must make the same calls. Outside, a call computes everything itself, as the callbacks of the first
+    process expect.
+    """
+    global _divided
+    before, _divided = _divided, True
+    try:
+        yield
+    finally:
+        _divided = before
+
+
+def workers() -> int:
+    """The number of processes that divide the work of a call: 1 outside `divided`."""
+    return world_size() if _divided else 1
+
+
+def span(number: int, unit: int) -> range:
+    """The share of this process in `number` rows: consecutive, and whole units but for the last rows."""
+    units = -(-number // unit)
+    first, last = ((rank() + i) * units // workers() if workers() > 1 else i * units for i in (0, 1))
+    return range(min(first * unit, number), min(last * unit, number))
+
+
+def share(items: Sequence[T]) -> Sequence[T]:
+    """The share of this process in some items: every `workers()`-th."""
+    return items[rank() :: workers()] if workers() > 1 else items
+
+
+def max_over_workers(x: Tensor) -> Tensor:
+    """The maximum over the processes that divide the work."""
+    return all_reduce_max(x) if workers() > 1 else x
+
+
+def sum_over_workers(x: Tensor) -> Tensor:
+    """The sum over the processes that divide the work."""
+    if workers() > 1:
+        x = x.clone()
+        dist.all_reduce(x)
+    return x
+
+
+def parts_of_workers(local: T) -> list[T]:
+    """A small object of every process that divides the work, in rank order."""
+    return all_gather_objects(local) if workers() > 1 else [local]
+
+
+def rows_of_workers(local: R, device: torch.device) -> list[R]:
+    """Rows of every process that divides the work, in rank order; their number and length may differ."""
+    if workers() == 1:
+        return [local]
+    like: list[R] = all_gather_objects(each(lambda x: torch.empty_like(x, device="meta"), local))
+    like[rank()] = local
+
+    def sent(source: int, x: Tensor) -> Tensor:
+        x = x.contiguous() if source == rank() else torch.empty_like(x, device=device)
+        as_bytes = x.view(torch.uint8) if x.dtype == torch.bool else x  # gloo and nccl disagree about bool
+        dist.broadcast(as_bytes, source)
+        return x
+
+    return [each(partial(sent, source), part) for source, part in enumerate(like)]
 
 
 def _of_length(x: Tensor, length: int) -> Tensor:

@@ -243,6 +243,22 @@ TRAINING = [
           "usable_cores() - 1", "usable_cores()"),
     Fault("training/report.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
           "max_corrupt=self.max_corrupt", "max_corrupt=0.0"),
+    Fault("distributed.py", "tests/test_divided.py", "the first process encodes its share, the others too",
+          "(rank() + i) * units", "i * units"),
+    Fault("distributed.py", "tests/test_divided.py", "a callback of the first process waits for the others",
+          "return world_size() if _divided else 1", "return world_size()"),
+    Fault("evaluation/encode.py", "tests/test_divided.py", "texts of later processes name the first images",
+          "len(out.keys) + row for row", "row for row"),
+    Fault("evaluation/encode.py", "tests/test_divided.py", "each process counts its own cut texts",
+          "cut=sum(parts_of_workers(truncated))", "cut=truncated"),
+    Fault("evaluation/score.py", "tests/test_divided.py", "each process ranks against its own positives",
+          "max_over_workers(row), max_over_workers(column)", "row, column"),
+    Fault("evaluation/score.py", "tests/test_divided.py", "each process counts the negatives of its tiles",
+          "Ranks(sum_over_workers(one.rank) + 1", "Ranks(one.rank + 1"),
+    Fault("evaluation/score.py", "tests/test_divided.py", "NaN of another process goes unnoticed",
+          "int(sum_over_workers(nan))", "int(nan)"),
+    Fault("training/loop.py", "tests/test_sharded.py", "every process validates everything",
+          "as method, divided():", "as method:"),
 ]
 
 DATA = [

@@ -24,6 +24,7 @@ from grainline.data.formats.joined import remarks
 from grainline.data.formats.plain import read_lines
 from grainline.data.open_source import SOURCES, open_source
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
+from grainline.distributed import parts_of_workers, rows_of_workers, span, workers
 from grainline.errors import UserError, amount
 from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
@@ -124,6 +125,13 @@ class Rows:
         self.encode_waiting()
         return numbered(stack(self.done), owner)
 
+    def gathered(self, nothing: Callable[[], Encoded]) -> Encoded:
+        """The rows of all processes that divide the work. nothing: what stands for no row at all."""
+        self.encode_waiting()
+        local = stack(self.done) if self.done else nothing()
+        parts = rows_of_workers(local, local.vector.device)
+        return stack([part for part in parts if len(part.vector)] or [local])
+
     def of_no_image(self) -> Encoded:
         """All rows, as texts that describe no image of the gallery."""
         return self.stacked([-1] * self.number)
@@ -201,6 +209,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
+    assert workers() == 1 or not collectors, "collectors see one walk over the whole source"
     cut_before = model.cut
     tokens = model.method.pairwise and keep_tokens
 
@@ -213,47 +222,59 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     text_batches = text_rows(model, batch, keep_tokens=keep_tokens)
     image_batches = Rows(encode_batch, batch)
     walk = _Walk(image_batches, text_batches, captions, need_text, encode_texts, collectors.values())
-    failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its image in memory
     records = source if descriptions is None else WithDescriptions(source, descriptions)
-    for index in range(len(source)):
+    for index in span(len(source), batch):
         try:
             record = records[index]
             walk.add(record, decode(record) if encode_images else None, index)
         except CorruptSample as error:
-            failed.append((error.cause, str(error)))
-            if len(failed) > max_corrupt * len(source):
-                raise UserError(
-                    f"at least {len(failed)} of {len(source)} samples in {source.path} are corrupt; allowed"
-                    f" are {max_corrupt:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
-                    f" the first: {'; '.join(text for _, text in failed[:3])}"
-                ) from None
+            # As text: an exception would keep its image in memory.
+            walk.read.failed.append((error.cause, str(error)))
+            if len(walk.read.failed) > max_corrupt * len(source):
+                break
         if progress is not None:
             progress(index + 1, len(source))
-    if len(failed) == len(source):
-        raise UserError(f"no sample of {source.path} can be used; the first of {len(source)}: {failed[0][1]}")
+    read = joined(parts_of_workers(walk.read))
+    _refuse(read.failed, source, max_corrupt)
+
+    def nothing() -> Encoded:
+        return rows(model.encode(texts=["a"]), slice(0, 0))
+
     # the last regions are pooled here
-    images = walk.images.stacked() if encode_images else rows(model.encode(texts=["a"]), slice(0, 0))
+    images, texts = (numbered(side.gathered(nothing)) for side in (walk.images, walk.texts))
     data = Encodings(
         images=images,
-        texts=walk.texts.stacked(walk.owner) if walk.texts.number else rows(images, slice(0, 0)),
-        keys=tuple(walk.keys),
-        strings=tuple(walk.strings),
+        texts=numbered(texts, read.owner) if encode_texts else texts,
+        keys=tuple(read.keys),
+        strings=tuple(read.strings),
         path=source.path,
         fingerprint=source.fingerprint(),
         captions=captions,
         samples=len(source),
-        damaged=dict(Counter(cause for cause, _ in failed)),
-        damaged_first=tuple(text for _, text in failed[:3]),
-        blank=walk.blank,
+        damaged=dict(Counter(cause for cause, _ in read.failed)),
+        damaged_first=tuple(text for _, text in read.failed[:3]),
+        blank=read.blank,
         cut=0,  # known once all texts are encoded
-        positions=tuple(walk.positions),
+        positions=tuple(read.positions),
         remarks=remarks(source),
-        described=tuple(walk.described),
+        described=tuple(read.described),
         descriptions="" if descriptions is None else str(descriptions),
     )
     data = data._replace(collected={name: one.result(data) for name, one in collectors.items()})
-    truncated = sum(one.truncated for one in collectors.values())
-    return data._replace(cut=model.cut - cut_before + truncated)
+    truncated = model.cut - cut_before + sum(one.truncated for one in collectors.values())
+    return data._replace(cut=sum(parts_of_workers(truncated)))
+
+
+def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: float) -> None:
+    """Raise UserError if more samples failed than may, or all of them."""
+    if len(failed) > max_corrupt * len(source):
+        raise UserError(
+            f"at least {len(failed)} of {len(source)} samples in {source.path} are corrupt; allowed"
+            f" are {max_corrupt:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
+            f" the first: {'; '.join(text for _, text in failed[:3])}"
+        )
+    if len(failed) == len(source):
+        raise UserError(f"no sample of {source.path} can be used; the first of {len(source)}: {failed[0][1]}")
 
 
 def texts_of(record: Record, captions: Captions) -> list[str]:
@@ -271,8 +292,36 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
 
 
 @dataclass
+class Read:
+    """What was read of some consecutive samples of a source."""
+
+    keys: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # in the source
+    strings: list[str] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)  # row of the image of each text
+    described: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)  # cause, text
+    blank: int = 0
+
+
+def joined(parts: Sequence[Read]) -> Read:
+    """Consecutive parts of a source as one; their images are numbered on.
+
+    >>> joined([Read(["a", "b"], owner=[0, 1]), Read(["c"], owner=[0, 0])]).owner
+    [0, 1, 2, 2]
+    """
+    out = Read()
+    for part in parts:
+        out.owner += [len(out.keys) + row for row in part.owner]
+        for name in ("keys", "positions", "strings", "described", "failed"):
+            getattr(out, name).extend(getattr(part, name))
+        out.blank += part.blank
+    return out
+
+
+@dataclass
 class _Walk:
-    """What one walk over a source has read so far."""
+    """A walk over a source, or over the share of this process."""
 
     images: Rows  # of images, each with its texts
     texts: Rows
@@ -280,12 +329,7 @@ class _Walk:
     need_text: bool
     encode_texts: bool
     collectors: Collection[Collector]
-    keys: list[str] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # in the source
-    strings: list[str] = field(default_factory=list)
-    owner: list[int] = field(default_factory=list)
-    described: list[str] = field(default_factory=list)
-    blank: int = 0
+    read: Read = field(default_factory=Read)
 
     def add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at position `index` of the source, and pass it to the collectors.
@@ -296,21 +340,22 @@ class _Walk:
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise CorruptSample(MISSING_CAPTION, record.key)
-        row, size = len(self.keys), (0, 0) if image is None else image.size
+        read, row = self.read, len(self.read.keys)
+        size = (0, 0) if image is None else image.size
         for collector in self.collectors:
             collector.add(Sample(record, size, index, row, real))
-        self.blank += len(texts) - len(real)
-        self.keys.append(record.key)
-        self.positions.append(index)
+        read.blank += len(texts) - len(real)
+        read.keys.append(record.key)
+        read.positions.append(index)
         for text in real:
             if self.encode_texts:
                 self.texts.add(text)
-            self.strings.append(text)
-            self.owner.append(row)
+            read.strings.append(text)
+            read.owner.append(row)
         if image is None:
             return
         if record.dense is not None:
-            self.described.append(record.dense)
+            read.described.append(record.dense)
         # Encodes a batch that is full: after its texts.
         self.images.add((image if record.dense is None else Described(image, record.dense), real))
 

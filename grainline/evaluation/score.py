@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from grainline.distributed import max_over_workers, share, sum_over_workers, workers
 from grainline.errors import UserError
 from grainline.evaluation.ranks import Ranks, ranks, refuse_nan
 from grainline.methods.base import dot
@@ -84,31 +85,34 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     """
     check(images, texts)
     room = memory // 4 if method.pairwise else 0  # a product is cheaper than keeping it
-    side = tile_side(method, images, texts, memory - room)
+    n, m = len(images.image), len(texts.image)
+    side = min(tile_side(method, images, texts, memory - room), -(-n // workers()))
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
     positive = _positive(images, texts, side)
-    n, m = len(images.image), len(texts.image)
+    tiles = share(list(_tiles(n, m, side)))
     # Scores of the best positives; -inf for a text that describes no image.
     row, column = (torch.full((number,), -torch.inf, device=images.image.device) for number in (n, m))
-    for r, c in _tiles(n, m, side):
+    for r, c in tiles:
         mask = positive(r, c)
         if mask is not None:
             score = tile(r, c).masked_fill(~mask, -torch.inf)
             torch.maximum(row[r], score.amax(1), out=row[r])
             torch.maximum(column[c], score.amax(0), out=column[c])
-    i2t, t2i = (
-        Ranks(torch.ones_like(best, dtype=torch.int64), torch.zeros_like(best, dtype=torch.bool))
+    row, column = max_over_workers(row), max_over_workers(column)
+    ahead = [
+        Ranks(torch.zeros_like(best, dtype=torch.int64), torch.zeros_like(best, dtype=torch.bool))
         for best in (row, column)
-    )
-    nan = 0
-    for r, c in _tiles(n, m, side):
+    ]
+    nan = torch.zeros((), dtype=torch.int64, device=row.device)
+    for r, c in tiles:
         score, mask = tile(r, c), positive(r, c)
         if bool(score.sum().isnan()):  # a cheap sum first; inf - inf is NaN too and counts as none
-            nan += int(score.isnan().sum())
-        _add(Ranks(i2t.rank[r], i2t.tied[r]), score, row[r][:, None], mask, 1)
-        _add(Ranks(t2i.rank[c], t2i.tied[c]), score, column[c][None], mask, 0)
-    refuse_nan(nan, n * m)
+            nan += score.isnan().sum()
+        _add(rows(ahead[0], r), score, row[r][:, None], mask, 1)
+        _add(rows(ahead[1], c), score, column[c][None], mask, 0)
+    refuse_nan(int(sum_over_workers(nan)), n * m)
+    i2t, t2i = (Ranks(sum_over_workers(one.rank) + 1, sum_over_workers(one.tied.int()) > 0) for one in ahead)
     query = texts.image >= 0
     return Both(i2t, Ranks(t2i.rank[query], t2i.tied[query]))
 

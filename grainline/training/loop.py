@@ -23,6 +23,7 @@ from grainline.distributed import (
     all_reduce_max,
     all_reduce_mean,
     barrier,
+    divided,
     rank,
     world_size,
 )
@@ -59,7 +60,7 @@ class Run(NamedTuple):
     cfg: TrainConfig
     workers: int
     max_corrupt: float  # share of samples that may be corrupt
-    validate: Callable[[Method], Validation] | None  # the first process calls it
+    validate: Callable[[Method], Validation] | None  # all processes call it (`divided`)
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
@@ -310,23 +311,23 @@ class _Training:
         )
 
     def _validate(self) -> bool:
-        """Validate on the first process; returns in every process whether the metric is the best so far."""
+        """Validate, divided between all processes; whether the metric is the best so far."""
+        assert self.job.validate is not None
         better = torch.zeros((), device=self.device)
         copy = self.validation_copy
-        with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method:
-            if rank() == 0:
-                assert self.job.validate is not None
-                metrics, notes, images = self.job.validate(method.eval())
-                train_mode(self.method)
-                value = next(iter(metrics.values()))
-                if self.best is None or value > self.best:
-                    self.best = value
-                    better += 1
-                text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
-                text = "; ".join([f"{text}, the best so far" if better else text, *notes])
-                self._note(text, "validation", metrics=metrics, images=images)
-                self.callbacks.measure(metrics)
-                self._call("on_validation", dict(metrics))
+        with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
+            metrics, notes, images = self.job.validate(method.eval())
+        train_mode(self.method)
+        if rank() == 0:
+            value = next(iter(metrics.values()))
+            if self.best is None or value > self.best:
+                self.best = value
+                better += 1
+            text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
+            text = "; ".join([f"{text}, the best so far" if better else text, *notes])
+            self._note(text, "validation", metrics=metrics, images=images)
+            self.callbacks.measure(metrics)
+            self._call("on_validation", dict(metrics))
         self.last_flush = self.step, time.monotonic()
         return bool(all_reduce_max(better))
 

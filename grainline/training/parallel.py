@@ -102,26 +102,21 @@ def shard_like(x: Tensor, like: Tensor) -> Tensor:
 
 
 class ValidationCopy:
-    """An unsharded copy of the method on the first process, for validation without the other processes.
+    """An unsharded copy of the method in each process: validation calls its layers as often as it has rows.
 
     It lies in CPU memory between validations.
     """
 
     def __init__(self, method: Method) -> None:
         """method  before it is sharded"""
-        self.copy = copy.deepcopy(method).cpu() if rank() == 0 else None
+        self.copy = copy.deepcopy(method).cpu()
 
     @contextmanager
     def filled(self, method: Method, device: torch.device) -> Iterator[Method]:
-        """The copy with the current weights. All processes enter; only the first may use the copy."""
-        state = {} if self.copy is None else self.copy.state_dict()
+        """The copy with the current weights. All processes enter."""
+        state = self.copy.state_dict()
         for name, x in method.state_dict().items():
-            full = full_tensor_on_first(x)
-            if self.copy is not None:
-                state[name].copy_(full)
-        if self.copy is None:
-            yield method
-            return
+            state[name].copy_(full_tensor(x))
         try:
             yield self.copy.to(device)
         finally:

@@ -1,0 +1,174 @@
+"""Encoding and ranking divided between processes give what one process gets alone."""
+
+import io
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+from processes import exit_codes, start_ranks
+from test_suite import Colours, InMemory, words
+from torch import Tensor
+
+from grainline.data.record import CorruptSample, Record
+from grainline.distributed import divided, rank, share, span
+from grainline.errors import UserError
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.score import retrieval_ranks
+from grainline.types import Encoded
+
+WORLD = 3
+LIMIT = timedelta(seconds=45)  # for one exchange
+
+
+class Reader(Colours):
+    """Reads any text; a token stands for a word."""
+
+    def encode(self, *, images: Any = None, texts: Any = None) -> Encoded:
+        out = super().encode(images=images, texts=["1 2 3"] if texts == ["a"] else texts)
+        lengths = torch.tensor([len(text.split()) for text in texts] if texts else [4] * len(out.vector))
+        mask = torch.arange(out.mask.shape[1]) < lengths[:, None]
+        return out._replace(tokens=out.tokens * mask[..., None], mask=mask)
+
+
+class Exact:
+    """Scores that do not depend on the tile."""
+
+    blockwise = False
+
+    def __init__(self, pairwise: bool) -> None:
+        self.pairwise = pairwise
+
+    def precompute(self, images: Encoded) -> Encoded:
+        return images
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return (images.vector.double() @ texts.vector.double().T).float()
+
+
+class Broken(Exact):
+    """One score in a corner of the matrix is not a number."""
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        score = super().score(images, texts)
+        score[(images.image == 20)[:, None] & (texts.item == 0)] = torch.nan
+        return score
+
+
+def colour(i: int) -> tuple[int, int, int]:
+    return 10 + 37 * i % 240, 10 + 101 * i % 240, 10 + 59 * i % 240
+
+
+def source(number: int = 23, damaged: tuple[int, ...] = (4, 17)) -> InMemory:
+    """Images with one to three captions; the colours of some come twice, so scores tie."""
+    records: list[Record | CorruptSample] = []
+    for i in range(number):
+        own = words(colour(i % 19))
+        captions = (own, words(colour(i + 1)), own + " and more of it")[: 1 + i % 3]
+        image = Image.new("RGB", (6, 5), colour(i % 19))
+        records.append(
+            CorruptSample("corrupt image", f"x/{i}") if i in damaged else Record(f"p{i}", image, captions)
+        )
+    return InMemory(records)
+
+
+def encoded(pairwise: bool, records: InMemory, max_corrupt: float = 0.5) -> Encodings:
+    model: Any = Reader(pairwise)
+    return encode_source(model, records, captions="each", batch=2, max_corrupt=max_corrupt)
+
+
+def complaint(action: Any) -> str:
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def measured(pairwise: bool) -> dict[str, Any]:
+    data = encoded(pairwise, source())
+    few = encoded(pairwise, source(2, ()))
+    ranked = retrieval_ranks(Exact(pairwise), data.images, data.texts)
+    wrong = complaint(lambda: retrieval_ranks(Broken(True), data.images, data.texts))
+    bad = complaint(lambda: encoded(pairwise, source(9, (0, 4, 8)), 0.2))
+    none = complaint(lambda: encoded(pairwise, source(3, (0, 1, 2)), 1.0))
+    return {"data": tuple(data), "few": tuple(few), "ranks": ranked, "wrong": wrong, "bad": bad, "none": none}
+
+
+def worker(number: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    start = f"file://{out}/start"
+    dist.init_process_group("gloo", init_method=start, rank=number, world_size=WORLD, timeout=LIMIT)
+    with divided():
+        found = {pairwise: measured(pairwise) for pairwise in (False, True)}
+    if rank() == 0:  # alone, as a callback does: the others do not take part
+        found |= {"alone": measured(True)}
+    torch.save(found, out / f"{number}.pt")
+    dist.barrier()
+    os._exit(0)  # as in test_two_ranks
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    out = tmp_path_factory.mktemp("divided")
+    assert exit_codes(start_ranks(worker, WORLD, out)) == [0] * WORLD
+    return [torch.load(io.BytesIO((out / f"{i}.pt").read_bytes()), weights_only=False) for i in range(WORLD)]
+
+
+def require_equal(a: Any, b: Any) -> None:
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, (tuple, list)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            require_equal(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+@pytest.mark.parametrize("what", ["data", "few", "ranks"])
+def test_each_process_gets_what_one_alone_gets(
+    found: list[dict[Any, Any]], pairwise: bool, what: str
+) -> None:
+    """Rows, names, captions, counts of damage and of cut texts; two samples leave a process without any."""
+    alone = measured(pairwise)
+    for one in found:
+        require_equal(one[pairwise][what], alone[what])
+    if what == "ranks":
+        assert all(bool(way.tied.any()) for way in alone[what])
+        assert all(len(way.rank.unique()) > 2 for way in alone[what])
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_every_process_refuses_what_one_alone_refuses(found: list[dict[Any, Any]], pairwise: bool) -> None:
+    for one in found:
+        answer = one[pairwise]
+        assert answer["wrong"].startswith("1 of ")
+        assert answer["bad"].startswith("at least 3 of 9 samples in memory:test are corrupt; allowed are 20%")
+        assert answer["none"].startswith(
+            "no sample of memory:test can be used; the first of 3: corrupt image: x/0"
+        )
+
+
+def test_outside_the_first_process_measures_without_the_others(found: list[dict[Any, Any]]) -> None:
+    require_equal(found[0]["alone"]["ranks"], measured(True)["ranks"])
+
+
+def test_the_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process encodes its consecutive batches and no other."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: WORLD)
+    spans, shares = [], []
+    for number in range(WORLD):
+        monkeypatch.setattr(dist, "get_rank", lambda number=number: number)
+        with divided():
+            spans.append(span(23, 2))
+            shares.append(share("abcdefgh"))
+        assert span(23, 2) == range(23)
+    assert spans == [range(8), range(8, 16), range(16, 23)]
+    assert shares == ["adg", "beh", "cf"]
