@@ -1,9 +1,11 @@
 """Benchmarks that import much of the package still run, in sizes that take a second, and are right."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from benchmarks import bench_pooled, bench_seps
+from benchmarks import bench_pairs, bench_pooled, bench_seps
 
 
 def test_pairs_of_seps_in_tiles_are_those_of_the_loop_over_captions() -> None:
@@ -18,3 +20,13 @@ def test_a_query_ranks_candidates_anew_as_the_module_does(capsys: pytest.Capture
     bench_pooled.again(gated=False, repeats=1)
     lines = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
     assert not lines, "differences from the module"
+
+
+@pytest.mark.parametrize("sizes", [(72,), (72, 144)])
+def test_growth_is_measured_over_two_sizes_or_not(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_pairs, "fresh_peak", lambda _module, _way, number: SimpleNamespace(more=number))
+    bench_pairs.main(["--repeats", "1", "--sizes", *map(str, sizes)])
+    growth = [line for line in capsys.readouterr().out.splitlines() if "grows with" in line]
+    assert bool(growth) == (len(sizes) > 1)
