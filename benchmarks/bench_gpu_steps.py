@@ -9,7 +9,8 @@ kernels, some percent, are left out.
   clip       `clip/vit_b16` at 77 tokens, beside the step of CLIP as open_clip's documentation has it: all
              texts padded, autocast around model and loss, the scale clamped after the update; its encoders
              are those of transformers at the same sizes
-  beta_clip  `beta_clip/paper` with encoders of the sizes of its checkpoint: 36 texts an image
+  beta_clip  `beta_clip/paper` with the encoders of its checkpoint, CLIP ViT-B/16 of transformers with fresh
+             weights: 36 texts an image
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
@@ -61,16 +62,30 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def of_recipe(name: str, sizes: dict[str, Any]) -> Method:
-    """The method of a recipe with encoders of some sizes and fresh weights."""
+    """The method of a recipe, its encoders of some sizes, of the library where it names a checkpoint."""
     recipe = read_recipe(name, [])
-    sides = {
-        "image": {"name": sizes["image"], "size": sizes["side"]},
-        "text": {"name": sizes["text"], "vocab": 49408, "context": CONTEXT},
-        "width": sizes["width"],
-    }
+    if recipe.model.get("pretrained"):
+        pixels = {
+            "mean": [0.5] * 3,
+            "spread": [0.5] * 3,
+            "resize": "crop",
+            "filter": "bicubic",
+            "margin": 1.0,
+        }
+        own = {"kind": "clip", "config": library_config(sizes).to_dict(), "pad": 0, **pixels}
+        sides = {side: {"pretrained": "fresh", "architecture": own} for side in ("image", "text")}
+    else:
+        sides = {
+            "image": {"name": sizes["image"], "size": sizes["side"]},
+            "text": {"name": sizes["text"], "vocab": 49408, "context": CONTEXT},
+        }
     cls: Any = method_class(recipe.method)
     torch.manual_seed(0)
-    return cls(cls.config_class.model_validate(recipe.model | {"pretrained": None} | sides))
+    return cls(
+        cls.config_class.model_validate(
+            recipe.model | {"pretrained": None} | sides | {"width": sizes["width"]}
+        )
+    )
 
 
 def images_of(number: int, side: int) -> Images:
@@ -164,21 +179,28 @@ class Measure:
         self.step("beta_clip/paper", step, tflop(step, packed=True), share=SHARE)
 
 
+def library_config(sizes: dict[str, Any]) -> Any:
+    """The sizes of a CLIP ViT-B/16, or tiny ones, as transformers writes them."""
+    from transformers import CLIPConfig
+
+    tiny = sizes is TINY
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+    vision = {"image_size": sizes["side"], "patch_size": 16}
+    return CLIPConfig(
+        text_config={"max_position_embeddings": CONTEXT} | (small if tiny else text),
+        vision_config=vision | (small if tiny else {}),
+        projection_dim=sizes["width"],
+    )
+
+
 class OpenClipStep:
     """CLIP's step after open_clip's documentation, with encoders of transformers at the sizes of ViT-B/16."""
 
     def __init__(self, sizes: dict[str, Any], images: Images, texts: Texts) -> None:
-        from transformers import CLIPConfig, CLIPModel
+        from transformers import CLIPModel
 
-        tiny = sizes is TINY
-        small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-        text = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
-        vision = {"image_size": sizes["side"], "patch_size": 16}
-        config = CLIPConfig(
-            text_config={"max_position_embeddings": CONTEXT} | (small if tiny else text),
-            vision_config=vision | (small if tiny else {}),
-            projection_dim=sizes["width"],
-        )
+        config = library_config(sizes)
         config._attn_implementation = "sdpa"
         self.model = CLIPModel(config).to(GPU).train()
         self.optimizer = optimizer(self.model)

@@ -5,12 +5,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
+import tuning
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.config import parse
+from grainline.encoders.pretrained import build_pretrained
 from grainline.encoders.text import TextConfig, TextTransformer, length_groups
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import Around, ViT, ViTConfig, waves
@@ -18,6 +21,7 @@ from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, clamp_scales
 from grainline.nn.attention import Block, Packed, Stack, attend_packed
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
+from grainline.training.step import LoraConfig, add_lora
 from grainline.types import Images, Texts, rows
 
 MEAN, SPREAD = (0.5, 0.375, 0.25), (0.25, 0.5, 0.125)  # exact in float32
@@ -323,6 +327,55 @@ def test_neither_groups_nor_packing_changes_outputs_or_gradients(
             assert a is not None
             assert b is not None
             close(a, b)
+
+
+@pytest.mark.parametrize("learns", ["all", "some positions", "adapters"])
+def test_packing_changes_nothing_of_a_clip_of_the_library(
+    learns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more tokens in all than it has positions."""
+    config = checkpoints.clip().config.to_dict()
+    architecture = {"kind": "clip", "config": config, "mean": [0.5] * 3, "spread": [0.5] * 3, "pad": 0}
+    lengths = [0, *torch.randint(1, 30, (19,)).tolist()]
+    ids, mask = padded(lengths, 33)
+    weight = torch.randn(20, 64, dtype=torch.float64)
+    found = []
+    for way in ("groups", "packed"):
+        torch.manual_seed(7)
+        model: Any = build_pretrained(architecture).text
+        if learns == "some positions":
+            model.freeze_positions(5)
+        model = model.double().train()
+        if learns == "adapters":
+            add_lora(model, LoraConfig(rank=2, targets=".*[qv]_proj"))
+            for p in (p for p in model.parameters() if p.requires_grad):
+                nn.init.normal_(p)
+        lengths_read: list[int] = []
+        model.model.encoder.layers[0].register_forward_pre_hook(
+            lambda _, args, read=lengths_read: read.append(args[0].shape[1])
+        )
+        monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, way=way: way == "packed")
+        read = model(ids, mask)
+        assert (lengths_read == [sum(lengths)]) == (way == "packed")
+        (read.pooled * weight).sum().add((read.tokens * mask[..., None]).square().sum()).backward()
+        learnt = [p.grad for p in model.parameters() if p.requires_grad]
+        found.append([read.pooled, read.tokens * mask[..., None], *learnt])
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert b is not None
+        close(a, b)
+
+
+def test_texts_of_others_of_the_library_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have attention, padding or noise of their own; so has a CLIP with dropout in training."""
+    monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _: True)
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    for kind, packs in (("clip", True), ("siglip", False), ("groupvit", False), ("bert", False)):
+        model: Any = tuning.encoders(kind, noise=0.0).text
+        assert model.train().packs(ids) == packs, kind
+    noisy: Any = tuning.encoders("clip", noise=0.1).text
+    assert not noisy.train().packs(ids)
+    assert noisy.eval().packs(ids)
 
 
 @pytest.mark.parametrize("pool", ["end", "mean"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import Layered, ScratchConfig, TextTokens
 from grainline.nn.attention import PROJECTIONS, Packed, Stack, can_pack
-from grainline.nn.hashing import some_rows
+from grainline.nn.hashing import has_noise, some_rows
 from grainline.nn.pooling import mean_pool
 from grainline.nn.runtime import is_static
 from grainline.types import by_host, from_host, upload
@@ -92,6 +92,24 @@ class Grouping(Layered):
             parts.append([_padded(x[:number], dim, ids.shape[1]) for x, dim in zip(part, dims, strict=True)])
         return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
 
+    def packs(self, ids: Tensor) -> bool:
+        """Whether texts are read without padding: on a GPU, if no layer is compiled or draws noise."""
+        return not self.few_shapes and can_pack(ids) and not (self.training and has_noise(self))
+
+    def read_packed(
+        self, read: Callable[[Tensor, Tensor, Packed], Tensor], ids: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Tokens [M, L, W], 0 for padding, of real tokens alone, one text behind the other.
+
+        read  ids [T], their positions [T] and where texts begin -> [T, W]
+        """
+        self.check_length(mask)
+        place = from_host(lambda mask: mask.flatten().nonzero()[:, 0], mask)
+        starts = from_host(lambda mask: F.pad(mask.sum(1).cumsum(0), (1, 0)).int(), mask)
+        longest = by_host(lambda mask: int(mask.sum(1).max()) if len(mask) else 0, mask)
+        x = read(ids.flatten()[place], place % ids.shape[1], Packed(starts, longest))
+        return x.new_zeros(ids.numel(), x.shape[-1]).index_copy(0, place, x).unflatten(0, ids.shape)
+
 
 LENGTHS = 16, 24, 32, 48, 64  # and the context
 ROWS = 64
@@ -126,38 +144,29 @@ class TextTransformer(Grouping):
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
         if not is_static() and self.packs(ids):
-            tokens, pooled = self._pool(self._read_packed(ids, mask), mask)
+            tokens, pooled = self._pool(self.read_packed(self._read_packed, ids, mask), mask)
         else:
             tokens, pooled = self.read_in_groups(self._read, ids, mask, (-2, None))
         return TextTokens(pooled, tokens, mask)
-
-    def packs(self, ids: Tensor) -> bool:
-        """Whether texts are read without padding: on a GPU, if no layer is compiled or draws noise."""
-        if self.few_shapes or not can_pack(ids):
-            return False
-        return not self.training or not any(
-            getattr(layer, "p", 0) or getattr(layer, "rate", 0) for layer in self.stack.modules()
-        )
 
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norm(self.stack(self.words(ids) + self.position[: ids.shape[1]], mask, self.causal))
         return self._pool(x, mask)
 
-    def _read_packed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Tokens [M, L, W], 0 for padding. Only real tokens are read."""
-        self.check_length(mask)
-        place = from_host(lambda mask: mask.flatten().nonzero()[:, 0], mask)
-        starts = from_host(lambda mask: F.pad(mask.sum(1).cumsum(0), (1, 0)).int(), mask)
-        longest = by_host(lambda mask: int(mask.sum(1).max()) if len(mask) else 0, mask)
-        x = self.words(ids.flatten()[place]) + self.position[place % ids.shape[1]]
-        x = self.norm(self.stack(x[None], Packed(starts, longest), self.causal))[0]
-        return x.new_zeros(ids.numel(), self.width).index_copy(0, place, x).unflatten(0, ids.shape)
+    def _read_packed(self, ids: Tensor, position: Tensor, packed: Packed) -> Tensor:
+        x = self.words(ids) + self.position[position]
+        return self.norm(self.stack(x[None], packed, self.causal))[0]
 
     def _pool(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if self.pool == "mean":
             return x, mean_pool(x, mask).vector
-        last = (mask.sum(1) - 1).clamp(min=0)
-        return x, x[torch.arange(x.shape[0], device=x.device), last] * mask.any(1, keepdim=True)
+        return x, at_end(x, mask) * mask.any(1, keepdim=True)
+
+
+def at_end(x: Tensor, mask: Tensor) -> Tensor:
+    """The last real token of each text, the first where none is real: x [M, L, W], mask [M, L] -> [M, W]"""
+    last = (mask.sum(1) - 1).clamp(min=0)
+    return x[torch.arange(len(x), device=x.device), last]
 
 
 GROUP_COST = {"cuda": 4096, "cpu": 64}

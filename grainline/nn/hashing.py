@@ -142,6 +142,11 @@ def drop_by_rows(model: nn.Module) -> None:
                 setattr(module, name, Dropout(child.p).train(child.training))
 
 
+def has_noise(model: nn.Module) -> bool:
+    """Whether a layer inside a model drops something in training."""
+    return any(getattr(layer, "p", 0) or getattr(layer, "rate", 0) for layer in model.modules())
+
+
 def random_bits(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Random 64-bit integers for a module and the present rows: [N * k, ...] int64, at most three axes more
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import Colour, ImageTokens, Layered, PixelEncoder, TextTokens
-from grainline.encoders.text import Grouping
+from grainline.encoders.text import Grouping, at_end
 from grainline.errors import UserError
-from grainline.nn.attention import first_attends
+from grainline.nn.attention import Packed, attend_packed, first_attends
 from grainline.nn.hashing import DropPath, drop_by_rows, dropped
 from grainline.nn.positions import PartlyFrozen
 from grainline.nn.runtime import is_static
@@ -116,6 +116,7 @@ class TextEncoder(LibraryEncoder, Grouping):
         self.width = config.get("projection_size") or config["hidden_size"]
         self.context, self.vocab = config["max_position_embeddings"], config["vocab_size"]
         self.whole = kind == "siglip"  # reads its padding too, always up to the context
+        self.packable = kind == "clip"
         self.buckets = 4  # groups of similar length at most, as in TextConfig
         self.table = "embeddings.position_embeddings" if kind == "bert" else "embeddings.position_embedding"
 
@@ -140,6 +141,11 @@ class TextEncoder(LibraryEncoder, Grouping):
             state |= {f"{self.table}.frozen": whole[:count], f"{self.table}.learnt": whole[count:]}
         self.model.load_state_dict(state, strict=True)
 
+    def packs(self, ids: Tensor) -> bool:
+        """As of every `Grouping`, for CLIP: the others have dropout, padding or attention of their own."""
+        noisy = self.training and any(map(_attention_share, self.model.modules()))
+        return self.packable and not noisy and super().packs(ids)
+
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
         if self.whole:
@@ -148,6 +154,9 @@ class TextEncoder(LibraryEncoder, Grouping):
             ids = F.pad(ids.masked_fill(~mask, self.pad), (0, self.context - length), value=self.pad)
             hidden, pooled = self.read(self.model, ids, mask)
             tokens = F.pad(hidden, (0, 0, 0, length - self.context))
+        elif not is_static() and self.packs(ids):
+            tokens = self.read_packed(partial(_read_packed, self.model), ids, mask)
+            pooled = at_end(tokens, mask)
         else:
             tokens, pooled = self.read_in_groups(partial(self.read, self.model), ids, mask, (-2, None))
         return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
@@ -183,8 +192,19 @@ def _read_causal(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     the same state. Of several parts in a row it is the end of the last, the only one that attends to all.
     """
     hidden = model(input_ids=ids).last_hidden_state
-    last = (mask.sum(1) - 1).clamp(min=0)
-    return hidden, hidden[torch.arange(ids.shape[0], device=ids.device), last]
+    return hidden, at_end(hidden, mask)
+
+
+def _read_packed(model: Any, ids: Tensor, position: Tensor, packed: Packed) -> Tensor:
+    """As `_read_causal`, of texts one behind the other: ids, position [T] -> [T, W]
+
+    Part by part, because the library's model takes no more tokens than it has positions.
+    """
+    table = model.embeddings
+    x = table.token_embedding(ids) + table.position_embedding(position)
+    out = model.encoder(inputs_embeds=x[None], is_causal=True, packed=packed)
+    hidden: Tensor = model.final_layer_norm(out.last_hidden_state)[0]
+    return hidden
 
 
 def _read_siglip_text(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
@@ -230,24 +250,24 @@ def _grid(kind: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 # Noise by rows (`nn/hashing.py`) in models of the transformers library, not from torch's generator. Dropout
 # layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library passes its share
-# to a function of attention, and lets others register one.
+# to a function of attention, and lets others register one. That one reads packed texts too.
 
 
-ATTENTION = "grainline_rows"
+ATTENTION = "grainline"
 """The name of our function of attention in the library's registry."""
 
 
 def draw_by_rows(model: Any) -> None:
-    """Let a model of the library draw all its noise by rows, in place; its weights keep their names.
+    """Let a model of the library draw its noise by rows and attend by `attention`, in place.
 
-    GroupViT has attention of its own, which is left alone.
+    Its weights keep their names. GroupViT has attention of its own, which is left alone.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child).__name__ == "SwinDropPath":
                 setattr(module, name, DropPath(child.drop_prob))
     drop_by_rows(model)
-    if any(_attention_share(module) for module in model.modules()) and model._can_set_attn_implementation():
+    if model._can_set_attn_implementation():
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
@@ -278,10 +298,14 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The library's `sdpa_attention_forward`, but dropout by rows: [N, h, L, D] -> [N, L, h, D], no weights.
 
-    With dropout all weights [N, h, L, L] are in memory at once.
+    With dropout all weights [N, h, L, L] are in memory at once. With `packed`, a `Packed`, N is 1.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    packed: Packed | None = rest.pop("packed", None)
+    if packed is not None:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return attend_packed(q, k, v, packed, bool(is_causal))[None], None
     if not dropout:
         options = 0.0, scaling, is_causal
         return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)
