@@ -158,7 +158,7 @@ def span(number: int, unit: int) -> range:
     return range(min(first * unit, number), min(last * unit, number))
 
 
-def share(items: Sequence[T]) -> Sequence[T]:
+def part_of(items: Sequence[T]) -> Sequence[T]:
     """The share of this process in some items: every `workers()`-th."""
     return items[rank() :: workers()] if workers() > 1 else items
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 46_900,  # goal 35,000; the rest came with later features, 3,000 of them for GPUs
+    "lines": 47_200,  # goal 35,000; the rest came with later features, 3,200 of them for GPUs
     "files": 238,
     "siblings": 20,
     "small files": 17,

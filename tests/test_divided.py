@@ -15,7 +15,7 @@ from test_suite import Colours, InMemory, words
 from torch import Tensor
 
 from grainline.data.record import CorruptSample, Record
-from grainline.distributed import divided, rank, share, span
+from grainline.distributed import divided, part_of, rank, span
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.score import retrieval_ranks
@@ -168,7 +168,7 @@ def test_the_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dist, "get_rank", lambda number=number: number)
         with divided():
             spans.append(span(23, 2))
-            shares.append(share("abcdefgh"))
+            shares.append(part_of("abcdefgh"))
         assert span(23, 2) == range(23)
     assert spans == [range(8), range(8, 16), range(16, 23)]
     assert shares == ["adg", "beh", "cf"]

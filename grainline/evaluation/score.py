@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grainline.distributed import max_over_workers, share, sum_over_workers, workers
+from grainline.distributed import max_over_workers, part_of, sum_over_workers, workers
 from grainline.errors import UserError
 from grainline.evaluation.ranks import Ranks, ranks, refuse_nan
 from grainline.methods.base import dot
@@ -90,7 +90,7 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
     positive = _positive(images, texts, side)
-    tiles = share(list(_tiles(n, m, side)))
+    tiles = part_of(list(_tiles(n, m, side)))
     # Scores of the best positives; -inf for a text that describes no image.
     row, column = (torch.full((number,), -torch.inf, device=images.image.device) for number in (n, m))
     for r, c in tiles:
