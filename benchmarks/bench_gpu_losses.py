@@ -3,15 +3,17 @@
     python -m benchmarks.bench_gpu_losses [--repeats 7] [--only G5 G7 G10] [--rehearse]
 
 Times are those of the device; memory is beyond the inputs. Operands are float16 as in training, and float32.
-  G5   beta-CAL (cross-entropy both ways) of 73,728 rows: 2,048 images with 36 texts each, at width 512
+  G5   beta-CAL (cross-entropy both ways) of 73,728 rows: 2,048 images with 36 texts each, at width 512; of
+       2,304 rows as a CUDA graph and without one
   G7   scores of 5,000 images of 196 patches with 25,000 captions of 8 to 20 words, as COCO has
   G10  the loss over a vocabulary of 49,408 of 4,096 captions of 16 tokens, at width 512; beside it the plain
        way and, where it is installed, the fused loss of Liger-Kernel
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -24,6 +26,7 @@ from benchmarks.harness import report
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.patch_selection.training import summary
+from grainline.nn.graphs import CALLS, VARIABLE
 from grainline.nn.patch_selection.scoring import score
 from grainline.types import Encoded
 
@@ -34,20 +37,40 @@ def moved(x: Tensor) -> Tensor:
     return x.detach().to(GPU).requires_grad_(x.requires_grad)
 
 
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
+
+
 def backward(loss: Callable[[], Tensor], leaves: list[Tensor]) -> None:
     torch.autograd.grad(loss(), leaves)
 
 
 def pairs(repeats: int, tiny: bool) -> None:
-    v, t, keys = bench_pairs.inputs(36 * (4 if tiny else 2048))
-    v, t = moved(v), moved(t)
-    keys = type(keys)(*(x.to(GPU) for x in keys))
-    for word, half in WORDS.items():
-        with half_products(half):
-            found = cost(partial(backward, partial(bench_pairs.tiles_ce, v, t, keys), [v, t]), repeats)
-        name = f"G5 beta-CAL N={len(v)}, {word}"
-        report(name, found.ms, "ms", at_most=60.0 if half else None)
-        report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if half else None)
+    for images in (2, 4) if tiny else (64, 2048):
+        v, t, keys = bench_pairs.inputs(36 * images)
+        v, t = moved(v), moved(t)
+        keys = type(keys)(*(x.to(GPU) for x in keys))
+        loss = partial(backward, partial(bench_pairs.tiles_ce, v, t, keys), [v, t])
+        for word, half in WORDS.items():
+            large = images == 2048 and half
+            with half_products(half):
+                for _ in range(CALLS):
+                    loss()
+                found = cost(loss, repeats)
+                name = f"G5 beta-CAL N={len(v)}, {word}"
+                report(name, found.ms, "ms", at_most=60.0 if large else None)
+                report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if large else None)
+                if images == 64:
+                    with environment(VARIABLE, "off"):
+                        plain = cost(loss, repeats)
+                    report(f"{name}: time without a graph / with one", plain.ms / found.ms, "x")
 
 
 def patches(repeats: int, tiny: bool) -> None:

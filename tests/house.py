@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 47_200,  # goal 35,000; the rest came with later features, 3,200 of them for GPUs
-    "files": 238,
+    "lines": 47_300,  # goal 35,000; the rest came with later features, 3,300 of them for GPUs
+    "files": 239,
     "siblings": 20,
     "small files": 17,
     "names twice in a folder": 0,

@@ -17,15 +17,16 @@ from torch import Tensor
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
+from grainline.losses.calibrated import beta_ce_both
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import kernel_lists
+from grainline.losses.tiled import kernel_lists, replayed
 from grainline.losses.tiled.operands import half_products
-from grainline.losses.tiled.pair_mask import row_ids
+from grainline.losses.tiled.pair_mask import PairMatrix, row_ids
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.nn import graphs, grouping, superpixels
 from grainline.nn.grouping import farthest_points
-from grainline.nn.pooling import ConditionedPool, KeyValue
+from grainline.nn.pooling import ConditionedPool, KeyValue, unit
 from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
@@ -203,6 +204,30 @@ def test_scores_by_a_graph_are_those_of_the_function(
     assert len(text_conditioned._GRAPHS.graphs) == 2
     assert not text_conditioned._GRAPHS.failed
     assert not launch._refused
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_losses_by_a_graph_are_those_of_the_tiles(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "_GRAPHS", graphs.Graphs())
+    keys = row_ids(torch.arange(720).cuda(), (torch.arange(720) // 36).cuda())
+    pairs = PairMatrix(keys, keys, sibling=0.5)
+
+    def compare() -> None:
+        v, t = (unit(torch.randn(720, 512).cuda()).requires_grad_() for _ in range(2))
+        found = []
+        for few in (replayed.FEW, 0):
+            with monkeypatch.context() as patch, half_products(half):
+                patch.setattr(replayed, "FEW", few)
+                rows, cols = beta_ce_both(14.3 * v, t, pairs)
+            loss = rows.total / rows.number + 2 * cols.total / cols.number
+            found.append([loss, *torch.autograd.grad(loss, (v, t))])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+    for _ in range(graphs.CALLS + 3):
+        compare()
+    assert len(replayed._GRAPHS.graphs) == 1
+    assert not replayed._GRAPHS.failed
 
 
 def test_farthest_points_by_a_kernel_are_those_of_the_loop() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from make import batch as batch_of
 from make import build
+from test_beta import Beta, pairs_of, slot_keys
 from test_chunked import Waits
 from test_pooled import Case
 from torch import Tensor, nn
@@ -18,12 +19,16 @@ from torch.utils._pytree import tree_leaves
 from grainline import types
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
+from grainline.losses.calibrated import beta_bce, beta_ce, beta_ce_both
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled import operands as precision
+from grainline.losses.tiled import pair_loss, replayed
 from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.pair_mask import PairMatrix
 from grainline.nn import graphs
 from grainline.nn.graphs import CALLS, MOST, Graphs
 from grainline.nn.pooling import KeyValue
+from grainline.types import Mean
 
 
 class Tape(TorchDispatchMode):
@@ -402,3 +407,107 @@ def test_methods_score_by_graphs(case: str, captures: list[Any]) -> None:
     scores = [method.score(*pair) for _ in range(CALLS + 2)]
     assert len(captures) == 1
     assert all(torch.equal(x, scores[0]) for x in scores)
+
+
+# Losses of few pairs by inner products
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, PairMatrix], list[Mean]]] = {
+    "both": lambda v, t, pairs: list(beta_ce_both(v, t, pairs)),
+    "rows": lambda v, t, pairs: [beta_ce(v, t, pairs)],
+    "bce": lambda v, t, pairs: [beta_bce(v, t, pairs, "pairs")],
+}
+
+
+def compared(loss: str, padded: bool, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Means of a loss, and its gradients with other weights for the two means."""
+    g = torch.Generator().manual_seed(seed)
+    v, t = (torch.randn(12, 8, generator=g, requires_grad=True) for _ in range(2))
+    item = torch.arange(12)
+    if padded:
+        item = item.masked_fill(torch.rand(12, generator=g) < 0.3, -1)
+    keys = slot_keys(item, torch.arange(12) // 3, 3, 2)
+    means = LOSSES[loss](v, t, pairs_of(keys, keys, Beta(0.3, 0.5)))
+    values = [mean.total / mean.number for mean in means]
+    whole = sum((0.7 + i) * value for i, value in enumerate(values))
+    return [x.detach() for x in values], list(torch.autograd.grad(whole, (v, t)))
+
+
+@pytest.fixture
+def losses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "on_gpu", lambda _: True)
+    monkeypatch.setattr(replayed, "_GRAPHS", Graphs())
+
+
+@pytest.mark.usefixtures("losses_on_a_gpu")
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("way", [again, taped])
+def test_losses_by_a_graph_are_those_of_the_tiles(
+    loss: str, way: Any, captures: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and the gradients by each mean; the ids of a batch are inputs too."""
+    monkeypatch.setattr(graphs, "capture", lambda f, x: captures.append(x) or way(f, x))
+    for seed in range(CALLS + 4):
+        found = compared(loss, seed % 2 == 0, seed)
+        with monkeypatch.context() as plain:
+            plain.setattr(replayed, "FEW", 0)
+            expected = compared(loss, seed % 2 == 0, seed)
+        for a, b in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    assert len(captures) == 1
+
+
+@pytest.mark.usefixtures("losses_on_a_gpu")
+def test_each_kind_of_loss_has_a_graph_of_its_own(captures: list[Any]) -> None:
+    for loss in LOSSES:
+        for seed in range(CALLS + 2):
+            compared(loss, False, seed)
+    assert len(captures) == len(LOSSES)
+
+
+@pytest.mark.usefixtures("losses_on_a_gpu")
+def test_other_losses_have_no_graph(captures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pairs, weights of negatives, several tiles, nothing that learns; nor has a second derivative."""
+    v = torch.randn(6, 4, requires_grad=True)
+    keys = slot_keys(torch.arange(6), torch.arange(6) // 3, 3)
+    pairs = pairs_of(keys, keys, Beta(0.3))
+
+    def calls(rows: Tensor, pairs: PairMatrix) -> None:
+        for _ in range(CALLS + 2):
+            beta_bce(rows, rows.detach(), pairs, "pairs")
+
+    calls(v, pairs._replace(against=torch.ones(6)))
+    calls(v.detach(), pairs)
+    with torch.no_grad():
+        calls(v, pairs)
+    for name, value in (("FEW", 35), ("on_gpu", lambda _: False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(replayed, name, value)
+            calls(v, pairs)
+    with monkeypatch.context() as patch:
+        patch.setattr("grainline.losses.tiled.scores.CACHED", 3)
+        calls(v, pairs)
+    assert captures == []
+    calls(v, pairs)
+    assert len(captures) == 1
+    loss = beta_bce(v, v.detach(), pairs, "pairs").total
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(loss, v, create_graph=True)
+
+
+@pytest.mark.usefixtures("losses_on_a_gpu")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_nothing_waits_in_a_loss_that_is_captured(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, whole = Waits(), replayed._whole
+    monkeypatch.setattr(types, "_here", lambda x: x not in waits.device)
+    for place in (precision, pair_loss):
+        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+
+    def watched(function: Any, walk: Any, wanted: Any, *given: Tensor) -> Tensor:
+        waits.put(list(given))
+        with waits:
+            return whole(function, walk, wanted, *given)
+
+    monkeypatch.setattr(replayed, "_whole", watched)
+    with half_products(True):
+        compared(loss, True, 0)
+    assert waits.files == set()

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from grainline.losses.tiled.operands import exact, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.scores import Parts, Score
+from grainline.losses.tiled.replayed import Replayed, replays
+from grainline.losses.tiled.scores import Parts, Score, only_once
 from grainline.types import Mean, full
 
 TINY = 1e-30
@@ -82,14 +83,6 @@ def total(shares: Tensor, losses: Tensor) -> Tensor:
 def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
     """x [r, c], with another value where there is no pair."""
     return x if where.real is None else x.masked_fill(~where.real, other)
-
-
-def only_once() -> None:
-    """torch's once_differentiable ignores a second derivative in silence where the loss is a leaf."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
-        )
 
 
 def scaled(ctx: Any, grad: Tensor) -> list[Tensor | None]:
@@ -322,7 +315,11 @@ def pair_loss(
     tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
-    sums = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
+    tensors = (*rows, *cols, *shared)
+    if replays(walk, tensors):
+        sums = Replayed.apply(function, walk, *tensors)
+    else:
+        sums = function.apply(walk, torch.is_grad_enabled(), *tensors)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
 

@@ -111,3 +111,11 @@ def add_products(
         by_rows.addmm_(by_logits, cols)
     if by_cols is not None:
         by_cols.addmm_(by_logits.T, rows)
+
+
+def only_once() -> None:
+    """torch's once_differentiable ignores a second derivative in silence where the loss is a leaf."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
+        )
