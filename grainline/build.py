@@ -153,14 +153,11 @@ def read_description(folder: Path, *, trust_code: bool = False) -> Description:
 
 
 def method_config(
-    name: str, values: dict[str, Any], where: str, of_name: str | None = None, *, trust_code: bool = True
+    name: str, values: dict[str, Any], where: str, field: str = "", *, trust_code: bool = True
 ) -> TowersConfig:
-    """The checked config of a method, by its name or "my_module:MyMethod".
-
-    where, of_name  of the values and the name, for messages; None: the name stands there too
-    """
-    cls = method_class(name, of_name or where, trust_code=trust_code)
-    return parse(cls.config_class, values, where, trust_code=trust_code)
+    """The checked config of a method, by its name or "my_module:MyMethod"; `where`, `field` as in `parse`."""
+    cls = method_class(name, f"{where}, field method" if field else where, trust_code=trust_code)
+    return parse(cls.config_class, values, where, field, trust_code=trust_code)
 
 
 def _with_config(description: Description, values: dict[str, Any], where: str) -> Description:

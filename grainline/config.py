@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,16 +41,22 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def parse(cls: type[C], values: dict[str, Any], where: str, *, trust_code: bool = True) -> C:
+def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "", *, trust_code: bool = True) -> C:
     """A checked config. UserError with one line about the first wrong field and its allowed values.
 
     where       the file or option of the values, for the message
+    field       the field of that file with the values; empty: they are the whole file
     trust_code  as in `load_class`, for encoders that the values name
+
+    true and false are no numbers, and numbers no true and false.
     """
     try:
-        return cls.model_validate(values, context={"trust_code": trust_code})
+        config = cls.model_validate(values, context={"trust_code": trust_code})
     except ValidationError as error:
-        raise UserError(f"{where}: {_first(error, cls)}") from None
+        raise UserError(f"{where}: {_first(error, cls, [field] * bool(field))}") from None
+    for path, given, kind in _swapped(values, config, [field] * bool(field)):
+        raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(given)}: it must be {kind}")
+    return config
 
 
 def load_class(
@@ -245,17 +251,78 @@ def _value(text: str, change: str) -> Any:
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
-def _first(error: ValidationError, cls: type[BaseModel]) -> str:
-    """One line for the first error: the dotted field, the mistake, what is allowed.
+def _swapped(given: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
+    """Fields of which pydantic made a number of true or false, or the other way round, and what they take."""
+    if isinstance(config, BaseModel) and isinstance(given, Mapping):
+        for name in filter(type(config).model_fields.__contains__, given):
+            yield from _swapped(given[name], getattr(config, name), [*path, name])
+    elif isinstance(config, tuple) and isinstance(given, list | tuple):
+        for i, (one, read) in enumerate(zip(given, config, strict=False)):
+            yield from _swapped(one, read, [*path, str(i)])
+    elif isinstance(config, bool) and not isinstance(given, bool):
+        yield path, given, ALLOWED["bool_type"]
+    elif isinstance(config, int | float) and isinstance(given, bool) and not isinstance(config, bool):
+        yield path, given, ALLOWED["int_type" if isinstance(config, int) else "float_type"]
+
+
+ALLOWED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "a mapping of field names to values"
+    ),
+    "int_parsing_size": "a smaller whole number",
+    "finite_number": "a finite number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+    "union_tag_invalid": "one of {expected_tags}",
+    **dict.fromkeys(("string_type", "string_unicode"), "text"),
+    "string_too_short": "text with {min_length} or more characters",
+    "string_too_long": "text with {max_length} or fewer characters",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "missing": "given",
+    "extra_forbidden": "left out: no such field",
+    "too_short": "a list of {min_length} or more entries",
+    "too_long": "a list of {max_length} or fewer entries",
+}
+"""What a field takes, by the type of pydantic's error."""
+
+BOUNDS = {"gt", "ge", "lt", "le"}
+
+
+def plain(error: Mapping[str, Any]) -> str:
+    """What an error of pydantic means: the message of a check of ours, or what the field takes.
+
+    >>> plain({"type": "greater_than", "ctx": {"gt": 0}, "input": -1})
+    'it must be more than 0'
+    """
+    context = error.get("ctx", {})
+    if error["type"] == "value_error":
+        return str(context["error"])
+    kind = "float_type" if BOUNDS & context.keys() and isinstance(error["input"], bool) else error["type"]
+    context = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
+    return f"it must be {ALLOWED.get(kind, 'another value').format_map(context)}"
+
+
+def _first(error: ValidationError, cls: type[BaseModel], above: list[str]) -> str:
+    """One line for the first error: the dotted field, its value, what is allowed.
+
+    above  the field that holds the config, or nothing
 
     Unknown names come before missing ones: a mistyped name makes the correct one missing too.
     """
-    errors = error.errors()
+    errors: list[Any] = error.errors()
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     loc = [str(part) for part in first["loc"]]
     path, here, _ = _walk(cls, loc)
-    field = ".".join(path)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    field = ".".join([*above, *path])
+    same = [e for e in errors if _walk(cls, [str(part) for part in e["loc"]])[0] == path]  # 2 for float | str
+    more = f" (and {len(errors) - len(same)} more)" if len(errors) > len(same) else ""
     if first["type"] == "extra_forbidden":
         _, owner, others = _walk(cls, loc[:-1])
         forms = [c for _, c in owner] + others if len(owner) == 1 else []
@@ -268,11 +335,14 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
         tag = first["ctx"]["discriminator"].strip("'")
         tags = ", ".join(str(c.model_fields[tag].default) for _, c in here)
         return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        message = "it must be a mapping of field names to values"
+    if first["type"] == "invalid_key" or loc[-1:] == ["[key]"]:
+        return f"field {field!r}: its name must be text{more}"
     value = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
-    return f"field {field or cls.__name__!r}{value}: {message}{more}"
+    if first["type"] == "union_tag_invalid":
+        tag = first["ctx"]["discriminator"].strip("'")
+        field, value = f"{field}.{tag}", f" is {_short(first['ctx']['tag'])}"
+    message = ", or ".join(dict.fromkeys(map(plain, same)))
+    return f"field {field!r}{value}: {message}{more}" if field else f"{message}{more}"
 
 
 def _short(value: Any) -> str:
@@ -297,8 +367,9 @@ def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, 
             others = [c for tag, c in here if tag is not None and tag != name]
             fields = {c: c.model_fields.values() for _, c in here}
             here = [(tag, c) for tag, c in here if name in (tag, *(field.default for field in fields[c]))]
-            path += [] if others else [name]  # a tag that is no field stands in no file
-            continue
+            continue  # a tag stands in no file
+        if not here and not name.isdigit():
+            continue  # one of the types that the field may have
         path.append(name)
         if here and name in here[0][1].model_fields:
             here, others = _configs_in(here[0][1].model_fields[name].annotation), []

@@ -69,6 +69,7 @@ def train(folder: Path, *more: object) -> list[object]:
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
         (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
         (["evaluate", "x", "--batch-size", "many"], "Invalid value for '--batch-size'"),
+        (["evaluate", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -77,6 +78,7 @@ def test_an_unknown_command_or_option_points_at_the_help(
 ) -> None:
     text = complaint(capsys, *arguments)
     assert said in text
+    assert "Input should" not in text
     assert re.search(r"\. See grainline[a-z ]* --help\.$", text)
 
 
@@ -96,11 +98,11 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
             "train.stesp=4",
             "unknown field 'train.stesp'; allowed here: max_steps, global_batch_size, optimizer,",
         ),
-        ("model.image.hight=4", "unknown field 'image.hight'; allowed here: name, width, heads,"),
+        ("model.image.hight=4", "unknown field 'model.image.hight'; allowed here: name, width, heads,"),
         ("train.max_step=4", "unknown field 'train.max_step' (did you mean max_steps"),
-        ("train.max_steps=soon", "field 'train.max_steps' is 'soon': Input should be a valid integer"),
-        ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: Input should be greater than 0"),
-        ("train.precision=fp8", "field 'train.precision' is 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),
+        ("train.max_steps=soon", "field 'train.max_steps' is 'soon': it must be a whole number"),
+        ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: it must be more than 0"),
+        ("train.precision=fp8", "field 'train.precision' is 'fp8': it must be 'auto', 'fp32' or 'bf16'"),
         (
             "method=clop",
             "unknown method 'clop' (did you mean clip?); allowed are clip, siglip",
@@ -127,10 +129,10 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
             "train.global_batch_size 8 with train.grad_accum 8 leaves a contrastive loss one image",
         ),
         ("data.workers=1000", "data.workers is 1000; with the "),
-        ("model.text.vocab=1e11", "'text.vocab' is 100000000000.0: Input should be less than or equal to 10"),
+        ("model.text.vocab=1e11", "'model.text.vocab' is 100000000000.0: it must be 10000000 or less"),
         (
             "model.text.depth=1e11",
-            "'text.depth' is 100000000000.0: Input should be less than or equal to 1000",
+            "'model.text.depth' is 100000000000.0: it must be 1000 or less",
         ),
         ("model.text.context=1e14", "this clip is too large for the memory here: lower its sizes"),
         ("train.max_steps", "--set 'train.max_steps': write it as name.of.field=value"),
@@ -350,7 +352,7 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
             ["--captions", "some"],
             "--captions is 'some'; retrieval reads the captions of a record; allowed: whole",
         ),
-        (["--set", "protocol=coco-2k"], "field 'protocol' is 'coco-2k': Input should be 'plain', 'coco-5k'"),
+        (["--set", "protocol=coco-2k"], "field 'protocol' is 'coco-2k': it must be 'plain', 'coco-5k'"),
         (["--seed", "-1"], "--seed"),
         (["--images", "x"], "--images x does not go with"),
         (["--batch-size", "0"], "--batch-size"),

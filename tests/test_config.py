@@ -1,16 +1,24 @@
 """Configs and recipes: strict about names, clear about mistakes, the same after writing and reading."""
 
+import importlib
+import itertools
+import math
+import pkgutil
+import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from checkpoints import whole
-from pydantic import Field
+from pydantic import Field, ValidationError
 from runs import RECIPE, recipe
 
+import grainline
 from grainline.build import build, start
 from grainline.config import Config, load_class, override, parse, read_yaml
+from grainline.encoders.base import ScratchConfig
 from grainline.errors import UserError
 from grainline.export.huggingface import FORMS
 from grainline.recipes import find, names
@@ -140,7 +148,7 @@ def test_aliases_merges_and_dates_are_read() -> None:
 @pytest.mark.parametrize("value", ["[]", "{a: 1}", "{1: 2}", "[[1]]"])
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_a_name_of_an_encoder_that_is_no_text_is_one_line(side: str, value: str, tmp_path: Path) -> None:
-    assert "recipe field model: " in mistake(tmp_path, f"model.{side}.name={value}")
+    assert f"clip.yaml: field 'model.{side}': " in mistake(tmp_path, f"model.{side}.name={value}")
 
 
 def test_values_are_shown_as_yaml_writes_them() -> None:
@@ -167,11 +175,9 @@ def test_an_unknown_field_is_answered_with_those_of_its_own_level() -> None:
 
 
 def test_a_wrong_type_or_range_is_shown_with_the_value() -> None:
-    assert wrong(Outer, {"steps": "many"}) == (
-        "here: field 'steps' is 'many': Input should be a valid integer, unable to parse string as an integer"
-    )
+    assert wrong(Outer, {"steps": "many"}) == ("here: field 'steps' is 'many': it must be a whole number")
     said = wrong(Outer, {"steps": 1, "inner": {"lr": -1}})
-    assert said == "here: field 'inner.lr' is -1: Input should be greater than 0"
+    assert said == "here: field 'inner.lr' is -1: it must be more than 0"
     assert "field 'inner' is 5: " in wrong(Outer, {"steps": 1, "inner": 5})
 
 
@@ -202,7 +208,9 @@ def test_a_class_is_named_by_a_table_or_by_its_module(
 
 
 def test_a_method_that_cannot_be_imported_is_named_by_its_field() -> None:
-    with pytest.raises(UserError, match=r"^recipe field method: nowhere_at_all:M cannot be imported"):
+    with pytest.raises(
+        UserError, match=r"^recipe clip/scenes, field method: nowhere_at_all:M cannot be imported"
+    ):
         _ = read_recipe("clip/scenes", ["method=nowhere_at_all:M"]).description
 
 
@@ -239,6 +247,133 @@ def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
 def test_a_config_cannot_be_changed_once_made() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse(Inner, {}, "here").lr = 2.0
+
+
+# Every mistake in plain words
+
+PACKAGE = Path(grainline.__file__).parent
+PYDANTIC = re.compile(
+    "Input |Extra inputs|Field required|should |valid (integer|number|string|boolean|dict|list|tuple)|"
+    "pydantic|Value error|Keys |type=|another value|literal|unable to"
+)
+BAD: list[Any] = [
+    None, True, False, 0, 1, -1e9, 1e300, 10**400, 2.5, math.inf, math.nan, "", "x", "9" * 5000, "\ud800",
+    b"x", [], [1], [[1]], ["x"] * 9, {}, {1: 2}, {"x": 1}, {"kind": "x"}, {"kind": 3}, {"kind": "nowhere:At"},
+    object(),
+]  # fmt: skip
+RAISED = {
+    "bool_type", "bool_parsing", "dict_type", "extra_forbidden", "finite_number", "float_parsing",
+    "float_type", "greater_than", "greater_than_equal", "int_from_float", "int_parsing", "int_parsing_size",
+    "int_type", "invalid_key", "less_than", "less_than_equal", "literal_error", "missing",
+    "model_attributes_type", "model_type", "string_too_short", "string_type", "string_unicode", "too_long",
+    "too_short", "tuple_type",
+    "union_tag_invalid", "union_tag_not_found", "value_error",
+}  # fmt: skip
+"""All types of errors that the fields of grainline's configs can have."""
+
+
+def configs() -> list[type[Config]]:
+    """All configs of the package."""
+    for module in pkgutil.walk_packages([str(PACKAGE)], "grainline."):
+        if not module.name.startswith(("grainline.kernels.", "grainline.__main__")):
+            importlib.import_module(module.name)
+    found, below = set[type[Config]](), [Config]
+    while below:
+        found |= (more := {cls for one in below for cls in one.__subclasses__()})
+        below = list(more)
+    whole = [cls for cls in found if hasattr(cls, "sizes") or not issubclass(cls, ScratchConfig)]
+    return sorted((cls for cls in whole if cls.__module__.startswith("grainline.")), key=str)
+
+
+def test_every_mistake_in_every_field_is_in_plain_words() -> None:
+    raised = set()
+    for cls in configs():
+        for name, bad in itertools.product([*cls.model_fields, "no_such"], BAD):
+            values = {name: bad}
+            with suppress(ValidationError, UserError):
+                cls.model_validate(values)
+                continue
+            raised |= types_of(cls, values)
+            with pytest.raises(UserError) as error:
+                parse(cls, values, "my.yaml", "at")
+            said = str(error.value)
+            assert said.startswith(("my.yaml: field 'at", "my.yaml: unknown field 'at", "kind: ")), (
+                cls,
+                values,
+            )
+            assert "\n" not in said
+            own = said.replace(repr(bad), "").partition("allowed here")[0]
+            assert not PYDANTIC.search(own), (cls, values)
+    assert raised == RAISED
+
+
+def types_of(cls: type[Config], values: dict[str, Any]) -> set[str]:
+    """The types of pydantic's errors."""
+    try:
+        cls.model_validate(values)
+    except ValidationError as error:
+        return {one["type"] for one in error.errors()}
+    except UserError:  # a class that a config names
+        pass
+    return set()
+
+
+class Loose(Config):
+    time: float | Literal["never"] = 1.0
+    code: str = Field("ab", pattern="^[a-z]+$", max_length=3)
+
+
+def test_a_field_of_several_types_names_all_of_them() -> None:
+    assert wrong(Loose, {"time": "z"}) == (
+        "here: field 'time' is 'z': it must be a number, or it must be 'never'"
+    )
+    assert wrong(Loose, {"time": [], "code": "A"}).endswith("(and 1 more)")
+    assert wrong(Loose, {"code": "A"}).endswith("it must be text of the form ^[a-z]+$")
+    assert wrong(Loose, {"code": "abcd"}).endswith("it must be text with 3 or fewer characters")
+
+
+def test_true_is_no_number_and_no_number_is_true() -> None:
+    swapped = 0
+    for cls in configs():
+        for name, bad in itertools.product(cls.model_fields, (True, False, 0, 1, 1.0, "yes", "off")):
+            try:
+                read = getattr(cls.model_validate({name: bad}), name)
+            except (ValidationError, UserError):  # other fields are missing
+                continue
+            if read == bad and type(read) is type(bad):
+                assert getattr(parse(cls, {name: bad}, "here"), name) == bad
+            elif isinstance(read, bool) != isinstance(bad, bool) and isinstance(read, int | float):
+                swapped += 1
+                shown = str(bad).lower() if isinstance(bad, bool) else repr(bad)
+                assert wrong(cls, {name: bad}).startswith(f"here: field '{name}' is {shown}: it must be ")
+    assert swapped > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.max_steps=true", "field 'train.max_steps' is true: it must be a whole number"),
+        ("train.optimizer.lr=true", "field 'train.optimizer.lr' is true: it must be a number"),
+        (
+            "train.optimizer.betas=[0.9, false]",
+            "field 'train.optimizer.betas.1' is false: it must be a number",
+        ),
+        ("train.compile=1", "field 'train.compile' is 1: it must be true or false"),
+        ("train.fsdp='no'", "field 'train.fsdp' is 'no': it must be true or false"),
+        ("model.text.vocab=true", "field 'model.text.vocab' is true: it must be a number"),
+        (
+            "train.optimizer.rules=[{pattern: .*, lr_factor: true}]",
+            "rules.0.lr_factor' is true: it must be a number",
+        ),
+        (
+            "train.optimizer.schedule={kind: cosine, warmup: false}",
+            "schedule.warmup' is false: it must be a number",
+        ),
+    ],
+)
+def test_a_recipe_takes_no_true_for_a_number(change: str, said: str, tmp_path: Path) -> None:
+    assert mistake(tmp_path, change).endswith(said)
+    assert f"recipe {tmp_path / 'clip.yaml'}: " in mistake(tmp_path, change)
 
 
 # YAML files
@@ -282,12 +417,14 @@ def test_a_schedule_is_chosen_by_its_kind(tmp_path: Path) -> None:
 def test_mistakes_in_a_schedule_say_what_its_kind_allows(tmp_path: Path) -> None:
     schedule = "train.optimizer.schedule"
     said = mistake(tmp_path, f"{schedule}={{kind: cosine, milestones: [3]}}")
-    assert "unknown field 'train.optimizer.schedule.cosine.milestones'" in said
+    assert "unknown field 'train.optimizer.schedule.milestones'" in said
     assert said.endswith("allowed here: kind, warmup, final, first, over")
     said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, schedule: {kind: step, warm: 3}}]")
     assert said.endswith("allowed here: kind, warmup, milestones, factor")
     said = mistake(tmp_path, f"{schedule}.kind=linear")
-    assert "does not match any of the expected tags: 'constant', 'cosine', 'step'" in said
+    assert said.endswith(
+        f"field '{schedule}.kind' is 'linear': it must be one of 'constant', 'cosine', 'step'"
+    )
     said = mistake(tmp_path, f"{schedule}.warmup=3")
     assert said.endswith(
         "field 'train.optimizer.schedule.kind' is missing; allowed are constant, cosine, step"
@@ -309,7 +446,7 @@ def test_numbers_with_an_exponent_are_numbers_in_files_and_lists(tmp_path: Path)
 
 
 def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
-    assert "recipe field model: unknown field 'colour'" in mistake(tmp_path, "model.colour=red")
+    assert "clip.yaml: unknown field 'model.colour'" in mistake(tmp_path, "model.colour=red")
     assert "size 32 is not a multiple of patch 7" in mistake(tmp_path, "model.image.patch=7")
     assert "width 33 is not a multiple of 2 heads" in mistake(tmp_path, "model.text.width=33")
     assert "unknown method 'clop' (did you mean clip?); allowed are clip" in mistake(tmp_path, "method=clop")
@@ -387,7 +524,7 @@ def test_a_base_is_a_name_of_the_package_or_a_path_from_its_file(
         ({"a": "base: null"}, r"a\.yaml: base is None; it must be the name"),
         ({"a": "base: gone.yaml"}, r"a\.yaml: base: no recipe file .*gone\.yaml; `grainline recipes` lists"),
         ({"a": "base: clip/scene"}, r"a\.yaml: base: no recipe 'clip/scene' \(did you mean clip/scenes or "),
-        ({"a": "base: clip.yaml\nmodel: {colour: red}"}, "recipe field model: unknown field 'colour'"),
+        ({"a": "base: clip.yaml\nmodel: {colour: red}"}, "a.yaml: unknown field 'model.colour'"),
         ({"a": "base: clip.yaml\ntrain: 3"}, r"field 'train' is 3"),
     ],
 )

@@ -171,7 +171,7 @@ def test_as_many_positions_as_the_text_may_have_are_one_line(
         UserError, match=f"frozen_positions 30 is not less than the context, {CONTEXT} tokens"
     ):
         begun(checkpoint[0], frozen_positions=30)
-    with pytest.raises(UserError, match=r"field 'text\.frozen_positions' is -1: Input should be greater"):
+    with pytest.raises(UserError, match=r"field 'text\.frozen_positions' is -1: it must be 0 or more"):
         begun(checkpoint[0], frozen_positions=-1)
     own = [f"model.pretrained={checkpoint[0]}", "model.text.frozen_positions=99", "model.text.context=48"]
     out = tmp_path / "run"

@@ -457,7 +457,7 @@ def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> 
     [
         (
             ("--set", "protocol=coco-1k"),
-            "field 'protocol' is 'coco-1k': Input should be 'default', 'plain', 'dci', 'docci', 'urban-1k'",
+            "field 'protocol' is 'coco-1k': it must be 'default', 'plain', 'dci', 'docci', 'urban-1k'",
         ),
         (
             ("--set", "protocol=sv-1k"),
@@ -466,7 +466,7 @@ def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> 
         (("--captions", "each"), "--captions is 'each'; long-retrieval reads one text an image"),
         (
             ("--suite", "retrieval", "--set", "protocol=dci"),
-            "field 'protocol' is 'dci': Input should be 'plain', 'coco-5k', 'coco-1k'",
+            "field 'protocol' is 'dci': it must be 'plain', 'coco-5k', 'coco-1k'",
         ),
     ],
 )

@@ -303,7 +303,7 @@ def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: 
     with pytest.raises(UserError, match="results with regions 4 and 5 cannot be compared"):
         compare(other, result, "before.json")
     said = complaint(capsys, "evaluate", "x", "--data", "scenes", "--suite", "fg-ovd", "--set", "resize=crop")
-    assert said.endswith("field 'resize' is 'crop': Input should be 'squash' or 'model'")
+    assert said.endswith("field 'resize' is 'crop': it must be 'squash' or 'model'")
 
 
 def segmented_model(method: str) -> Model:

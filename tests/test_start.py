@@ -325,15 +325,15 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ),
         (
             {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},
-            "field 'text.stretch' is 'long': Input should",
+            "field 'text.stretch' is 'long': it must be 'keep' or 'linear'",
         ),
         (
             {**SCRATCH, "image": {"pretrained": "x", "size": 0}},
-            "field 'image.size' is 0: Input should be greater",
+            "field 'image.size' is 0: it must be more than 0",
         ),
         (
             {**SCRATCH, "image": {"pretrained": None}},
-            "field 'image.pretrained' is null: Input should be a valid str",
+            "field 'image.pretrained' is null: it must be text",
         ),
         (
             {**SCRATCH, "image": {"name": "toy/4", "size": 15}},
@@ -346,7 +346,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
             {"pretrained": "x", "image": {"patch": 4}},
             "unknown field 'image.patch' (did you mean patches?); allowed here: pretrained, quick_gelu",
         ),
-        ({"pretrained": 3}, "field 'pretrained' is 3: Input should be a valid string"),
+        ({"pretrained": 3}, "field 'pretrained' is 3: it must be text"),
     ],
 )
 def test_mistakes_in_a_side_name_the_field_as_it_was_written(values: dict[str, Any], said: str) -> None:

@@ -201,6 +201,11 @@ def main() -> NoReturn:
     try:
         code = app(_spread(_switches_first(sys.argv[1:])), standalone_mode=False)
     except usage as error:
+        cause: Any = error.__cause__
+        if hasattr(cause, "errors"):  # of pydantic, with which new versions of typer read values
+            from grainline.config import plain
+
+            error.message = f"{plain(cause.errors()[0])}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
     except UserError as error:

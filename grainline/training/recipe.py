@@ -168,8 +168,7 @@ class Recipe(Config):
     @property
     def description(self) -> Description:
         """The method and its checked config."""
-        where = "recipe field model", "recipe field method"
-        return Description(self.method, method_config(self.method, self.model, *where))
+        return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
 
     def remarks(self) -> tuple[str, ...]:
         """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
@@ -193,7 +192,8 @@ def read_recipe(name: str, changes: list[str]) -> Recipe:
     """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
     values = override(_whole(recipes.find(name), ()), changes)
     recipe = parse(Recipe, values, f"recipe {name}")
-    return recipe.model_copy(update={"model": recipe.description.config.model_dump(mode="json")})
+    config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
+    return recipe.model_copy(update={"model": config.model_dump(mode="json")})
 
 
 SHORT_NAMES = {

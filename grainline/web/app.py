@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from grainline import __version__
+from grainline.config import plain
 from grainline.data.captions import sentences
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, escape_controls
@@ -60,7 +61,7 @@ async def respond(_: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "request"
-        status, why = 422, f"{where}: {first['msg'].removeprefix('Value error, ')}"
+        status, why = 422, f"{where}: {plain(first)}"
         if first["type"] == "json_invalid":  # its place is only the number of a byte
             why = f"the body is no JSON: {first['ctx']['error']}"
     elif isinstance(error, CorruptIndex):
