@@ -600,6 +600,8 @@ INDEX = [
           "near = suggestion(name, [*own, *signature(evaluate).parameters])", 'near = ""'),
     Fault("evaluation/result.py", "tests/test_validated.py", "any result counts as validation",
           "result.data[\"path\"]", "\"its validation data\""),
+    Fault("evaluation/result.py", "tests/test_report.py", "validation data are never those of a page",
+          'or _is_among(here, trained_paths(run and run[0], "validation"))', ""),
     Fault("evaluation/result.py", "tests/test_validated.py", "weights are quoted at the end of their run",
           "line = (own or lines)[-1]", "line = lines[-1]"),
     Fault("index/search.py", "tests/test_index.py", "the shortlist is in the order of the vectors",

@@ -29,6 +29,7 @@ from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
 from grainline.report.case import Case, WholeImage, lead, standing
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
+from grainline.training.recipe import read_recipe
 from grainline.training.report import curves
 
 Capture = pytest.CaptureFixture[str]
@@ -371,7 +372,12 @@ def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path
     page = tmp_path / "page.html"
     data = ("--data", "scenes:dev?count=8")
     assert call("evaluate", run / "run", *data, "--html", page) == 0
+    assert f"{said} That says nothing about other data." in Page(page.read_text()).words
+    validation = read_recipe(str(run / "run" / "recipe.yaml"), []).data.validation
+    assert call("evaluate", run / "run", "--data", *validation, "--html", page) == 0
     assert said in Page(page.read_text()).words
+    assert "nothing about other data" not in Page(page.read_text()).words
+    assert "these are validation data of the run, by which it" in Page(page.read_text()).words
 
 
 def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:

@@ -257,6 +257,7 @@ def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path
         assert call("evaluate", done, "--data", paths, "--json", tmp_path / "x.json") == 0
         notes = json.loads((tmp_path / "x.json").read_text())["notes"]
         assert any("was trained on these data" in note for note in notes) == noted
+        assert not any("validation" in note for note in notes)
 
 
 def test_resume_into_the_folder_of_another_recipe_names_the_field(

@@ -118,11 +118,11 @@ def _captions(source: Source) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def trained_paths(run: Path | None) -> list[str] | None:
-    """The data of the recipe of a run; None where there is no recipe."""
+def trained_paths(run: Path | None, field: str = "paths") -> list[str] | None:
+    """The data of the recipe of a run, or its `validation`; None where there is no recipe."""
     try:
         recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
-        return [str(path) for path in recipe["data"]["paths"]]
+        return [str(path) for path in recipe["data"][field]]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
 

@@ -272,9 +272,10 @@ def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> N
     sections = [metrics_section([evaluation.result]), *suite.sections(evaluation)]
     name = suite.title or suite.name.capitalize()
     about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
-    validation = validation_summary(evaluation.result.settings["model"])
-    lead = summary(headline(suite, evaluation.result)) + (hint(validation) if validation else "")
-    write_page(path, render_page(f"{name} of {evaluation.result.settings['model']}", lead, sections, [about]))
+    result = evaluation.result
+    validation = validation_summary(result.settings["model"], result.data["path"])
+    lead = summary(headline(suite, result)) + (hint(validation) if validation else "")
+    write_page(path, render_page(f"{name} of {result.settings['model']}", lead, sections, [about]))
 
 
 def headline(suite: Suite[Any], result: Result) -> dict[str, str]:

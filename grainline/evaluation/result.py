@@ -251,12 +251,14 @@ MEDIAN_RANK = "text to image median rank"
 HITS = 10  # of a search, unless another number is given
 
 
-def validation_summary(path: str) -> str:
+def validation_summary(path: str, here: str = "") -> str:
     """The median rank of the right image on the validation data of a run, in words; "" where it has none.
 
     path  of a run or of weights in it, as `load` takes it
+    here  the data beside whose values it stands, if they are given by a path
 
-    A run that measured itself several times is quoted at the step of the weights.
+    A run that measured itself several times is quoted at the step of the weights. Of other data it says that
+    nothing is known: whether they share images with the validation data is not checked.
     """
     try:
         run = find_run(Path(path))
@@ -267,9 +269,10 @@ def validation_summary(path: str) -> str:
         return ""
     rank, images, data = value
     among = "" if images is None else f" of {images:,}"
-    weak = f" It is too weak to trust: most right images are not among the first {HITS}."
     text = f"On {data} this model finds the right image at rank {rank:,g}{among} (median)."
-    return text + weak * (rank > HITS)
+    weak = f" Most right images are not among the first {HITS} there."
+    same = here == data or _is_among(here, trained_paths(run and run[0], "validation"))
+    return text + weak * (rank > HITS) + " That says nothing about other data." * (not same)
 
 
 def _median_rank(run: Path, weights: Path) -> tuple[float, int | None, str] | None:
@@ -330,9 +333,14 @@ def origin(model: Model, path: str) -> dict[str, Any]:
 
 
 def notes_on_training(run: Path | None, path: str) -> tuple[str, ...]:
-    """A note where data, by their path, are among those that a run was trained on."""
-    paths = trained_paths(run) or ()
-    places = {Path(one).resolve() for one in paths if Path(one).exists()}
-    if path in paths or Path(path).resolve() in places:
-        return ("the run was trained on these data, so other data would give lower values",)
-    return ()
+    """Notes where data, by their path, are among those that a run was trained on, or validated on."""
+    notes = {
+        "paths": "the run was trained on these data, so the values say nothing about other data",
+        "validation": "these are validation data of the run, by which it chose the weights in best/",
+    }
+    return tuple(note for field, note in notes.items() if _is_among(path, trained_paths(run, field)))
+
+
+def _is_among(path: str, paths: Sequence[str] | None) -> bool:
+    places = {Path(one).resolve() for one in paths or () if Path(one).exists()}
+    return path in (paths or ()) or Path(path).resolve() in places
