@@ -17,6 +17,7 @@ from PIL import Image
 from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
+from grainline.files import LOCK
 from grainline.loading import load
 from grainline.training import checkpoint, loop
 from grainline.training.checkpoint import latest
@@ -239,16 +240,86 @@ def test_resume_where_there_is_no_run_says_to_begin_one(
     assert "leave out --resume" in text
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_run_that_cannot_begin_leaves_its_folder_as_it_was(
-    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+REFUSED = {
+    "data": ("--data", "none"),
+    "some data": ("--data", "scenes:train?count=36", "none"),
+    "validation": ("--validation", "none", "--set", "train.validate_every=2"),
+    "no validation": ("--set", "train.validate_every=2"),
+    "field": ("--set", "train.step=3"),
+    "type": ("--set", "train.max_steps=true"),
+    "method": ("--set", "method=clop"),
+    "encoder": ("--set", "model.image.name=XXL/14"),
+    "tokenizer": ("--set", "data.tokenizer=./none"),
+    "vocabulary": ("--set", "model.text.vocab=300"),
+    "checkpoint": ("--set", "model.image={pretrained: ./none}"),
+    "run": ("--set", "init_from=none"),
+    "superpixels": ("--set", "data.superpixels=none", "data.crop=null"),
+    "features": ("--set", "data.features=none", "data.crop=null"),
+    "descriptions": ("--set", "data.descriptions=[none]"),
+    "few images": ("--set", "train.global_batch_size=64"),
+    "one image": ("--set", "train.global_batch_size=1"),
+    "workers": ("--set", "data.workers=1000"),
+    "memory": ("--set", "model.text.context=1e14"),
+    "rule": ("--set", "train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]"),
+    "adapters": ("--set", "train.lora={rank: 2, layers: nothing}"),
+    "package": ("--set", "train.log.wandb=x"),
+    "damaged": ("--data", "damaged"),
+    "resume": ("--resume",),
+    "resume from": ("--resume", "--checkpoint", "step-00000002"),
+}
+"""Arguments with which a run cannot begin."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_run_that_cannot_begin_leaves_everything_as_it_was(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
-    if there:
-        out.mkdir()
-    assert "none" in complaint(capsys, "train", recipe(tmp_path), "--data", tmp_path / "none", "--out", out)
-    assert out.is_dir() == there
-    assert not there or not list(out.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    Path("damaged").mkdir()
+    for i in range(36):
+        Path("damaged", f"{i}.png").write_bytes(b"no image")
+        Path("damaged", f"{i}.txt").write_text(f"A caption of image {i}.")
+    Path("empty").mkdir()
+    Path("early").mkdir()
+    Path("early", "tokenizer.json").write_text("{ half of it")
+    start = ("train", recipe(tmp_path), *REFUSED[what], "--out")
+    for out in ("new", "some/new/run", "empty", "early"):
+        if what != "resume" or not Path(out).exists():  # a folder without a log begins anew
+            before = tree(tmp_path)
+            complaint(capsys, *start, out)
+            assert tree(tmp_path) == before
+
+
+def tree(folder: Path) -> set[str]:
+    """All files and folders below a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_run_that_cannot_go_on_stays_as_it_is(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done, tmp_path / "run")
+
+    def files() -> dict[str, int]:
+        return {x: (tmp_path / "run" / x).stat().st_mtime_ns for x in tree(tmp_path / "run") if x != LOCK}
+
+    before = files()
+    for more in (
+        (),
+        ("--resume", "--data", "none"),
+        ("--resume", "--checkpoint", "none"),
+        ("--data", "none"),
+    ):
+        complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *more)
+        assert files() == before
+
+
+def test_a_run_that_fails_after_a_step_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set")
+    assert "not finite" in complaint(capsys, *made, "train.optimizer.lr=1e30", "train.grad_clip=null")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert "holds a run already" in complaint(capsys, *made, "train.max_steps=1")
 
 
 def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
-from grainline.files import LOCK, NoLocks, one_writer, reason, temporary_path, writing
+from grainline.files import LOCK, NoLocks, discard, one_writer, reason, temporary_path, writing
 from grainline.loading import find_run, load
 from grainline.methods.base import Method
 from grainline.model import Model
@@ -73,14 +73,16 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
     """Check the folder of a run and hold its lock for the length of the block.
 
     The first process checks and locks; all processes call it, and an error of the first one is a UserError in
-    each of them. A folder that holds anything but a run is never written to.
+    each of them. A folder that holds anything but a run is never written to. An error before the first step
+    leaves it as it was before.
     """
     with ExitStack() as stack:
-        message, existed = "", True
+        message = ""
         try:
             if rank() == 0:
-                existed = out.exists()
                 _require_run_or_empty(out, resume)
+                new = [folder for folder in (out, *out.parents) if not folder.exists()]
+                there = set() if new else {path.name for path in out.iterdir()}
                 out.mkdir(parents=True, exist_ok=True)
                 hint = "wait until it ends, or choose another --out"
                 try:
@@ -88,6 +90,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
                 except NoLocks as error:  # as on some cluster file systems, where training has to work too
                     print(f"{error}; another process could train into it too", file=sys.stderr)
                 _require_run_or_empty(out, resume)  # another process may have started a run before the lock
+                stack.enter_context(_left_as_it_was(out, there, new))
                 if is_run(out):
                     _require_same(recipe, out, resume)
         except UserError as error:
@@ -97,15 +100,26 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
         message = all_gather_objects(message)[0]
         if message:
             raise UserError(message)
-        try:
-            yield
-        except UserError:
-            with suppress(OSError):
-                if rank() == 0 and {path.name for path in out.iterdir()} <= {LOCK}:  # nothing has begun
-                    (out / LOCK).unlink(missing_ok=True)
-                    if not existed:
-                        out.rmdir()
-            raise
+        yield
+
+
+@contextmanager
+def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator[None]:
+    """If the block fails before the first step, remove what a run writes until then.
+
+    there  names that the folder had before, which stay
+    new    the folder and its parents that were made for the run, the innermost first; they go if empty
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            if not has_steps(out):
+                for name in {*INITIAL_FILES, LOG_FILE, "tensorboard", "wandb.id", "wandb"} - there:
+                    discard(out / name)
+                for folder in new:
+                    folder.rmdir()
+        raise
 
 
 def write_settings(out: Path, description: Description, recipe: Recipe) -> None:
@@ -118,6 +132,12 @@ def write_settings(out: Path, description: Description, recipe: Recipe) -> None:
 def is_run(out: Path) -> bool:
     """Whether the folder holds a run. The log is written last, once all settings have been checked."""
     return (out / "recipe.yaml").is_file() and (out / LOG_FILE).is_file()
+
+
+def has_steps(out: Path) -> bool:
+    """Whether the folder has a checkpoint, or a log with a step or more: what a failed run must leave."""
+    lines = (out / LOG_FILE).read_bytes().splitlines() if (out / LOG_FILE).is_file() else []
+    return (out / "checkpoints").exists() or not all(b'"step": 0,' in line for line in lines)
 
 
 def log_stamp(out: Path) -> tuple[int, int] | None:

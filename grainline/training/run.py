@@ -22,6 +22,7 @@ from grainline.training import checkpoint as checkpoints
 from grainline.training.inputs import (
     as_changes,
     copy_weights,
+    has_steps,
     is_run,
     log_stamp,
     new_tokenizer,
@@ -71,8 +72,8 @@ def train(  # noqa: PLR0913 - keywords that users give by name
                 precision, seed, workers, tokenizer, ...), and lr, weight_decay, pretrained, init_from
 
     Under torchrun every process calls it. Raises UserError for a wrong recipe, wrong data or a folder that
-    holds something else; the folder then stays as it was. Raises Stopped after SIGINT or SIGTERM, once a
-    checkpoint of the last step is saved.
+    holds something else; before the first step the folder then stays as it was, or is not there. Raises
+    Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if isinstance(recipe, Recipe) and changes:
@@ -139,7 +140,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         try:
             last = train_loop(job, device, resume_from)
         except (UserError, Stopped, KeyboardInterrupt) as error:
-            if log_stamp(out) != before:  # else there was no step, and the report of earlier ones stays
+            if log_stamp(out) != before and has_steps(out):  # else the report of earlier steps stays
                 _report(job, recipe, validator, str(error) or "interrupted")
             if isinstance(error, Stopped):
                 barrier()  # torchrun ends the others when the first one ends
