@@ -280,6 +280,7 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(
     for i in range(36):
         Path("damaged", f"{i}.png").write_bytes(b"no image")
         Path("damaged", f"{i}.txt").write_text(f"A caption of image {i}.")
+    Path("damaged", "alone.txt").write_text("A text without an image, which the log remarks.")
     Path("empty").mkdir()
     Path("early").mkdir()
     Path("early", "tokenizer.json").write_text("{ half of it")

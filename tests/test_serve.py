@@ -126,6 +126,24 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
     assert plain(body) == expected(index.search_images([file.getvalue()], 4)[0])
 
 
+def test_an_image_of_the_index_is_a_query_by_its_name(client: Client, made: Path) -> None:
+    hit = ask(client).json()["hits"][1]
+    for name in (hit["name"], hit["image"]):
+        body = client.post("/api/search/image", files={"name": (None, name), "k": (None, "4")}).json()
+        index = open_index(made / "index", MODEL)
+        assert plain(body) == expected(index.search_images([made / "photos" / hit["path"]], 4)[0])
+        assert body["hits"][0]["name"] == hit["name"]
+    assert client.post("/api/search/image", files={"name": (None, "0" * 24)}).status_code == 404
+    assert "name: it must be text of the form" in why(
+        client.post("/api/search/image", files={"name": (None, "x")})
+    )
+    both = {"files": {"image": png(4, 4, ZEROS)}, "data": {"name": hit["name"]}}
+    for asked in (both, {"files": {"k": (None, "4")}}):
+        response = client.post("/api/search/image", **asked)
+        assert response.status_code == 422
+        assert "give an image, or the name of one in the index" in why(response)
+
+
 def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None:
     hit = ask(client).json()["hits"][1]
     heat = client.post("/api/heat", json={"image": hit["name"], "text": QUERY}).json()

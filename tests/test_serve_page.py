@@ -1,5 +1,6 @@
 """The page of `grainline serve` in a real browser: one server and one headless Chromium for all tests."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -372,6 +373,60 @@ def test_a_image_finds_its_like(site: Site, way: str) -> None:
     assert not site.one("#query").is_displayed()
     site.driver.forward()
     site.wait(lambda: site.paths()[0] == "05.png")
+
+
+def test_the_address_of_a_query_by_image_works_in_a_new_tab_and_on_a_new_server(site: Site) -> None:
+    name = hashlib.sha256((site.folder / "photos" / "05.png").read_bytes()).hexdigest()[:24]
+    answer = site.client.post("/api/search/image", files={"name": (None, name)}).json()
+    paths = [hit["path"] for hit in answer["hits"]]
+    assert answer["hits"][0]["name"] == name
+    carry(site, "drop", site.folder / "photos" / "05.png", "image/png")
+    site.wait(lambda: site.settled() and site.paths() == paths)
+    assert site.driver.current_url == f"{site.url}/#image={name}"
+    site.driver.refresh()
+    site.wait(lambda: site.paths() == paths and site.settled())
+    assert site.text("#query") == "Images like 05.png"
+    site.wait(lambda: site.script("return document.querySelector('#query img').naturalWidth") == 12)
+    with running(Engine(site.folder / "index", MODEL)) as other:
+        url = str(other.base_url).rstrip("/")
+        site._replace(url=url).open(f"#image={name}")
+        site.wait(lambda: site.paths() == paths and site.settled())
+    site.driver.get_log("performance")  # the fixture allows requests to one server only
+    site.open()
+
+
+def test_a_hit_is_the_next_query_and_the_back_button_returns_to_it(site: Site) -> None:
+    site.search(QUERY)
+    before = site.paths()
+    site.script("document.querySelectorAll('.hit .frame')[2].click()")
+    site.wait(lambda: site.one("#detail").is_displayed())
+    name = site.driver.current_url.rpartition("show=")[2]
+    site.one(".like").click()
+    site.wait(
+        lambda: site.settled() and site.paths()[0] == before[2] and not site.one("#detail").is_displayed()
+    )
+    assert site.driver.current_url == f"{site.url}/#image={name}"
+    assert site.text("#query") == f"Images like {before[2]}"
+    assert "score 1.000" in site.all(".hit")[0].text
+    site.driver.back()
+    site.wait(lambda: site.paths() == before and site.one("#detail").is_displayed())
+    assert before[2] in site.text("#large")
+    site.driver.back()
+    site.wait(lambda: not site.one("#detail").is_displayed() and site.paths() == before)
+    site.driver.forward()
+    site.driver.forward()
+    site.wait(lambda: site.settled() and site.paths()[0] == before[2])
+
+
+def test_a_query_by_a_file_that_is_in_no_index_asks_for_it_again(site: Site, tmp_path: Path) -> None:
+    Image.new("RGB", (20, 20), (1, 2, 3)).save(tmp_path / "own.png")
+    carry(site, "drop", tmp_path / "own.png", "image/png")
+    site.wait(lambda: site.settled() and site.all(".hit"))
+    site.driver.refresh()
+    site.wait(lambda: "choose it again" in site.text("#problem"))
+    site.open("#image=1700000000000")
+    site.wait(lambda: "choose it again" in site.text("#problem"))
+    assert site.driver.get_log("browser") != []  # the browser notes status 404
 
 
 def test_what_is_no_image_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
+from PIL import Image
 from starlette.exceptions import HTTPException
 
 from grainline import __version__
@@ -114,13 +114,22 @@ class Server:
 
         @app.post("/api/search/image")
         async def search_image(
-            request: Request, image: Annotated[UploadFile, File()], k: Annotated[Number, Form()] = 12
+            request: Request,
+            image: Annotated[UploadFile | None, File()] = None,
+            name: Annotated[Name | None, Form()] = None,
+            k: Annotated[Number, Form()] = 12,
         ) -> SearchOut:
-            """Images near to an uploaded one."""
+            """Images near to an uploaded one, or to one of the index by its name."""
             self._need_images()
-            model = self.engine.now.image_index.model
-            decode = partial(decode_upload, await image.read(), model, self.limits.pixels)
-            query = ImageQuery(await to_thread.run_sync(decode, limiter=self.decoders), k)
+            if (image is None) == (name is None):
+                raise HTTPException(422, "give an image, or the name of one in the index")
+            now, sent = self.engine.now, b"" if image is None else await image.read()
+
+            def decoded() -> Image.Image:
+                data = now.read(name)[1] if name is not None else sent
+                return decode_upload(data, now.image_index.model, self.limits.pixels)
+
+            query = ImageQuery(await to_thread.run_sync(decoded, limiter=self.decoders), k)
             return await self._answer(request, query, "an image")
 
         @app.post("/api/heat")

@@ -14,6 +14,7 @@ const resolved = (schema) => schema?.$ref ? schemas[schema.$ref.split("/").pop()
 
 // A type in words: "string, 24 hexadecimal digits" needs no schema language.
 function kind(schema) {
+  schema = schema.anyOf?.find((one) => one.type !== "null") ?? schema;
   if (schema.$ref) return schema.$ref.split("/").pop();
   if (schema.enum || schema.const) return (schema.enum ?? [schema.const]).map((one) => JSON.stringify(one)).join(" | ");
   if (schema.type === "array") return `list of ${kind(schema.items)}`;

@@ -13,7 +13,7 @@ const VERDICTS = { "shows": ["✓", "shows it", "yes"], "cannot tell": ["?", "ca
 
 const at = (id) => document.getElementById(id);
 const text = at("text"), hits = at("hits"), status = at("status"), problem = at("problem");
-const images = new Map(); // images searched by, as history names them
+const images = new Map(); // images sent as a query, by the name in the address
 let limits = { characters: 20000, bytes: 16 * 2 ** 20 };
 let canShow = false; // whether the model can show where a sentence lies
 let running = new AbortController();
@@ -31,6 +31,8 @@ async function ask(path, options) {
   }
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
+  if (response.status === 404)
+    throw new Failure("That image is not in this index. If it was a file of yours, choose it again.");
   throw new Failure(response.status === 503
     ? "The server is busy just now. Please try again in a moment."
     : `That did not work: ${answer.error || `status ${response.status}`}.`);
@@ -42,8 +44,8 @@ const post = (path, values, signal) => ask(path, {
 
 // Searching
 
-function remember(state, url, push) {
-  if (push) history.pushState(state, "", url);
+function remember(url, push) {
+  if (push && location.hash !== url) history.pushState({}, "", url);
 }
 
 function searchText(push = true) {
@@ -51,37 +53,54 @@ function searchText(push = true) {
   if (!query) return complain("Write a description first, or choose an image.", null);
   if (query.length > limits.characters)
     return complain(`The text has ${query.length} characters; at most ${limits.characters} are allowed.`, null);
-  const url = `#q=${encodeURIComponent(query)}`;
-  remember({}, url, push && location.hash !== url);
+  remember(`#q=${encodeURIComponent(query)}`, push);
   current = base();
   document.title = `${query.slice(0, 60)} - grainline`;
   at("query").hidden = true;
   run((signal) => post("api/search", { text: query }, signal), query, () => searchText(false));
 }
 
-function searchImage(file, push = true) {
+async function searchImage(file) {
   if (!file) return;
   if (!isImage(file)) return complain(`${file.name} is no image.`, null);
   if (file.size > limits.bytes)
     return complain(`${file.name} has ${size(file.size)}; at most ${size(limits.bytes)} are allowed.`, null);
-  if (push) {
-    const number = Date.now(); // no other one in the history of this tab
-    images.set(number, file);
-    remember({ image: number }, `#image=${number}`, true);
-  }
-  current = base();
-  document.title = "By image - grainline";
-  const preview = at("query");
-  URL.revokeObjectURL(preview.firstElementChild.src);
-  preview.firstElementChild.hidden = false;
-  preview.firstElementChild.onerror = () => { preview.firstElementChild.hidden = true; }; // HEIC: few browsers show it
-  preview.firstElementChild.src = URL.createObjectURL(file);
-  preview.lastElementChild.textContent = `Images like ${file.name || "the one you pasted"}`;
-  preview.hidden = false;
-  const body = new FormData();
-  body.append("image", file);
-  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchImage(file, false));
+  const name = await digest(file);
+  images.set(name, file);
+  searchLike(name);
 }
+
+// By an image: one that was sent in this tab, or one of the index. Its name is that of its bytes, so the address
+// finds an image of the index in any tab, and after the server was started anew.
+function searchLike(name, push = true) {
+  const file = images.get(name);
+  if (!file && !NAME.test(name)) return complain("That image is no longer here; choose it again.", null);
+  remember(`#image=${name}`, push);
+  current = base();
+  const known = answered.get(name) ?? samples.get(name), path = file ? file.name || "the one you pasted" : known?.[0].path;
+  const said = `Images like ${path ?? "one of this index"}`;
+  document.title = `${said} - grainline`;
+  const preview = at("query"), picture = preview.firstElementChild;
+  URL.revokeObjectURL(picture.src);
+  picture.hidden = false;
+  picture.onerror = () => { picture.hidden = true; }; // HEIC: few browsers show it
+  picture.src = file ? URL.createObjectURL(file) : `api/image/${name}?side=${SIDE}`;
+  preview.lastElementChild.textContent = said;
+  preview.hidden = false;
+  if (push) followDetail(); // closes it
+  const body = new FormData();
+  body.append(...(file ? ["image", file] : ["name", name]));
+  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchLike(name, false));
+}
+
+// The name that the image has in an index; pages that came over plain http from elsewhere cannot compute it.
+async function digest(file) {
+  if (!crypto.subtle) return String(Date.now());
+  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", await file.arrayBuffer()));
+  return [...bytes.slice(0, 12)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+const NAME = /^[0-9a-f]{24}$/;
 
 // Browsers know no type of HEIC; the server decides.
 const isImage = (file) => file.type.startsWith("image/") || /\.(heic|heif|avif)$/i.test(file.name);
@@ -210,6 +229,10 @@ function card(hit, number, query, large = false) {
     plain.className = "frame";
     plain.append(...frame.childNodes);
     frame.replaceWith(plain);
+    const like = element("button", "Images like this");
+    Object.assign(like, { type: "button", className: "like" });
+    like.addEventListener("click", () => searchLike(hit.name));
+    item.firstElementChild.append(like);
   } else {
     frame.setAttribute("aria-label", `Show ${hit.path} larger`);
     frame.addEventListener("click", () => openDetail(hit, query));
@@ -397,7 +420,7 @@ function counted() {
 text.addEventListener("input", counted);
 
 // The address says what is searched, so that it can be kept and the back button works.
-function follow(state) {
+function follow() {
   const hash = base();
   if (hash === current && hash) { followDetail(); return; }
   current = hash;
@@ -408,9 +431,7 @@ function follow(state) {
     counted();
     searchText(false);
   } else if (hash.startsWith("#image=")) {
-    const file = images.get(state?.image);
-    if (file) searchImage(file, false);
-    else complain("That image is no longer here; choose it again.", null);
+    searchLike(hash.slice(7), false);
   } else {
     running.abort();
     text.value = "";
@@ -425,7 +446,7 @@ function follow(state) {
     hits.removeAttribute("aria-busy");
   }
 }
-window.addEventListener("popstate", (event) => follow(event.state));
+window.addEventListener("popstate", follow);
 
 async function start() {
   try {
@@ -440,7 +461,7 @@ async function start() {
     showStart(index);
     if (COARSE) at("hint").textContent = "An image can also be the query: take or choose one.";
     current = null;
-    follow(history.state);
+    follow();
   } catch (error) {
     at("about").textContent = "";
     complain(error.message, start);
