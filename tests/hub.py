@@ -19,6 +19,8 @@ class Hub(ThreadingHTTPServer):
     models: dict[str, Path]
     asked: list[str]
     home: Path  # of the models that are uploaded
+    created: list[dict[str, Any]]  # what was asked for a new repository, and said of each commit
+    commits: list[dict[str, Any]]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -54,6 +56,7 @@ class Answers(BaseHTTPRequestHandler):
         reply: dict[str, Any] = {}
         if path == "/api/repos/create":
             values = json.loads(body)
+            self.server.created.append(values)
             name = "/".join(filter(None, (values.get("organization"), values["name"])))
             self.server.models[name] = self.server.home / name
             self.server.models[name].mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,7 @@ class Answers(BaseHTTPRequestHandler):
         elif path.endswith("/commit/main"):
             name = path.removeprefix("/api/models/").removesuffix("/commit/main")
             for line in map(json.loads, body.splitlines()):
+                self.server.commits += [line["value"]] if line["key"] == "header" else []
                 if line["key"] == "file":
                     data = base64.b64decode(line["value"]["content"])
                     (self.server.models[name] / line["value"]["path"]).write_bytes(data)
@@ -95,6 +99,7 @@ def hub(models: dict[str, Path], home: Path = Path("none")) -> Iterator[Hub]:
     """A hub that runs for as long as the block lasts, on a free port."""
     server = Hub(("127.0.0.1", 0), Answers)
     server.models, server.asked, server.home = models, [], home
+    server.created, server.commits = [], []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -82,6 +82,17 @@ def test_an_unknown_command_or_option_points_at_the_help(
     assert re.search(r"\. See grainline[a-z ]* --help\.$", text)
 
 
+def test_a_push_without_a_model_a_name_or_results_says_so(
+    tmp_path: Path, trained: Path, capsys: Capture
+) -> None:
+    assert "no model at " in complaint(capsys, "push", tmp_path / "gone", "owner/name")
+    for name in ("a b", "/tmp/x", "a/b/c", ""):
+        said = complaint(capsys, "push", trained, name)
+        assert said.endswith("is no name of the Hugging Face hub; write it as owner/model")
+    said = complaint(capsys, "push", trained, "owner/name", "--results", tmp_path / "a.json", "b.json")
+    assert f"{tmp_path / 'a.json'} is no result of `grainline evaluate --json`" in said
+
+
 def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Capture) -> None:
     text = complaint(capsys, "train", "clip/scene", "--out", tmp_path / "x")
     assert text.startswith("grainline: no recipe 'clip/scene' (did you mean clip/scenes or ")

@@ -285,7 +285,7 @@ folder, home = map(Path, sys.argv[1:])
 with hub({}, home / "server") as server:
     os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home / "cache")}
     os.environ["HF_HUB_DISABLE_XET"] = "1"
-    import grainline
+    import grainline, grainline.cli.main
     import torch
 
     model = grainline.load(folder)
@@ -293,7 +293,21 @@ with hub({}, home / "server") as server:
     again = grainline.from_pretrained("someone/model", token="secret")
     assert torch.equal(again.encode(texts="a red dog").vector, model.encode(texts="a red dog").vector)
     assert repr(grainline.load("someone/model")) == repr(again)
-    print(*sorted(path.name for path in (home / "server/someone/model").iterdir()))
+    pushed = home / "server/someone/model"
+    print(*sorted(path.name for path in pushed.iterdir()))
+    cards = [(pushed / "README.md").read_text()]
+    os.environ["HF_TOKEN"] = "secret"
+    for name, options in (("model", ["--licence", "mit"]), ("other", ["--private", "--message", "More"])):
+        sys.argv = ["grainline", "push", str(folder), f"someone/{name}", *options]
+        try:
+            grainline.cli.main.main()
+        except SystemExit as end:
+            assert end.code == 0
+        cards.append((home / "server/someone" / name / "README.md").read_text())
+    assert cards[0] == cards[1] and "license: mit" in cards[0]
+    assert "license: mit" not in cards[2]
+    print([values.get("private") or values.get("visibility") == "private" for values in server.created])
+    print([values["summary"] for values in server.commits])
 try:
     model.push_to_hub("someone/model")
 except grainline.UserError as error:
@@ -308,7 +322,11 @@ def test_a_pushed_model_comes_back_from_the_hub(clip: Model, tmp_path: Path) -> 
     command = [sys.executable, "-c", PUSH, str(folder), str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    address, files, refused = done.stdout.splitlines()
+    address, files, again, other, private, messages, refused = done.stdout.splitlines()
+    assert again == address
+    assert other.endswith("/someone/other/commit/" + "c" * 40)
+    assert private == "[False, False, True]"
+    assert messages == "['Upload a grainline model', 'Upload a grainline model', 'More']"
     assert address.endswith("/someone/model/commit/" + "c" * 40)
     assert files == "README.md model.json model.safetensors tokenizer.json tokenizer_meta.json"
     assert refused.startswith("the Hugging Face hub did not take someone/model (")

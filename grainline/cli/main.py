@@ -22,6 +22,8 @@ from grainline.cli.options import (
     Data,
     Images,
     RecipeChanges,
+    check_hub_name,
+    check_model,
     check_recipe,
     check_sources,
     next_step,
@@ -40,7 +42,7 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # may stand anywhere
-VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors")
+VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
 
 
 @app.callback(invoke_without_command=True)
@@ -190,6 +192,26 @@ def convert(
 
     moved = run(source, out, scoring)
     print(f"written: {out} (vectors of images moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
+
+
+@app.command(rich_help_panel=DATA, epilog="Example: grainline push runs/x owner/name --private")
+def push(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a folder of weights inside one.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="owner/model; made if it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
+    licence: Annotated[str | None, typer.Option(help="For the card, as the hub has it: apache-2.0.")] = None,
+    results: Annotated[
+        list[str] | None, typer.Option(help="For the card: files of `evaluate RUN --json`.")
+    ] = None,
+    message: Annotated[str, typer.Option(help="Of the commit.")] = "Upload a grainline model",
+) -> None:
+    """Upload a model with its card to the Hugging Face hub. Log in with `hf auth login`, or set HF_TOKEN."""
+    check_model(run)
+    check_hub_name(name)
+    from grainline.loading import load
+
+    model = load(run, device="cpu")
+    print(model.push_to_hub(name, private=private, licence=licence, results=results or (), message=message))
 
 
 def main() -> NoReturn:

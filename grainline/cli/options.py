@@ -70,6 +70,14 @@ def check_model(name: str) -> None:
         )
 
 
+def check_hub_name(name: str) -> None:
+    """UserError for what no model of the Hugging Face hub can have as a name."""
+    from grainline.config import HUB_NAME
+
+    if HUB_NAME.fullmatch(name) is None:
+        raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
+
+
 def check_sources(paths: Sequence[str] | None) -> None:
     """UserError for data that is not there, or of no kind that is known."""
     from grainline.data.open_source import takes_images
