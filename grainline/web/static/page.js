@@ -77,20 +77,23 @@ function searchLike(name, push = true) {
   if (!file && !NAME.test(name)) return complain("That image is no longer here; choose it again.", null);
   remember(`#image=${name}`, push);
   current = base();
-  const known = answered.get(name) ?? samples.get(name), path = file ? file.name || "the one you pasted" : known?.[0].path;
-  const said = `Images like ${path ?? "one of this index"}`;
-  document.title = `${said} - grainline`;
   const preview = at("query"), picture = preview.firstElementChild;
   URL.revokeObjectURL(picture.src);
   picture.hidden = false;
   picture.onerror = () => { picture.hidden = true; }; // HEIC: few browsers show it
   picture.src = file ? URL.createObjectURL(file) : `api/image/${name}?side=${SIDE}`;
-  preview.lastElementChild.textContent = said;
+  const say = () => {
+    const path = (answered.get(name) ?? samples.get(name))?.[0].path;
+    preview.lastElementChild.textContent = `Images like ${file ? file.name || "the one you pasted" : path ?? "this one"}`;
+    document.title = `${preview.lastElementChild.textContent} - grainline`;
+  };
+  say();
   preview.hidden = false;
   if (push) followDetail(); // closes it
   const body = new FormData();
   body.append(...(file ? ["image", file] : ["name", name]));
-  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchLike(name, false));
+  const search = (signal) => ask("api/search/image", { method: "POST", body, signal });
+  run(search, null, () => searchLike(name, false)).then(() => { if (base() === `#image=${name}`) say(); });
 }
 
 // The name that the image has in an index; pages that came over plain http from elsewhere cannot compute it.
