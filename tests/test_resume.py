@@ -530,6 +530,15 @@ def test_damage_of_validation_data_and_remarks_of_sources_are_in_the_log(tmp_pat
     assert "1 of 12 samples were skipped: 1 corrupt image" in said
 
 
+def test_each_kind_of_damage_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.save_every=9")
+    assert call(*start, "train.max_steps=20") == 0
+    lines = read_log(tmp_path / "run")
+    assert [line["truncated"] > 0 for line in lines if line["kind"] == "epoch"] == [True] * 5
+    assert [line["step"] for line in lines if line["kind"] == "corrupt"] == [5]  # the end of the first epoch
+    assert capsys.readouterr().out.count("were truncated") == 1
+
+
 def test_a_run_without_its_log_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

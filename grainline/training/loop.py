@@ -105,6 +105,7 @@ class _Training:
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
+        self.noted: set[str] = set()  # kinds of damage that the log has a note of
         self.step = 0  # updates made
         self.names: tuple[list[str], list[str]] = [], []  # of the terms and the norm; of the facts
         self.pending: list[Tensor] = []  # these numbers of each step that is not logged, on the device
@@ -269,9 +270,10 @@ class _Training:
     def _log_epoch(self) -> None:
         if self.log is not None:
             self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
-            sentence = self.corrupt_stats.sentence()
-            if sentence:
-                self._note(f"epoch {self._epoch():.2f}: {sentence}", "corrupt")
+            kinds = self.corrupt_stats.kinds()
+            if kinds > self.noted:  # each kind once; the lines of epochs have all counts
+                self._note(f"epoch {self._epoch():.2f}: {self.corrupt_stats.sentence()}", "corrupt")
+            self.noted = kinds
 
     def _flush_log(self) -> None:
         """Read the pending terms and log their means; UserError for a term that is not finite."""
@@ -339,6 +341,7 @@ class _Training:
             log_lines=0 if self.log is None else self.log.sync(),
             extra={
                 "corrupt": self.corrupt_stats.report(),
+                "noted": sorted(self.noted),
                 "best": best,
                 "images": len(self.job.data),
                 "validation_pending": validation_pending,
@@ -364,6 +367,7 @@ class _Training:
         if rank() == 0:
             self._mend_best(path, bool(state.extra["best"]))
         self.corrupt_stats.restore(dict(state.extra["corrupt"]))
+        self.noted = set(state.extra.get("noted", ()))
         return state
 
     def _mend_best(self, path: Path, is_best: bool) -> None:
