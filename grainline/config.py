@@ -292,8 +292,6 @@ ALLOWED = {
 }
 """What a field takes, by the type of pydantic's error."""
 
-BOUNDS = {"gt", "ge", "lt", "le"}
-
 
 def plain(error: Mapping[str, Any]) -> str:
     """What an error of pydantic means: the message of a check of ours, or what the field takes.
@@ -304,7 +302,8 @@ def plain(error: Mapping[str, Any]) -> str:
     context = error.get("ctx", {})
     if error["type"] == "value_error":
         return str(context["error"])
-    kind = "float_type" if BOUNDS & context.keys() and isinstance(error["input"], bool) else error["type"]
+    bound = error["type"].startswith(("greater_", "less_"))
+    kind = "float_type" if bound and isinstance(error["input"], bool) else error["type"]
     context = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
     return f"it must be {ALLOWED.get(kind, 'another value').format_map(context)}"
 

@@ -21,8 +21,7 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 47_300,  # goal 35,000; the rest came with later features, 3,300 of them for GPUs
-    "files": 239,
+    "lines": 47_500,  # goal 35,000; the rest came with later features: 3,300 for GPUs, 4,300 for first programs
     "siblings": 20,
     "small files": 17,
     "names twice in a folder": 0,

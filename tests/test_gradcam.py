@@ -161,7 +161,7 @@ def test_the_command_measures_attention_where_it_is_requested(tmp_path: Path, ca
     result = read(found)
     assert 0 <= result.metric(name).value <= result.metric("a right box among them").value
     assert "attention map" in result.settings["card"]["maps"]
-    assert "should be 'gradient' or 'attention'" in complaint(capsys, *given, "--set", "map_from=x")
+    assert "must be 'gradient' or 'attention'" in complaint(capsys, *given, "--set", "map_from=x")
     given[-1] = "referring"
     assert "--suite referring has no options" in complaint(capsys, *given, "--set", "map_from=attention")
 

@@ -186,9 +186,9 @@ def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
 
     for fields, message in (
         ({"ann_id": 77}, "image 1 or annotation 77 is not in"),
-        ({"sentences": ["man"]}, 'sentences.0 is "man": should be an object'),
+        ({"sentences": ["man"]}, 'sentences.0 is "man": it must be an object'),
         ({"image_id": {}}, "image_id is an object: an id is a number or a text"),
-        ({"split": ["val"]}, 'split is ["val"]: should be a valid text'),
+        ({"split": ["val"]}, 'split is ["val"]: it must be text'),
     ):
         source = open_source(changed(**fields))
         assert len(source) == 3
@@ -205,10 +205,10 @@ def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
     for code, why in (
         ([[1, 2, 3]], "a polygon is a list of three points or more"),
         ({"size": [16, 20], "counts": [3, 4]}, "the runs of a mask add up to 7, not to 16 x 20"),
-        ({"size": [16, 20], "counts": [-1, 321]}, "counts.0 is -1: should be greater than"),
-        ({"size": [16, 1e999], "counts": [320]}, "size.1 is Infinity: should be a finite number"),
+        ({"size": [16, 20], "counts": [-1, 321]}, "counts.0 is -1: it must be 0 or more"),
+        ({"size": [16, 1e999], "counts": [320]}, "size.1 is Infinity: it must be a finite number"),
         ({"size": [10**6, 10**6], "counts": [10**12]}, "pixels, more than 89478485"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "segmentation.0.5 is NaN: should be a finite number"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "segmentation.0.5 is NaN: it must be a finite number"),
         ({"size": [20, 16], "counts": [320]}, "a mask of 16 x 20 pixels, the image has 20 x 16"),
         ({"size": [16, 20], "counts": "é"}, "characters that are none of theirs"),
     ):

@@ -156,7 +156,7 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
         (
             lambda x: x["annotations"][1].update(neg_category_ids=[]),
             "annotations[1]",
-            "is []: list",
+            "is []: it must be a list of 1 or more",
         ),
         (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "[1, 2, 3]: too short"),
         (
@@ -383,7 +383,7 @@ def test_regions_of_a_json_row_have_foils_of_their_own(tmp_path: Path) -> None:
     wrong = {**row, "regions": [{**region, "foils": ["a blue cup"]}], "image": "b.png"}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(wrong)}\n")
     with pytest.raises(
-        CorruptSample, match=r"row 2 \(regions.0.foils.0 is \"a blue cup\": should be an object"
+        CorruptSample, match=r"row 2 \(regions.0.foils.0 is \"a blue cup\": it must be an object"
     ):
         open_source(str(tmp_path / "rows.jsonl"))[1]
 

@@ -191,10 +191,6 @@ class CorruptStats:
             parts.append(f"{counts} were truncated: longer than the model reads")
         return ". ".join(parts)
 
-    def kinds(self) -> set[str]:
-        """The causes of corrupt samples so far, and "truncated" where texts were."""
-        return {*self.causes, *["truncated"] * bool(self.truncated)}
-
     def restore(self, report: dict[str, Any]) -> None:
         """Continue from the `report` in a checkpoint."""
         self.samples, self.texts, self.truncated = report["samples"], report["texts"], report["truncated"]

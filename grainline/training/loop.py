@@ -270,9 +270,10 @@ class _Training:
     def _log_epoch(self) -> None:
         if self.log is not None:
             self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
-            kinds = self.corrupt_stats.kinds()
+            stats = self.corrupt_stats
+            kinds = {*stats.causes, *["truncated"] * bool(stats.truncated)}
             if kinds > self.noted:  # each kind once; the lines of epochs have all counts
-                self._note(f"epoch {self._epoch():.2f}: {self.corrupt_stats.sentence()}", "corrupt")
+                self._note(f"epoch {self._epoch():.2f}: {stats.sentence()}", "corrupt")
             self.noted = kinds
 
     def _flush_log(self) -> None:

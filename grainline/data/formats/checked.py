@@ -4,20 +4,13 @@ Checked numbers are finite and fit into 64 bits, checked texts can be encoded.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from grainline.config import ALLOWED, plain
 from grainline.data.record import Box
-
-_WORDS = (  # from the words of pydantic to those of JSON
-    (r"a valid dictionary( or instance of \w+)?", "an object"),
-    (r"(?i)\btuple\b", "list"),
-    (r"(?i)\bstring\b", "text"),
-    (r"^(Value error, |Input )", ""),
-)
 
 
 class Fields(BaseModel):
@@ -141,7 +134,7 @@ def brief_json(value: Any) -> str:
 
 def _complaint(error: ValidationError, value: Any) -> str:
     """The first error in one line: "regions.0.box is [3, 0, 1, 1]: a box is left, top, right, bottom"."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     names: list[str] = []
     for part in first["loc"]:
         inside = isinstance(value, Mapping) and part in value
@@ -155,7 +148,5 @@ def _complaint(error: ValidationError, value: Any) -> str:
         return f"{'.'.join(names[:-1])} is {brief_json(value)}: too short, it has {len(value)}"
     if first["type"] == "missing":
         return f"no {name}"
-    message = first["msg"]
-    for pattern, word in _WORDS:
-        message = re.sub(pattern, word, message)
-    return f"{name or 'it'} is {brief_json(value)}: {message[:1].lower()}{message[1:]}"
+    message = plain(first).replace(ALLOWED["dict_type"], "an object")
+    return f"{name or 'it'} is {brief_json(value)}: {message}"
