@@ -187,8 +187,8 @@ def changed_ranks(after: Result, before: Result, number: int = 3) -> tuple[str, 
         changes.sort()
         better = [text for factor, text in changes[:number] if factor < 1]
         worse = [text for factor, text in changes[::-1][:number] if factor > 1]
-        said = [f"{word} {', '.join(some)}" for word, some in (("better", better), ("worse", worse)) if some]
-        notes += (f"{name}, ranks that changed most: {'; '.join(said)}",) * bool(said)
+        parts = [f"{word} {', '.join(some)}" for word, some in (("better", better), ("worse", worse)) if some]
+        notes += (f"{name}, ranks that changed most: {'; '.join(parts)}",) * bool(parts)
     return notes
 
 

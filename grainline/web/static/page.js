@@ -77,11 +77,11 @@ function searchLike(name, push = true) {
   if (!file && !NAME.test(name)) return complain("That image is no longer here; choose it again.", null);
   remember(`#image=${name}`, push);
   current = base();
-  const preview = at("query"), picture = preview.firstElementChild;
-  URL.revokeObjectURL(picture.src);
-  picture.hidden = false;
-  picture.onerror = () => { picture.hidden = true; }; // HEIC: few browsers show it
-  picture.src = file ? URL.createObjectURL(file) : `api/image/${name}?side=${SIDE}`;
+  const preview = at("query"), thumb = preview.firstElementChild;
+  URL.revokeObjectURL(thumb.src);
+  thumb.hidden = false;
+  thumb.onerror = () => { thumb.hidden = true; }; // HEIC: few browsers show it
+  thumb.src = file ? URL.createObjectURL(file) : `api/image/${name}?side=${SIDE}`;
   const say = () => {
     const path = (answered.get(name) ?? samples.get(name))?.[0].path;
     preview.lastElementChild.textContent = `Images like ${file ? file.name || "the one you pasted" : path ?? "this one"}`;
