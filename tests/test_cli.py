@@ -235,7 +235,6 @@ def test_too_many_broken_images_are_an_error_that_names_the_first(tmp_path: Path
     text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
     assert "samples are corrupt, more than data.max_corrupt=0.02 allows" in text
     assert all(f"{i:02}.png" in text for i in (0, 4, 8, 12))
-    shutil.rmtree(tmp_path / "new")
     assert call(*train(tmp_path, "--data", tmp_path / "photos", "--set", "data.max_corrupt=0.6")) == 0
     out = capsys.readouterr().out
     assert "corrupt samples, replaced by others:" in out

@@ -73,7 +73,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
     """Check the folder of a run and hold its lock for the length of the block.
 
     The first process checks and locks; all processes call it, and an error of the first one is a UserError in
-    each of them. A folder that holds anything but a run is never written to. An error before the first step
+    each of them. A folder that holds anything but a run is never written to. An error before a step is logged
     leaves it as it was before.
     """
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
 
 @contextmanager
 def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator[None]:
-    """If the block fails before the first step, remove what a run writes until then.
+    """If the block fails before a step is logged, remove what a run writes until then.
 
     there  names that the folder had before, which stay
     new    the folder and its parents that were made for the run, the innermost first; they go if empty

@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913 - keywords that users give by name
                 precision, seed, workers, tokenizer, ...), and lr, weight_decay, pretrained, init_from
 
     Under torchrun every process calls it. Raises UserError for a wrong recipe, wrong data or a folder that
-    holds something else; before the first step the folder then stays as it was, or is not there. Raises
+    holds something else; before a step is logged the folder then stays as it was, or is not there. Raises
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
