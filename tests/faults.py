@@ -1168,7 +1168,7 @@ TILES = [
           "return sign, where.weight + (", "return sign, where.same + ("),
     Fault("losses/tiled/scores.py", "tests/test_pairs.py", "shared parameters learn from the last tile alone",
           "into += x", "into.copy_(x)"),
-    Fault("losses/tiled/pair_loss.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
+    Fault("losses/tiled/scores.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
           "if torch.is_grad_enabled():\n        raise", "if False:\n        raise"),
     Fault("losses/tiled/operands.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
           "torch.autocast(kind, enabled=False)", "torch.autocast(kind)"),
