@@ -106,14 +106,14 @@ def texts_of(images: int, each: tuple[int, int, int], length: float) -> Texts:
 @contextmanager
 def packing(way: bool | None) -> Iterator[None]:
     """Texts without padding, also where that is slow, for counting; in padded groups; None: as it is."""
-    before: Any = text_encoder.can_pack, attention._varlen
+    before: Any = text_encoder.can_pack, attention._has_varlen
     if way is not None:
         text_encoder.can_pack = lambda _: way
-        attention._varlen = None
+        attention._has_varlen = False
     try:
         yield
     finally:
-        text_encoder.can_pack, attention._varlen = before
+        text_encoder.can_pack, attention._has_varlen = before
 
 
 def tflop(step: Callable[[], None], packed: bool | None = None) -> float:

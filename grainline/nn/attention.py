@@ -1,9 +1,8 @@
 """The pre-norm transformer block and a stack of them."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -109,23 +108,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bo
 
 def can_pack(x: Tensor) -> bool:
     """Whether `attend_packed` is fast for layers on this device: FlashAttention in half precision."""
-    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or _varlen is None:
+    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or not _has_varlen:
         return False
     half = torch.get_autocast_dtype("cuda").itemsize == 2
     return half and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
-_varlen: Callable[..., Any] | None = None
-if find_spec("torch.nn.attention.varlen"):  # torch 2.10 and newer
-    from torch.nn.attention.varlen import varlen_attn as _varlen
+_has_varlen = find_spec("torch.nn.attention.varlen") is not None  # torch 2.10 and newer
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, causal: bool) -> Tensor:
     """Softmax attention of each row to itself: q, k, v [T, heads, C] -> [T, heads, C]"""
-    if _varlen is not None and q.is_cuda:
+    if _has_varlen and q.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler: more than a second
+
         of, longest = packed.starts, packed.longest
         window = (-1, 0) if causal else (-1, -1)
-        return _varlen(q, k, v, of, of, longest, longest, window_size=window)
+        return varlen_attn(q, k, v, of, of, longest, longest, window_size=window)
     out = []
     for start, end in pairwise(packed.starts.tolist()):
         row = [x[start:end].transpose(0, 1)[None] for x in (q, k, v)]
