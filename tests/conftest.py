@@ -17,6 +17,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until everything is imported and collected, which makes little garbage
 
 LONG = (
     "test_export",
@@ -49,6 +50,8 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage need not go through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # graphs and parsed files are many objects, none of them garbage
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +124,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, causal: bool)
 
         of, longest = packed.starts, packed.longest
         window = (-1, 0) if causal else (-1, -1)
-        return varlen_attn(q, k, v, of, of, longest, longest, window_size=window)
+        return cast(Tensor, varlen_attn(q, k, v, of, of, longest, longest, window_size=window))
     out = []
     for start, end in pairwise(packed.starts.tolist()):
         row = [x[start:end].transpose(0, 1)[None] for x in (q, k, v)]
