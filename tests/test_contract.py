@@ -127,7 +127,7 @@ def test_every_trained_parameter_gets_a_gradient_within_two_steps(method: Method
 def test_cached_step_has_the_gradients_of_step(method: Method) -> None:
     images, texts = batch()
     images = images._replace(pixels=images.pixels.double())  # in float64, so that the order of a sum is small
-    twins = {chunk: copy.deepcopy(method.double()) for chunk in (1, 3, 100)}
+    twins = {chunk: copy.deepcopy(method.double()) for chunk in (1, 3)}
     terms = step(method, images, texts, CLOCK)
     for chunk, twin in twins.items():
         cached = step(twin, images, texts, CLOCK, chunk)

@@ -23,6 +23,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -119,6 +120,12 @@ def disk_errors(folder: Path) -> Iterator[None]:
         ) from None
 
 
+@cache
+def _manifests() -> TypeAdapter[Manifest]:
+    """What checks manifests; it takes longer to make than a manifest takes to read."""
+    return TypeAdapter(Manifest)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index. UserError where there is none, or one that cannot be used."""
     path = folder / MANIFEST
@@ -130,7 +137,7 @@ def read_manifest(folder: Path) -> Manifest:
         body = read_sealed(path)
         version = body.pop("version", None)
         if version == VERSION:
-            return TypeAdapter(Manifest).validate_python(body)
+            return _manifests().validate_python(body)
     except Corrupt as error:
         raise CorruptIndex(folder, error) from None
     except ValidationError as error:
