@@ -88,6 +88,25 @@ def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     return out
 
 
+def shape(value: Any) -> Any:
+    """The names and types in a value, at any depth."""
+    if isinstance(value, dict):
+        return {name: shape(part) for name, part in value.items()}
+    return [shape(part) for part in value] if isinstance(value, list) else type(value)
+
+
+def values(content: Any, place: tuple[Any, ...], turn: int) -> list[tuple[int, Any]]:
+    """The hostile values for a place, by number. Rows like one before get a third, by turns."""
+    rows = content
+    for depth, name in enumerate(place):
+        if isinstance(rows, list):
+            if depth + 1 < len(place) and shape(rows[name]) in map(shape, rows[:name]):
+                return [(number, value) for number, value in enumerate(HOSTILE) if number % 3 == turn % 3]
+            break
+        rows = rows[name]
+    return list(enumerate(HOSTILE))
+
+
 REGION = {
     "phrase": "dog",
     "box": [1, 1, 4, 4],
@@ -231,10 +250,12 @@ def test_a_hostile_value_in_any_field_is_damage_or_one_line(kind: Kind, tmp_path
     path = tmp_path / file
     path.write_text(write(content))
     assert not walked(f"{name}:{path}", images) or name == "texts"
-    for place in places(content):
+    for turn, place in enumerate(places(content)):
         if name == "hexagons" and len(place) > 4 and place[-1] > 1:
             continue  # digits that are alike
-        for number, value in enumerate(HOSTILE):
+        for number, value in values(content, place, turn):
+            if name == "json" and (number - turn) % 3:
+                continue  # "table" has the same rows and readers of fields
             path.write_text(write(changed(content, place, value)))
             walked(f"{name}:{path}", images)
             if name not in ("texts", "refcoco") and number % 3 == 0:
@@ -252,8 +273,8 @@ def test_hostile_annotations_of_expressions_are_damage_or_one_line(tmp_path: Pat
     images = image_folder(tmp_path / "images")
     (tmp_path / "refs(x).p").write_bytes(pickle.dumps([*REFS, REFS[0] | {"ann_id": 10**5000}]))
     content = {"images": IMAGES, "annotations": SHAPES}
-    for place in places(content):
-        for value in HOSTILE:
+    for turn, place in enumerate(places(content)):
+        for _, value in values(content, place, turn):
             (tmp_path / "instances.json").write_text(dumped(changed(content, place, value)))
             walked(f"refcoco:{tmp_path}", images)
 
