@@ -5,7 +5,9 @@ import itertools
 import math
 import pkgutil
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -454,15 +456,30 @@ def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
     assert filled["image"] | {"width": 32, "heads": 2, "patch": 8} == filled["image"]
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A small checkpoint of each kind, made once."""
+
+    @cache
+    def made(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("small") / kind
+        whole(kind, folder)
+        return folder
+
+    return made
+
+
 @pytest.mark.parametrize("name", names())
-def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None:
+def test_every_recipe_of_the_package_is_whole(
+    name: str, small: Callable[[str], Path], tmp_path: Path
+) -> None:
     found = read_recipe(name, [])
     places = [f"model.{side}" for side in ("image", "text") if "pretrained" in found.model[side]]
     places = ["model"] if found.model.get("pretrained") is not None else places
     if places:  # no network here: a small one of the kind
-        whole(FORMS.get(found.method, "groupvit" if found.method == "tgt" else "clip"), tmp_path / "small")
-        small = read_recipe(name, [f"{place}.pretrained={tmp_path / 'small'}" for place in places])
-        method = start(small.description).method()
+        folder = small(FORMS.get(found.method, "groupvit" if found.method == "tgt" else "clip"))
+        started = read_recipe(name, [f"{place}.pretrained={folder}" for place in places])
+        method = start(started.description).method()
     else:
         with torch.device("meta"):
             method = build(found.description)

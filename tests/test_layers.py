@@ -35,10 +35,15 @@ UPWARD: set[tuple[str, str]] = set()
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> frozenset[str]:
     """Files of the package that a file imports, at its top or inside a function, as paths without suffix."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "grainline":
@@ -115,7 +120,7 @@ def test_arrows_that_are_excused_are_there() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_file_opens_by_saying_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(tree(path))
 
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("**/__init__.py"))[1:], ids=name_of)

@@ -720,12 +720,18 @@ def test_help_does_not_load_the_server() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.fixture(scope="module")
+def of_scenes(made: Path) -> Path:
+    """An index whose calibration texts are of drawn scenes."""
+    build(made / "photos", made / "index-of-scenes", model=MODEL)
+    return made / "index-of-scenes"
+
+
 @pytest.mark.parametrize(("data", "general"), [(None, True), ("photos/", True), ("scenes:train", False)])
 def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
-    data: str | None, general: bool, made: Path, tmp_path: Path
+    data: str | None, general: bool, of_scenes: Path, tmp_path: Path
 ) -> None:
-    build(made / "photos", tmp_path / "index", model=MODEL)  # its calibration texts are of drawn scenes
-    index = open_index(tmp_path / "index", model=MODEL)
+    index = open_index(of_scenes, model=MODEL)
     index.model.run = tmp_path
     if data is not None:
         (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{data}']}}\n")
