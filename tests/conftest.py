@@ -14,9 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
 gc.disable()  # until everything is imported and collected, which makes little garbage
 
 LONG = (
@@ -40,6 +38,14 @@ LONG = (
 """Files whose tests take longest, the longest first."""
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """One thread wherever tests run; the process that only hands them out needs no torch."""
+    if session.config.getoption("dist", "no") == "no":
+        import torch
+
+        torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files begin first, so that none of them is left over for one process at the end."""
     place = {name: number for number, name in enumerate(LONG)}
@@ -57,12 +63,21 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     """Plugins loaded for the summary look for who refers to an object, which skips what is frozen."""
+    gc.collect()
     gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Garbage of the tests is gone; pytest need not look for it in all that was imported."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """No test depends on the tests before it."""
+    import torch
+
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # seeds of devices that are not there would be noted down, each with the stack of its call

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_the_lock_ends_with_its_process_even_where_its_workers_live_on(tmp_path:
     process = started(arguments, out)
     while steps_done(out) < 2:
         assert process.is_alive(), said(out)
+        time.sleep(0.01)
     assert process.pid is not None
     with (
         pytest.raises(UserError, match=f"is being written by process {process.pid} on "),

@@ -48,12 +48,7 @@ LIKE_OTHERS = {  # in layers and in how they are called; they differ in losses, 
 }  # fmt: skip
 CASES = [case for case in ALL if case not in LIKE_OTHERS]
 KINDS = {"whole": (None, False), "cached": (3, False), "recomputed": (None, True), "both": (3, True)}
-APART = (
-    "clip",
-    "caft",
-    "tgt",
-    "clip-pretrained",
-)  # cases with every way to save memory; the others have both
+APART = ("clip", "caft")  # cases with every way to save memory; the others have both
 WAYS = [(case, kind) for case in CASES for kind in KINDS if case in APART or kind == "both"]
 MINE = ([0, 1, 2, 4], [3, 5, 6, 7])
 LIMIT = timedelta(seconds=120)  # for one exchange; processes that wait for each other end with an error

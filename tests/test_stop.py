@@ -71,6 +71,7 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
     process.start()
     while steps_done(out) < 5:
         assert process.is_alive(), (tmp_path / "run.txt").read_text()
+        time.sleep(0.01)
     assert process.pid is not None
     os.killpg(process.pid, number)
     (tmp_path / "go").touch()
