@@ -166,7 +166,7 @@ class TextTransformer(Grouping):
 def at_end(x: Tensor, mask: Tensor) -> Tensor:
     """The last real token of each text, the first where none is real: x [M, L, W], mask [M, L] -> [M, W]"""
     last = (mask.sum(1) - 1).clamp(min=0)
-    return x[torch.arange(len(x), device=x.device), last]
+    return x[torch.arange(x.shape[0], device=x.device), last]
 
 
 GROUP_COST = {"cuda": 4096, "cpu": 64}

@@ -237,11 +237,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     read = joined(parts_of_workers(walk.read))
     _refuse(read.failed, source, max_corrupt)
 
-    def nothing() -> Encoded:
-        return rows(model.encode(texts=["a"]), slice(0, 0))
-
-    # the last regions are pooled here
-    images, texts = (numbered(side.gathered(nothing)) for side in (walk.images, walk.texts))
+    images = numbered(walk.images.gathered(lambda: rows(model.encode(texts=["a"]), slice(0, 0))))
+    texts = walk.texts.gathered(lambda: rows(images, slice(0, 0)))
     data = Encodings(
         images=images,
         texts=numbered(texts, read.owner) if encode_texts else texts,
