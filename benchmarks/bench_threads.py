@@ -2,9 +2,9 @@
 
 python -m benchmarks.bench_threads [--repeats 7] [--steps 30] [--plain]
 
-Alone means with a thread on every core. Waiting threads of torch spin by default and take the cores from
-others; grainline has them sleep (`OMP_WAIT_POLICY=PASSIVE`, set when it is imported), and training leaves
-one core to others. `--plain` measures with the defaults of OpenMP and torch.
+Alone means with a thread on every core. Waiting threads of torch spin for 3 ms by default and take the cores
+from others; grainline has them sleep after 10 us (set when it is imported), and training leaves one core to
+others. `--plain` measures with the defaults of libgomp and torch.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def start(out: Path, steps: int, all_cores: bool, spin: bool) -> "subprocess.Pop
     command += [f"train.max_steps={steps}", "train.log_every=1", f"train.save_every={steps}"]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     env |= {"OMP_NUM_THREADS": str(usable_cores())} if all_cores else {}
-    env |= {"OMP_WAIT_POLICY": "ACTIVE"} if spin else {}
+    env |= {"GOMP_SPINCOUNT": "300000"} if spin else {}
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

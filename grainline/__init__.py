@@ -56,10 +56,12 @@ __all__ = [
     "train",
 ]
 
-# Threads of torch that wait spin by default, and take the cores from every other process. Read when torch is
-# loaded, so it has no effect where that has happened. A value that somebody has set wins.
-if "GOMP_SPINCOUNT" not in os.environ:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads of torch that wait spin for 3 ms by default, and take the cores from every other process. Here they
+# sleep after 10 us, which spans the gap between two small operations of one model: sleeping at once would
+# double the time of a tile. libgomp reads the count, other runtimes the policy, when torch is loaded; later
+# neither has an effect. A value that somebody has set wins.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 
 _MODULES = {
     "Callback": "grainline.training.callbacks",

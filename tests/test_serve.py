@@ -698,17 +698,26 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert call("serve", "--help") == 0
 
 
-def test_threads_of_the_server_sleep_while_they_wait() -> None:
-    code = "import grainline.cli.main, grainline.web.server, os; print(os.environ['OMP_WAIT_POLICY'])"
+def spinning(code: str, **given: str) -> "subprocess.CompletedProcess[str]":
+    """Run code and print what is set for waiting threads, where nothing but `given` was."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "TRUE"},
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    return subprocess.run(
+        [sys.executable, "-c", f"import os, {code}; print(*map(os.environ.get, {names}))"],
+        capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "VERBOSE"},
     )  # fmt: skip
-    assert done.stdout == "PASSIVE\n"
-    if "OMP_WAIT_POLICY" in done.stderr:  # what the library itself read
-        assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+
+
+def test_threads_of_the_server_sleep_while_they_wait() -> None:
+    done = spinning("grainline.cli.main, grainline.web.server")
+    assert done.stdout == "PASSIVE 1000\n"
+    if "GOMP_SPINCOUNT" in done.stderr:  # what the library itself read
+        assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+
+
+def test_what_is_set_for_waiting_threads_wins() -> None:
+    assert spinning("grainline", GOMP_SPINCOUNT="7").stdout == "None 7\n"
+    assert spinning("grainline", OMP_WAIT_POLICY="ACTIVE").stdout == "ACTIVE None\n"
 
 
 def test_help_does_not_load_the_server() -> None:

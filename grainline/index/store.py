@@ -372,6 +372,8 @@ def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str,
 def take(arrays: Sequence[Any], where: np.ndarray) -> np.ndarray:
     """Rows of some arrays of one kind: [K, ...]. where: [K, 2] number of the array, and of the row in it"""
     first = arrays[int(where[0, 0])]
+    if (where[:, 0] == where[0, 0]).all():  # without a second copy
+        return np.asarray(first[where[:, 1]])
     out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
     for number in np.unique(where[:, 0]):
         inside = where[:, 0] == number

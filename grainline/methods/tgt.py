@@ -161,7 +161,6 @@ class TGT(Method):
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
         """Reconstruction of true captions, foils left out, and facts about the groups."""
-        true = (texts.item >= 0) & (texts.level != FOIL)
         terms = _facts(encoded.extra, from_host(lambda item: (item >= 0).nonzero()[:, 0], texts.item))
         if self.decoder is None:
             return terms
@@ -169,16 +168,21 @@ class TGT(Method):
         part = slice(1, self.context)
 
         def targets(ids: Tensor, mask: Tensor, item: Tensor, level: Tensor) -> Tensor:
-            true = (item >= 0) & (level != FOIL)
-            return ids[:, part].masked_fill(~(mask[:, part] & true[:, None]), -1).flatten()
+            learnt = mask[:, part] & _true(item, level)[:, None]
+            return ids[:, part].masked_fill(~learnt, -1).flatten()
 
         target = mirror(targets, ids, mask, texts.item, texts.level)
         extra: TGTExtra = encoded.extra
         known = self.decoder(self.words(ids[:, : self.context][:, :-1]), extra.vectors, extra.used)
         mean = vocabulary_loss(known.flatten(0, 1), self.words.weight, target)
         if self.cfg.mean == "captions":
-            mean = mean._replace(number=true.sum())
+            mean = mean._replace(number=_true(texts.item, texts.level).sum())
         return {"reconstruction": Term(self.cfg.reconstruction, mean)} | terms
+
+
+def _true(item: Tensor, level: Tensor) -> Tensor:
+    """[M] bool: texts that are neither padding nor foils."""
+    return (item >= 0) & (level != FOIL)
 
 
 def _extra(read: Any, mask: Tensor) -> TGTExtra:
