@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grainline.types import Encoded, Mean, each, rows
+from grainline.types import Encoded, Mean, each, mirror, rows
 
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -102,7 +102,7 @@ def all_reduce_max(x: Tensor) -> Tensor:
 
 
 def largest(number: int, device: torch.device) -> int:
-    """The largest of the numbers of all ranks. device: of the collective; with one process none is asked."""
+    """The largest of the numbers of all ranks. device: of the collective, where hosts exchange no tensors."""
     return largest_of((number,), device)[0]
 
 
@@ -110,7 +110,8 @@ def largest_of(numbers: Sequence[int], device: torch.device) -> list[int]:
     """The largest of each of some numbers of all ranks, with one collective."""
     if world_size() == 1:
         return list(numbers)
-    out: list[int] = all_reduce_max(torch.tensor(numbers, device=device)).tolist()
+    where = "cpu" if _hosts_exchange() else device
+    out: list[int] = all_reduce_max(torch.tensor(numbers, device=where)).tolist()
     return out
 
 
@@ -206,8 +207,14 @@ def _of_length(x: Tensor, length: int) -> Tensor:
 
 
 def _gathered(x: Tensor) -> Tensor:
-    out: Tensor = _Gather.apply(x) if x.is_floating_point() else _all_rows(x)
-    return out
+    if x.is_floating_point():
+        return cast(Tensor, _Gather.apply(x))
+    return cast(Tensor, mirror(_all_rows, x)) if _hosts_exchange() else _all_rows(x)
+
+
+def _hosts_exchange() -> bool:
+    """Whether processes can exchange tensors of their hosts, so that none waits for its device."""
+    return "cpu:" in dist.get_backend_config()
 
 
 def _all_rows(x: Tensor) -> Tensor:

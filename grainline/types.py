@@ -192,7 +192,7 @@ def same_image(a: Encoded, b: Encoded) -> Tensor:
 #     from_host  then uploads it: its shape depends on values
 #     by_host    and keeps it
 #
-# Where it has no copies, as after a gather over processes, it computes on the device and waits. On a CPU
+# Where it has no copies, it computes on the device and waits. Processes gather copies too. On a CPU
 # nothing is remembered, and functions are called with the tensors themselves. They may read no others.
 
 SMALL = 2**22  # bytes; large tensors are pinned where they are made, or not at all

@@ -1,13 +1,17 @@
 """Cosines in chunks of images with all texts, as on a GPU, against loops over pairs by the module."""
 
+import json
+import os
 import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from make import CLOCK, batch, build
+from processes import exit_codes, start_ranks
 from test_pooled import NEGATIVES, WAYS, Case, assert_same
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from grainline import types
+from grainline.distributed import largest
 from grainline.losses import hide, text_conditioned
 from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine
@@ -35,9 +40,10 @@ from grainline.losses.tiled.pair_mask import (
 from grainline.losses.tiled.scores import Dot
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS, maxsim
+from grainline.methods.base import Method
 from grainline.nn.pooling import KeyValue
 from grainline.training.step import Objective
-from grainline.types import Mean, to
+from grainline.types import Images, Mean, Texts, rows, to
 
 PACKAGE = Path(module.__file__).parents[2]
 HALF = 5e-3  # worst gradient with operands in float16, at a scale of 9
@@ -45,6 +51,10 @@ HALF = 5e-3  # worst gradient with operands in float16, at a scale of 9
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu_paths(monkeypatch)
+
+
+def use_gpu_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (text_conditioned, module, pair_losses, maxsim, hide):
         monkeypatch.setattr(place, "on_gpu", lambda _: True)
 
@@ -147,8 +157,7 @@ class Waits(TorchDispatchMode):
         self.files.add(own.relative_to(PACKAGE).as_posix())
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+def as_two_machines(monkeypatch: pytest.MonkeyPatch) -> Waits:
     out = Waits()
 
     def read(x: Any) -> Any:
@@ -161,6 +170,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     monkeypatch.setattr(types, "_sent", lambda x, _: out.put(x.clone()))
     monkeypatch.setattr(types, "_read", read)
     return out
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    return as_two_machines(monkeypatch)
 
 
 @NEGATIVES
@@ -184,12 +198,43 @@ def test_a_step_waits_for_nothing_from_the_device(
 ) -> None:
     """But where the pairs that learn are chosen by their scores."""
     monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _: packed)
-    images, texts = (to(side, "cpu") for side in batch())
-    objective = Objective(build(method), torch.bfloat16)
+    step(build(method), *batch(), waits)
+    assert waits.files == (CHOICE if method in ("seps", "laps") else set())
+
+
+def step(method: Method, images: Images, texts: Texts, waits: Waits) -> None:
+    objective = Objective(method, torch.bfloat16)
     waits.put([*objective.parameters(), *objective.buffers()])
     with waits:
-        objective(images, texts, CLOCK).total.backward()
-    assert waits.files == (CHOICE if method in ("seps", "laps") else set())
+        objective(*(to(side, "cpu") for side in (images, texts)), CLOCK).total.backward()
+
+
+def waits_of_a_rank(rank: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/start", rank=rank, world_size=2)
+    assert largest(rank, torch.device("meta")) == 1  # asked of hosts
+    images, texts = batch(12)
+    mine = torch.arange(rank, 12, 2)
+    both = rows(images, mine), rows(texts, torch.stack([2 * mine, 2 * mine + 1], 1).flatten())
+    found = {}
+    for name in METHODS:
+        with pytest.MonkeyPatch.context() as patch:
+            use_gpu_paths(patch)
+            waits = as_two_machines(patch)
+            step(build(name), *both, waits)
+            found[name] = sorted(waits.files)
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)  # as in test_two_ranks
+
+
+def test_a_step_of_two_processes_waits_for_nothing_from_the_device(tmp_path: Path) -> None:
+    """Ids and masks of the other process come from its host."""
+    assert exit_codes(start_ranks(waits_of_a_rank, 2, tmp_path)) == [0, 0]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert {name for name, files in found.items() if files} == {"seps", "laps"}
+        assert set(found["seps"]) | set(found["laps"]) == CHOICE
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -68,7 +68,10 @@ def train(folder: Path, *more: object) -> list[object]:
         (["train", "clip/scenes"], "Missing option '--out'"),
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
         (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
-        (["evaluate", "x", "--batch-size", "many"], "Invalid value for '--batch-size'"),
+        (
+            ["evaluate", "x", "--batch-size", "many"],
+            "Invalid value for '--batch-size': 'many' is not allowed: it must be",
+        ),
         (["evaluate", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

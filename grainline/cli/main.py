@@ -221,13 +221,14 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(_switches_first(sys.argv[1:])), standalone_mode=False)
+        code = app(_spread(_switches_first(sys.argv[1:])), prog_name="grainline", standalone_mode=False)
     except usage as error:
         cause: Any = error.__cause__
         if hasattr(cause, "errors"):  # of pydantic, with which new versions of typer read values
             from grainline.config import plain
 
-            error.message = f"{plain(cause.errors()[0])}."
+            first = cause.errors()[0]
+            error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
     except UserError as error:
