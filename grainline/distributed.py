@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from grainline.types import Encoded, Mean, each, mirror, rows
 
@@ -115,6 +115,14 @@ def largest_of(numbers: Sequence[int], device: torch.device) -> list[int]:
     return out
 
 
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the floating-point buffers of the first one, such as statistics of batch norm."""
+    if world_size() > 1:
+        for x in module.buffers():
+            if x.is_floating_point():
+                dist.broadcast(x, 0)
+
+
 def all_gather_objects(local: T) -> list[T]:
     """A small object of every process, in rank order."""
     parts = [local] * world_size()
@@ -186,11 +194,12 @@ def rows_of_workers(local: R, device: torch.device) -> list[R]:
     """Rows of every process that divides the work, in rank order; their number and length may differ."""
     if workers() == 1:
         return [local]
+    local = each(Tensor.contiguous, local)  # strides too are sent with what a tensor is like
     like: list[R] = all_gather_objects(each(lambda x: torch.empty_like(x, device="meta"), local))
     like[rank()] = local
 
     def sent(source: int, x: Tensor) -> Tensor:
-        x = x.contiguous() if source == rank() else torch.empty_like(x, device=device)
+        x = x if source == rank() else torch.empty_like(x, device=device)
         as_bytes = x.view(torch.uint8) if x.dtype == torch.bool else x  # gloo and nccl disagree about bool
         dist.broadcast(as_bytes, source)
         return x

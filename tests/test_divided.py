@@ -12,14 +12,14 @@ import torch.distributed as dist
 from PIL import Image
 from processes import exit_codes, start_ranks
 from test_suite import Colours, InMemory, words
-from torch import Tensor
+from torch import Tensor, nn
 
 from grainline.data.record import CorruptSample, Record
-from grainline.distributed import divided, part_of, rank, span
+from grainline.distributed import broadcast_buffers, divided, part_of, rank, rows_of_workers, span
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.score import retrieval_ranks
-from grainline.types import Encoded
+from grainline.types import Encoded, Mean
 
 WORLD = 3
 LIMIT = timedelta(seconds=45)  # for one exchange
@@ -96,7 +96,28 @@ def measured(pairwise: bool) -> dict[str, Any]:
     wrong = complaint(lambda: retrieval_ranks(Broken(True), data.images, data.texts))
     bad = complaint(lambda: encoded(pairwise, source(9, (0, 4, 8)), 0.2))
     none = complaint(lambda: encoded(pairwise, source(3, (0, 1, 2)), 1.0))
-    return {"data": tuple(data), "few": tuple(few), "ranks": ranked, "wrong": wrong, "bad": bad, "none": none}
+    error = complaint(lambda: encoded(pairwise, OneRefused(list(source().records))))
+    found = {"data": tuple(data), "few": tuple(few), "ranks": ranked}
+    return found | {"wrong": wrong, "bad": bad, "none": none, "error": error}
+
+
+class OneRefused(InMemory):
+    """One sample is an error of the user, which only the process that reads it sees."""
+
+    def __getitem__(self, index: int) -> Record:
+        if index == 20:
+            raise UserError("image 20 has no description")
+        return super().__getitem__(index)
+
+
+def shares() -> dict[str, Any]:
+    """Rows whose numbers lie in another order in memory, and buffers of the first process."""
+    x = torch.arange(60.0).view(1, 3, 4, 5).transpose(1, 2) + rank()
+    one = rows_of_workers(Mean(x, x), torch.device("cpu"))
+    norm = nn.BatchNorm2d(2)
+    norm.running_mean = torch.full((2,), float(rank()))
+    broadcast_buffers(norm)
+    return {"rows": [part[0] for part in one], "mean": norm.running_mean}
 
 
 def worker(number: int, out: Path) -> None:
@@ -104,7 +125,8 @@ def worker(number: int, out: Path) -> None:
     start = f"file://{out}/start"
     dist.init_process_group("gloo", init_method=start, rank=number, world_size=WORLD, timeout=LIMIT)
     with divided():
-        found = {pairwise: measured(pairwise) for pairwise in (False, True)}
+        found: dict[Any, Any] = {pairwise: measured(pairwise) for pairwise in (False, True)}
+        found |= shares()
     if rank() == 0:  # alone, as a callback does: the others do not take part
         found |= {"alone": measured(True)}
     torch.save(found, out / f"{number}.pt")
@@ -153,6 +175,17 @@ def test_every_process_refuses_what_one_alone_refuses(found: list[dict[Any, Any]
         assert answer["none"].startswith(
             "no sample of memory:test can be used; the first of 3: corrupt image: x/0"
         )
+        assert answer["error"] == "image 20 has no description"
+
+
+def test_rows_of_others_arrive_however_they_lie_in_memory(found: list[dict[Any, Any]]) -> None:
+    rows = torch.arange(60.0).view(1, 3, 4, 5).transpose(1, 2)
+    for one in found:
+        require_equal(one["rows"], [rows + number for number in range(WORLD)])
+
+
+def test_buffers_are_those_of_the_first_process(found: list[dict[Any, Any]]) -> None:
+    assert [one["mean"].tolist() for one in found] == [[0.0, 0.0]] * WORLD
 
 
 def test_outside_the_first_process_measures_without_the_others(found: list[dict[Any, Any]]) -> None:

@@ -165,7 +165,7 @@ def stack(parts: Sequence[Encoded]) -> Encoded:
 def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
     """The rows with ids of their own, 0, 1, ..., and the image of each: its own id, or that of `owner`."""
     item = torch.arange(len(encoded.vector), device=encoded.vector.device)
-    image = item if owner is None else torch.tensor(owner, device=item.device)
+    image = item if owner is None else torch.tensor(owner, dtype=torch.int64, device=item.device)
     return encoded._replace(item=item, image=image)
 
 
@@ -223,18 +223,13 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     image_batches = Rows(encode_batch, batch)
     walk = _Walk(image_batches, text_batches, captions, need_text, encode_texts, collectors.values())
     records = source if descriptions is None else WithDescriptions(source, descriptions)
-    for index in span(len(source), batch):
-        try:
-            record = records[index]
-            walk.add(record, decode(record) if encode_images else None, index)
-        except CorruptSample as error:
-            # As text: an exception would keep its image in memory.
-            walk.read.failed.append((error.cause, str(error)))
-            if len(walk.read.failed) > max_corrupt * len(source):
-                break
-        if progress is not None:
-            progress(index + 1, len(source))
+    try:
+        _read(walk, records, span(len(source), batch), encode_images, max_corrupt * len(source), progress)
+    except UserError as error:
+        walk.read.error = str(error)  # the other processes wait for this one
     read = joined(parts_of_workers(walk.read))
+    if read.error:
+        raise UserError(read.error)
     _refuse(read.failed, source, max_corrupt)
 
     images = numbered(walk.images.gathered(lambda: rows(model.encode(texts=["a"]), slice(0, 0))))
@@ -260,6 +255,25 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     data = data._replace(collected={name: one.result(data) for name, one in collectors.items()})
     truncated = model.cut - cut_before + sum(one.truncated for one in collectors.values())
     return data._replace(cut=sum(parts_of_workers(truncated)))
+
+
+def _read(
+    walk: "_Walk", records: Source, indexes: range, images: bool, most: float, progress: Progress | None
+) -> None:
+    """Read and encode some samples. Ends early where more than `most` of them are corrupt."""
+    for index in indexes:
+        try:
+            record = records[index]
+            walk.add(record, decode(record) if images else None, index)
+        except CorruptSample as error:
+            # As text: an exception would keep its image in memory.
+            walk.read.failed.append((error.cause, str(error)))
+            if len(walk.read.failed) > most:
+                return
+        if progress is not None:
+            progress(index + 1, len(records))
+    walk.images.encode_waiting()
+    walk.texts.encode_waiting()
 
 
 def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: float) -> None:
@@ -299,6 +313,7 @@ class Read:
     described: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # cause, text
     blank: int = 0
+    error: str = ""  # of the user, which ended the reading
 
 
 def joined(parts: Sequence[Read]) -> Read:
@@ -313,6 +328,7 @@ def joined(parts: Sequence[Read]) -> Read:
         for name in ("keys", "positions", "strings", "described", "failed"):
             getattr(out, name).extend(getattr(part, name))
         out.blank += part.blank
+        out.error = out.error or part.error
     return out
 
 

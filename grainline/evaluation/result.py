@@ -271,7 +271,8 @@ def validation_summary(path: str, here: str = "") -> str:
     among = "" if images is None else f" of {images:,}"
     text = f"On {data} this model finds the right image at rank {rank:,g}{among} (median)."
     weak = f" Most right images are not among the first {HITS} there."
-    same = here == data or _is_among(here, trained_paths(run and run[0], "validation"))
+    paths = trained_paths(run and run[0], "validation") or []
+    same = here == data or (len(paths) == 1 and _is_among(here, paths))
     return text + weak * (rank > HITS) + " That says nothing about other data." * (not same)
 
 

@@ -86,7 +86,9 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     check(images, texts)
     room = memory // 4 if method.pairwise else 0  # a product is cheaper than keeping it
     n, m = len(images.image), len(texts.image)
-    side = min(tile_side(method, images, texts, memory - room), -(-n // workers()))
+    side = tile_side(method, images, texts, memory - room)
+    if workers() > 1:  # some four tiles for each of them
+        side = min(side, max(1, int((n * m / workers()) ** 0.5) // 2))
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
     positive = _positive(images, texts, side)

@@ -112,7 +112,7 @@ def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator
     """
     try:
         yield
-    except Exception:
+    except BaseException:
         with suppress(OSError):
             if not has_steps(out):
                 for name in {*INITIAL_FILES, LOG_FILE, "tensorboard", "wandb.id", "wandb"} - there:

@@ -23,6 +23,7 @@ from grainline.distributed import (
     all_reduce_max,
     all_reduce_mean,
     barrier,
+    broadcast_buffers,
     divided,
     rank,
     world_size,
@@ -317,6 +318,7 @@ class _Training:
         """Validate, divided between all processes; whether the metric is the best so far."""
         assert self.job.validate is not None
         better = torch.zeros((), device=self.device)
+        broadcast_buffers(self.method)  # a checkpoint has those of the first process
         copy = self.validation_copy
         with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
             metrics, notes, images = self.job.validate(method.eval())

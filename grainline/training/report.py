@@ -7,6 +7,7 @@ from typing import Any
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
+from grainline.distributed import rank
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
@@ -62,7 +63,8 @@ class Validator:
             max_corrupt=self.max_corrupt,
         )
         result = load_suite("retrieval").measure(method, encodings, Settings(resamples=100))
-        self.last = Evaluation(model, self.source, encodings, result)
+        if rank() == 0:  # which writes the report; others need not keep what was encoded
+            self.last = Evaluation(model, self.source, encodings, result)
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
         return Validation(metrics, result.notes, result.data["images"])
 

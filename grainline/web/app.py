@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from grainline import __version__
 from grainline.config import plain
 from grainline.data.captions import sentences
+from grainline.data.decode import MAX_PIXELS
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
@@ -126,8 +127,9 @@ class Server:
             now, sent = self.engine.now, b"" if image is None else await image.read()
 
             def decoded() -> Image.Image:
-                data = now.read(name)[1] if name is not None else sent
-                return decode_upload(data, now.image_index.model, self.limits.pixels)
+                if name is None:
+                    return decode_upload(sent, now.image_index.model, self.limits.pixels)
+                return decode_upload(now.read(name)[1], now.image_index.model, MAX_PIXELS)
 
             query = ImageQuery(await to_thread.run_sync(decoded, limiter=self.decoders), k)
             return await self._answer(request, query, "an image")

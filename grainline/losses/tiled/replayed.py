@@ -45,7 +45,7 @@ class Replayed(torch.autograd.Function):
         (tile,), blocks = walk.tiles, walk.blocks
         given = (*blocks.rows, *blocks.cols, *walk.shares, *tensors)
         both = getattr(walk.loss, "columns", False)
-        choices = function, both, walk.score.by.dtype, str(tile), wanted
+        choices = function, type(walk.loss), both, walk.score.by.dtype, str(tile), wanted
         state = *choices, blocks.own, blocks.sibling, blocks.decay
         flat = _GRAPHS.run(partial(_whole, function, walk, wanted), given, (), state)
         shapes = [x.shape for x, want in zip(tensors, wanted, strict=True) if want]

@@ -98,8 +98,9 @@ function searchLike(name, push = true) {
 
 // The name that the image has in an index; pages that came over plain http from elsewhere cannot compute it.
 async function digest(file) {
-  if (!crypto.subtle) return String(Date.now());
-  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", await file.arrayBuffer()));
+  const content = crypto.subtle && await file.arrayBuffer().catch(() => null); // null: the server will say why
+  if (!content) return String(Date.now());
+  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
   return [...bytes.slice(0, 12)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
