@@ -8,6 +8,7 @@ import torch
 from runs import logged, recipe
 
 import grainline
+from grainline.training import loop
 from grainline.training.callbacks import TrainingState
 
 NEVER = {"patience": 3, "min_delta": 1e6}
@@ -31,12 +32,14 @@ class Watch(grainline.Callback):
         self.calls.append(("end", state.step))
 
 
-def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
+def test_callbacks_are_called_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a validation begins with the buffers of the first process, which its checkpoint has."""
     watch = Watch()
+    monkeypatch.setattr(loop, "broadcast_buffers", lambda _: watch.calls.append(("buffers", 0)))
     settings = VALIDATED | {"validate_every": 2, "max_steps": 3}
     grainline.train(recipe(tmp_path), out=tmp_path / "x", callbacks=[watch], **settings)
-    steps = [("step", 1), ("step", 2), ("validation", 2), ("step", 3), ("validation", 3), ("end", 3)]
-    assert watch.calls == steps
+    first = [("step", 1), ("step", 2), ("buffers", 0), ("validation", 2)]
+    assert watch.calls == [*first, ("step", 3), ("buffers", 0), ("validation", 3), ("end", 3)]
 
 
 @pytest.mark.parametrize("how", ["raise", "return"])
