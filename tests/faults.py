@@ -2119,6 +2119,8 @@ GROUPS = [
           'if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():', "if True:"),
     Fault("cli/main.py", "tests/test_cli.py", "errors name the program as it was started",
           'prog_name="grainline", ', ""),
+    Fault("web/app.py", "tests/test_serve.py", "images of the index are limited like those that are sent",
+          "now.image_index.model, MAX_PIXELS)", "now.image_index.model, self.limits.pixels)"),
     Fault("distributed.py", "tests/test_divided.py", "rows of others are read in another order",
           "local = each(Tensor.contiguous, local)", "local = each(Tensor.detach, local)"),
     Fault("distributed.py", "tests/test_divided.py", "buffers stay those of each process",

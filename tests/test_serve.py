@@ -126,6 +126,15 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
     assert plain(body) == expected(index.search_images([file.getvalue()], 4)[0])
 
 
+def test_an_image_of_the_index_may_be_larger_than_one_that_is_sent(made: Path) -> None:
+    with running(Engine(made / "index", MODEL), Limits(pixels=4)) as client:
+        hit = ask(client).json()["hits"][0]
+        sent = {"image": (made / "photos" / hit["path"]).read_bytes()}
+        assert client.post("/api/search/image", files=sent).status_code == 413
+        named = client.post("/api/search/image", files={"name": (None, hit["name"])})
+        assert named.json()["hits"][0]["name"] == hit["name"]
+
+
 def test_an_image_of_the_index_is_a_query_by_its_name(client: Client, made: Path) -> None:
     hit = ask(client).json()["hits"][1]
     for name in (hit["name"], hit["image"]):
