@@ -182,7 +182,12 @@ class Model:
                     f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
                     " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
                 )
-            vectors = [torch.as_tensor(x.vector if isinstance(x, Encoded) else x) for x in (a, b)]
+            vectors = [_vectors(x) for x in (a, b)]
+            if vectors[0].shape[-1] != vectors[1].shape[-1]:
+                widths = " and ".join(str(x.shape[-1]) for x in vectors)
+                raise UserError(
+                    f"similarity: vectors of widths {widths}; both sides come from the same model"
+                )
             if not all(x.is_floating_point() for x in vectors):
                 raise UserError(
                     "similarity takes floats: compare binary vectors by Hamming distance, and int8 ones of"
@@ -432,6 +437,15 @@ def _encode(method: Method, batch: Images | Texts) -> Encoded:
     """One batch on the device of a method. Threads do not inherit `no_grad`."""
     on = to(batch, next(method.parameters()).device)
     return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
+
+
+def _vectors(rows: Any) -> Tensor:
+    try:
+        return torch.as_tensor(rows.vector if isinstance(rows, Encoded) else rows)
+    except (TypeError, ValueError):
+        raise UserError(
+            "similarity takes what encode returns, or vectors; for images and texts themselves use score"
+        ) from None
 
 
 def _silent(done: int, total: int) -> None:

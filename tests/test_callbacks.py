@@ -52,7 +52,7 @@ def test_a_callback_ends_a_run_with_a_checkpoint(how: str, tmp_path: Path) -> No
         return grainline.StopTraining("enough")
 
     out = tmp_path / "x"
-    assert grainline.train(recipe(tmp_path), out, callbacks=[stop]) == out / "last"
+    assert grainline.train(recipe(tmp_path), out, callbacks=stop) == out / "last"
     assert (out / "checkpoints/step-00000003").is_dir()
     assert logged(out)[-1]["text"] == "stopped after step 3 of 6: enough"
     grainline.train(recipe(tmp_path), out, resume=True)  # without it the run continues

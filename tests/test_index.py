@@ -623,3 +623,14 @@ def test_building_again_goes_on_and_changes_nothing(copy: Path, model: Model) ->
     assert build(copy / "photos", copy / "index", model=model).encoded == 0
     assert tree(copy / "index") == before
     assert VECTORS in IndexReader(copy / "index").segments[0].arrays
+
+
+def test_an_index_keeps_its_calibration_texts(made: Path, tmp_path: Path, model: Model) -> None:
+    out, own = tmp_path / "index", str(made / "null.txt")
+    build(made / "photos", out, model=model, calibration_texts=own)
+    for same in (own, None):
+        assert not build(made / "photos", out, model=model, calibration_texts=same).added
+    with pytest.raises(UserError, match=r"texts of .*null\.txt, and an index keeps its texts; for those of "):
+        build(made / "photos", out, model=model, calibration_texts=texts(tmp_path, 30))
+    with pytest.raises(UserError, match=r"gone\.txt"):
+        build(made / "photos", out, model=model, calibration_texts=str(tmp_path / "gone.txt"))

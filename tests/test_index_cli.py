@@ -6,6 +6,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from runs import call, complaint
 
 from grainline.encoders.pretrained.hub import public_checkpoint
 from grainline.errors import UserError
+from grainline.index.output import table
 from grainline.index.reader import IndexReader
-from grainline.index.search import Index, Options
+from grainline.index.search import Hit, Index, Options, QueryHits, Sentence
 from grainline.index.sync import build, refresh
 
 Capture = pytest.CaptureFixture[str]
@@ -261,3 +263,17 @@ def test_phone_images_are_counted_by_name_and_indexed_once_there_is_a_decoder(
         assert "1 AVIF image without its decoder (pip install 'grainline[heic]'); the first: " in out
     assert call("index", "refresh", tmp_path / "index") == 0
     assert "4 images (1 added, 1 encoded)" in capsys.readouterr().out
+
+
+def test_the_table_says_which_sentences_an_image_shows(tmp_path: Path) -> None:
+    def hit(*verdicts: Any) -> Hit:
+        found = (Sentence(f"S{i}.", 0.5, 0.1, verdict) for i, verdict in enumerate(verdicts, 1))
+        return Hit("a.jpg", 0.5, 0.01, "in part", tuple(found))
+
+    hits = hit("shows", "does not", "shows", "cannot tell"), hit("does not", "does not"), hit()
+    columns = table(QueryHits("S1. S2.", hits), tmp_path).columns[4:]
+    assert [list(column.cells) for column in columns] == [
+        ["1, 3 of 4", "none of 2", ""],
+        ["4", "", ""],
+        ["2: S2.", "1, 2: S1.; S2.", ""],
+    ]

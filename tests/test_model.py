@@ -265,6 +265,13 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     clip.run = None
 
 
+def test_images_and_vectors_of_other_widths_have_no_similarity(clip: Model) -> None:
+    with pytest.raises(UserError, match="similarity takes what encode returns, or vectors"):
+        clip.similarity(["a.jpg"], ["A dog."])
+    with pytest.raises(UserError, match="similarity: vectors of widths 3 and 2; both sides"):
+        clip.similarity(torch.ones(1, 3), torch.ones(1, 2))
+
+
 @pytest.mark.parametrize("precision", ["int8", "binary", "ubinary"])
 def test_integers_have_no_similarity(precision: Any, clip: Model) -> None:
     vectors = clip.encode(texts=TEXTS * 3, convert_to_numpy=True, precision=precision)

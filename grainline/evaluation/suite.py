@@ -47,6 +47,8 @@ Strings = Annotated[
 ]
 """The type of an option that takes one text or a list of them."""
 
+ZERO_WIDTH = "an interval of width zero means that all outcomes were alike, not that the value is certain"
+
 
 class Settings(NamedTuple):
     """The settings that all suites share."""
@@ -205,9 +207,7 @@ class Suite(ABC, Generic[O]):
         metrics = metrics_of(self.metrics([queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
         if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
-            notes += (
-                "an interval of width zero means that all outcomes were alike, not that the value is certain",
-            )
+            notes += (ZERO_WIDTH,)
         about = {
             **settings._asdict(),
             "captions": data.captions,

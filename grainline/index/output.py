@@ -58,7 +58,7 @@ def plain_lines(result: QueryHits, root: Path) -> list[str]:
 
 
 def table(result: QueryHits, root: Path) -> Table:
-    """The hits of one query: how many of its sentences an image shows, and which it does not show.
+    """The hits of one query, with the numbers of its sentences by verdict; `does not` has their texts too.
 
     root  of the images: paths are printed as they can be opened, and are links in terminals that have them
     """
@@ -68,20 +68,23 @@ def table(result: QueryHits, root: Path) -> Table:
         caption=escape("\n".join(result.notes)) or None,
         caption_justify="left",
     )
-    for column in ("image", "score", "p", "match", "shows", "cannot tell", "does not"):
+    for column in ("image", "score", "p", "match", "shows sentence", "cannot tell", "does not"):
         out.add_column(column, overflow="fold")
     for hit in result.hits:
-        number = Counter(one.verdict for one in hit.sentences)
-        missing = [one.text for one in hit.sentences if one.verdict == "does not"]
+        numbers = {
+            verdict: ", ".join(str(i) for i, one in enumerate(hit.sentences, 1) if one.verdict == verdict)
+            for verdict in ("shows", "cannot tell", "does not")
+        }
+        missing = "; ".join(one.text for one in hit.sentences if one.verdict == "does not")
         name = escape_controls(openable(root, hit.path))
         out.add_row(
             Text(name, Style(link=(root / hit.path).as_uri())),
             f"{hit.score:.3f}",
             f"{hit.p:.3f}",
             hit.match,
-            f"{number['shows']} of {len(hit.sentences)}" if hit.sentences else "",
-            str(number["cannot tell"] or ""),
-            escape(escape_controls(f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else "")),
+            f"{numbers['shows'] or 'none'} of {len(hit.sentences)}" if hit.sentences else "",
+            numbers["cannot tell"],
+            escape(escape_controls(f"{numbers['does not']}: {short(missing, 60)}" if missing else "")),
         )
     return out
 

@@ -16,12 +16,14 @@ from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
-from grainline.files import LOCK, one_writer, temporary_path
+from grainline.files import LOCK, Corrupt, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration_texts import (
+    CalibrationTexts,
     encode_calibration,
     gather_texts,
+    read_calibration,
     with_image_scores,
     write_calibration,
 )
@@ -88,10 +90,26 @@ def build(
             with store.disk_errors(folder):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))
+        elif calibration_texts is not None:
+            _require_same_texts(folder, gather_texts(calibration_texts))
         manifest = store.read_manifest(folder)
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
         return Update(Writer(folder, manifest, model, chunk), descriptions, progress).all_images(full=False)
+
+
+def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
+    """Raises UserError if an index was calibrated with other texts than these."""
+    part = store.read_manifest(folder).calibration
+    try:
+        there = read_calibration(folder / store.CALIBRATION / part.name)
+    except Corrupt as error:
+        raise store.CorruptIndex(folder, error) from None
+    if there.texts != texts.texts:
+        raise UserError(
+            f"{folder} is calibrated with {len(there.texts):,} texts of {there.source}, and an index keeps"
+            f" its texts; for those of {texts.source} choose another --out"
+        )
 
 
 def add(

@@ -7,12 +7,11 @@ from typing import Any
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
-from grainline.distributed import rank
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.suite import Settings, load_suite
+from grainline.evaluation.suite import ZERO_WIDTH, Settings, load_suite
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
@@ -41,13 +40,17 @@ Line = dict[str, Any]
 class Validator:
     """Measures retrieval on the validation sources of a recipe, and stores the last result."""
 
-    def __init__(self, recipe: Recipe, model: Model, descriptions: Descriptions | None) -> None:
-        """model  the method that will be trained"""
+    def __init__(self, recipe: Recipe, model: Model, descriptions: Descriptions | None, store: bool) -> None:
+        """model  the method that will be trained
+
+        store  the last result, with all that was encoded: for the process that writes the report
+        """
         paths = recipe.data.validation
         # The folder may be for training data only.
         images = recipe.data.images if any(map(takes_images, paths)) else None
         self.source = open_sources(paths, images=images, size=model.method.size)
         self.model, self.descriptions, self.max_corrupt = model, descriptions, recipe.data.max_corrupt
+        self.store = store
         self.last: Evaluation | None = None  # the result of the last call
 
     def __call__(self, method: Method) -> Validation:
@@ -63,10 +66,11 @@ class Validator:
             max_corrupt=self.max_corrupt,
         )
         result = load_suite("retrieval").measure(method, encodings, Settings(resamples=100))
-        if rank() == 0:  # which writes the report; others need not keep what was encoded
+        if self.store:
             self.last = Evaluation(model, self.source, encodings, result)
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
-        return Validation(metrics, result.notes, result.data["images"])
+        notes = tuple(note for note in result.notes if note != ZERO_WIDTH)  # no interval stands beside it
+        return Validation(metrics, notes, result.data["images"])
 
     def final(self, out: Path) -> Evaluation | None:
         """The last result; of a run that was resumed after its end, that of the weights in its folder."""
@@ -75,7 +79,9 @@ class Validator:
         return self.last
 
 
-def make_validator(recipe: Recipe, model: Model, descriptions: Descriptions | None) -> Validator | None:
+def make_validator(
+    recipe: Recipe, model: Model, descriptions: Descriptions | None, *, store: bool
+) -> Validator | None:
     """The validator of a recipe; None without validation sources. UserError if its fields contradict."""
     sources, every = recipe.data.validation, recipe.train.validate_every
     if every and not sources:
@@ -84,7 +90,7 @@ def make_validator(recipe: Recipe, model: Model, descriptions: Descriptions | No
         raise UserError(
             "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
         )
-    return Validator(recipe, model, descriptions) if sources else None
+    return Validator(recipe, model, descriptions, store) if sources else None
 
 
 def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: Validator | None) -> None:

@@ -4,7 +4,7 @@ It opens the data, makes or reads the tokenizer, builds the method, trains or re
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     changes: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     checkpoint: str | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Any = (),
     **settings: Any,
 ) -> Path:
     """Train a recipe into the folder `out` and return the folder of the last weights, OUT/last.
@@ -66,8 +66,8 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     changes     other fields of the recipe by path: {"model.text.context": 128}, or as `--set` takes them
     resume      continue from the newest checkpoint in `out`, or from step 0 if there is none
     checkpoint  with `resume`: the name of the checkpoint to continue from, such as `step-00000200`
-    callbacks   objects of `grainline.Callback`, or functions that are called after every step with its
-                `TrainingState`; each may raise or return `grainline.StopTraining`
+    callbacks   one or several objects of `grainline.Callback`, or functions that are called after every step
+                with its `TrainingState`; each may raise or return `grainline.StopTraining`
     settings    fields of the recipe under `train` and `data` by their name (max_steps, global_batch_size,
                 precision, seed, workers, tokenizer, ...), and lr, weight_decay, pretrained, init_from
 
@@ -84,7 +84,8 @@ def train(  # noqa: PLR0913 - keywords that users give by name
         recipe = read_recipe(str(recipe), changes)
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
-    return _run(recipe, Path(out), resume, checkpoint, tuple(callbacks))
+    several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
+    return _run(recipe, Path(out), resume, checkpoint, tuple(several))
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
@@ -110,7 +111,8 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         require_data_fits(source, descriptions, method, description.method)
         if source_run is not None:
             copy_weights(method, source_run.method.state_dict(), str(recipe.init_from))
-        validator = make_validator(recipe, Model(description, method, tokenizer), descriptions)
+        model = Model(description, method, tokenizer)
+        validator = make_validator(recipe, model, descriptions, store=rank() == 0)
         if rank() == 0:
             write_settings(out, description, recipe)
         train_set = TrainSet(
