@@ -77,8 +77,9 @@ def train(folder: Path, *more: object) -> list[object]:
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
 def test_an_unknown_command_or_option_points_at_the_help(
-    arguments: list[str], said: str, capsys: Capture
+    arguments: list[str], said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "other")  # as of `python -m other`
     text = complaint(capsys, *arguments)
     assert said in text
     assert "Input should" not in text
