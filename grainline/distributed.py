@@ -120,7 +120,9 @@ def broadcast_buffers(module: nn.Module) -> None:
     if world_size() > 1:
         for x in module.buffers():
             if x.is_floating_point():
-                dist.broadcast(x, 0)
+                whole = x.contiguous()
+                dist.broadcast(whole, 0)
+                x.copy_(whole)
 
 
 def all_gather_objects(local: T) -> list[T]:

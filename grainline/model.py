@@ -194,7 +194,7 @@ class Model:
                     " one range (nn.quantization.quantize) once they are floats again"
                 )
             first, second = (x.to(self.device, torch.float32) for x in vectors)
-            return torch.atleast_2d(first) @ torch.atleast_2d(second).T
+            return first @ second.T
         of_images = [bool((x.image >= 0).all()) for x in (a, b)]
         if of_images[0] == of_images[1]:
             return a.vector @ b.vector.T
@@ -440,8 +440,9 @@ def _encode(method: Method, batch: Images | Texts) -> Encoded:
 
 
 def _vectors(rows: Any) -> Tensor:
+    """Vectors of encoded rows, bare vectors, or one of them: [N, D]. UserError for what has none."""
     try:
-        return torch.as_tensor(rows.vector if isinstance(rows, Encoded) else rows)
+        return torch.atleast_2d(torch.as_tensor(rows.vector if isinstance(rows, Encoded) else rows))
     except (TypeError, ValueError):
         raise UserError(
             "similarity takes what encode returns, or vectors; for images and texts themselves use score"

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from grainline.data.record import CorruptSample, Record
 from grainline.distributed import broadcast_buffers, divided, part_of, rank, rows_of_workers, span
 from grainline.errors import UserError
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation import score
+from grainline.evaluation.encode import Encodings, encode_source, numbered
 from grainline.evaluation.score import retrieval_ranks
-from grainline.types import Encoded, Mean
+from grainline.types import Encoded, Mean, rows
 
 WORLD = 3
 LIMIT = timedelta(seconds=45)  # for one exchange
@@ -176,6 +177,22 @@ def test_every_process_refuses_what_one_alone_refuses(found: list[dict[Any, Any]
             "no sample of memory:test can be used; the first of 3: corrupt image: x/0"
         )
         assert answer["error"] == "image 20 has no description"
+
+
+@pytest.mark.parametrize("world", [2, 8, 64])
+def test_each_process_scores_a_few_tiles(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as share the work well, and no more: each costs a wait for its scores."""
+    numbers: list[int] = []
+    monkeypatch.setattr(score, "workers", lambda: world)
+    monkeypatch.setattr(score, "part_of", lambda tiles: numbers.append(len(tiles)) or tiles)
+    data = encoded(False, source(160, ()))
+    retrieval_ranks(Exact(False), data.images, data.texts)
+    assert 2 * world <= numbers[0] <= 8 * world
+
+
+def test_ids_of_no_text_are_whole_numbers() -> None:
+    nothing = rows(encoded(False, source(2, ())).texts, slice(0, 0))
+    assert numbered(nothing, []).image.dtype == torch.int64
 
 
 def test_rows_of_others_arrive_however_they_lie_in_memory(found: list[dict[Any, Any]]) -> None:

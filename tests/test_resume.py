@@ -292,6 +292,19 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(
             assert tree(tmp_path) == before
 
 
+def test_an_interrupted_start_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        assert (tmp_path / "run" / "model.json").is_file()
+        raise KeyboardInterrupt
+
+    start, before = ("train", recipe(tmp_path), "--out", tmp_path / "run"), tree(tmp_path)
+    monkeypatch.setattr("grainline.training.run.TrainSet", interrupt)
+    assert call(*start) == 130
+    assert tree(tmp_path) == before
+
+
 def tree(folder: Path) -> set[str]:
     """All files and folders below a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -58,6 +58,11 @@ def test_a_result_beside_the_weights_is_quoted_with_its_data_where_the_log_has_n
         "That says nothing about other data."
     )
     assert "other data" not in validation_summary(str(run), "photos.jsonl")
+    validation = "data: {paths: [x], validation: [a, b]}\n"
+    (run / "recipe.yaml").write_text(validation)
+    assert "other data" in validation_summary(str(run), "a"), "the rank is among images of b as well"
+    (run / "recipe.yaml").write_text(validation.replace("a, b", "a"))
+    assert "other data" not in validation_summary(str(run), "a")
     (run / "retrieval.json").write_text("{")
     assert validation_summary(str(run)) == ""
 

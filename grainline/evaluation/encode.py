@@ -126,8 +126,7 @@ class Rows:
         return numbered(stack(self.done), owner)
 
     def gathered(self, nothing: Callable[[], Encoded]) -> Encoded:
-        """The rows of all processes that divide the work. nothing: what stands for no row at all."""
-        self.encode_waiting()
+        """The encoded rows of all processes that divide the work. nothing: what stands for no row at all."""
         local = stack(self.done) if self.done else nothing()
         parts = rows_of_workers(local, local.vector.device)
         return stack([part for part in parts if len(part.vector)] or [local])
@@ -226,6 +225,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     try:
         _read(walk, records, span(len(source), batch), encode_images, max_corrupt * len(source), progress)
     except UserError as error:
+        if workers() == 1:
+            raise
         walk.read.error = str(error)  # the other processes wait for this one
     read = joined(parts_of_workers(walk.read))
     if read.error:
