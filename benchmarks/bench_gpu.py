@@ -14,7 +14,7 @@ a product of matrices and a copy. Then
   G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held; as a CUDA graph too
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
-  profile   launches of a step of CAFT, and the time of its host beside that of the device
+  profile   launches of a step of CAFT, the time of its host beside that of the device, and what takes longest
 `--share N` divides the batches by N, to try the program on a small device; `--rehearse` runs it on a CPU,
 where no number means anything. `benchmarks.gpu_blocks` runs the parts one by one.
 """
@@ -23,7 +23,8 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ SIDE = 8192  # of the matrices whose product is the ceiling
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation. A
 CPU is for rehearsals."""
-WORDS = {"float32": "highest", "tf32": "high", "half": "high"}
+WORDS = {"half": "high", "tf32": "high", "float32": "highest"}
 """How we name the precision of products in losses, and torch those of float32. "half": large ones in float16,
 as in training in half precision."""
 
@@ -163,19 +164,28 @@ def kernels(number: int, repeats: int) -> None:
 def losses(number: int, repeats: int) -> None:
     """G1 to G3, and the modules where they fit."""
     most = {"G1 all": 120.0, "G2 all, one head": 45.0}
-    for goal in bench_pooled.GOALS:
-        for word, precision in WORDS.items():
-            torch.set_float32_matmul_precision(precision)
-            torch._dynamo.reset()  # a function is compiled eight times at most, and then runs as it is
-            with half_products(word == "half"):
-                found = cost(prepared("tiles", goal, number), repeats)
-                gate = most.get(goal.name) if word == "half" else None
-                facts = {"images": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
-                report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
-                gate = 1536.0 if gate else None
-                report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate)
-                against(goal, number, word, repeats)
-    torch.set_float32_matmul_precision("highest")
+    for word, goal in product(WORDS, bench_pooled.GOALS):
+        with products(word):
+            found = cost(prepared("tiles", goal, number), repeats)
+        gate = most.get(goal.name) if word == "half" else None
+        facts = {"images": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
+        report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
+        report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate and 1536.0)
+    for word, goal in product(WORDS, bench_pooled.GOALS):
+        with products(word):
+            against(goal, number, word, repeats)
+
+
+@contextmanager
+def products(word: str) -> Iterator[None]:
+    """Products of losses in this precision."""
+    torch.set_float32_matmul_precision(WORDS[word])
+    torch._dynamo.reset()  # a function is compiled eight times at most, and then runs as it is
+    try:
+        with half_products(word == "half"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def prepared(way: str, goal: bench_pooled.Goal, number: int) -> Callable[[], None]:
@@ -317,6 +327,11 @@ def profile(number: int, repeats: int) -> None:
         launches = sum(event.count for event in record.key_averages() if "LaunchKernel" in event.key)
         report(f"{name}: launches", launches, "", at_most=1500.0 if name == "G1" else None)
         report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
+        on_device = [x for x in record.key_averages() if x.device_type == torch.autograd.DeviceType.CUDA]
+        on_device.sort(key=lambda x: -x.self_device_time_total)
+        total = sum(x.self_device_time_total for x in on_device) / 1e3
+        longest = {x.key[:80]: [x.count, x.self_device_time_total / 1e3] for x in on_device[:20]}
+        report(f"{name}: kernels in all", total, "ms", wall=device, longest=longest)
 
 
 def steps(number: int, repeats: int) -> None:

@@ -8,7 +8,7 @@ kernels, some percent, are left out.
   caft       `caft/paper`: texts packed, in padded groups, and in padded groups with compiled layers
   clip       `clip/vit_b16` at 77 tokens, beside the step of CLIP as open_clip's documentation has it: all
              texts padded, autocast around model and loss, the scale clamped after the update; its encoders
-             are those of transformers at the same sizes
+             are those of transformers at the same sizes; and open_clip itself, where it is installed
   beta_clip  `beta_clip/paper` with the encoders of its checkpoint, CLIP ViT-B/16 of transformers with fresh
              weights: 36 texts an image
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench_caft
@@ -168,6 +168,14 @@ class Measure:
         theirs = OpenClipStep(sizes, images, texts)
         other = self.step("CLIP as open_clip trains it", theirs, tflop(theirs))
         report("clip/vit_b16: time of open_clip's step / of ours", other / own, "x", at_least=1.0)
+        del theirs
+        try:
+            itself = OpenClip(images, texts)
+        except ImportError:
+            print("# open_clip is not installed: its own model is not measured")
+            return
+        other = self.step("open_clip itself", itself, tflop(itself))
+        report("clip/vit_b16: time of open_clip itself / of ours", other / own, "x", at_least=1.0)
 
     def beta_clip(self) -> None:
         sizes = TINY if self.tiny else SIZES
@@ -205,9 +213,8 @@ class OpenClipStep:
         self.model = CLIPModel(config).to(GPU).train()
         self.optimizer = optimizer(self.model)
         self.images = images.pixels.to(GPU)
-        ids = texts.ids[:, 0].masked_fill(~texts.mask[:, 0], 0)
-        self.ids = ids.scatter(1, texts.mask[:, 0].sum(1, keepdim=True) - 1, 49407).to(GPU)  # the end token
-        self.number = torch.arange(len(ids), device=GPU)
+        self.ids = ended(texts).to(GPU)
+        self.number = torch.arange(len(self.ids), device=GPU)
 
     def __call__(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -220,6 +227,35 @@ class OpenClipStep:
         self.optimizer.step()
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, math.log(100))
+
+
+class OpenClip:
+    """The same step with the model and the loss of open_clip, with fresh weights. Raises ImportError."""
+
+    def __init__(self, images: Images, texts: Texts) -> None:
+        import open_clip
+
+        self.model = open_clip.create_model("ViT-B-16").to(GPU).train()
+        self.loss = open_clip.ClipLoss()
+        self.optimizer = optimizer(self.model)
+        side = images.pixels.shape[-1]
+        self.images = F.interpolate(images.pixels, 224).to(GPU) if side != 224 else images.pixels.to(GPU)
+        self.ids = ended(texts).to(GPU)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(GPU.type, torch.bfloat16):
+            loss = self.loss(*self.model(self.images, self.ids)[:3])
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.model.logit_scale.clamp_(0, math.log(100))
+
+
+def ended(texts: Texts) -> Tensor:
+    """The first part of each text, its last token the end token of CLIP, then zeros."""
+    ids = texts.ids[:, 0].masked_fill(~texts.mask[:, 0], 0)
+    return ids.scatter(1, texts.mask[:, 0].sum(1, keepdim=True) - 1, 49407)
 
 
 STEPS = ("caft", "clip", "beta_clip")

@@ -3,8 +3,9 @@
     python -m benchmarks.gpu_blocks OUT.jsonl [--only BLOCK ...] [--minutes 5] [--rehearse]
     python -m benchmarks.gpu_blocks OUT.jsonl --table
 
-A GPU may be there for half an hour. So the blocks that decide most come first, each runs in a process of its
-own and ends after some minutes, and what it has printed is in OUT. A block that ended well is not run again.
+A GPU may be there for a quarter of an hour. So the blocks that decide most come first, each runs in a process
+of its own and ends after some minutes, and what it has printed is in OUT. While a block runs, the process of
+the next one imports what it needs, and waits. A block that ended well is not run again.
 `--table` prints the lines of OUT as a table for docs/performance.md. `--rehearse` runs all blocks on a CPU in
 tiny shapes.
 """
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,15 @@ BENCH = ("-m", "benchmarks.bench_gpu", "--only")
 STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
 LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
 LOADER = ("-m", "benchmarks.bench_loader")
+TESTS = [f"tests/test_{name}.py" for name in ("gpu", "farthest", "checkpoint", "sharded")]  # those for GPUs
+FIRST = """
+import runpy, sys
+import torch, transformers, grainline.methods, grainline.training.step
+if sys.stdin.readline():
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""What a process imports before its turn, the slow part of a short block."""
 
 
 class Block(NamedTuple):
@@ -37,7 +48,7 @@ class Block(NamedTuple):
 BLOCKS = {
     "ceilings": Block((*BENCH, "ceilings"), "what 100 % is"),
     "tests": Block(
-        ("-m", "pytest", "-q", "-m", "gpu", "tests"), "right or wrong; nothing else counts if wrong"
+        ("-m", "pytest", "-q", "-n", "6", "-m", "gpu", *TESTS), "right or wrong; nothing else counts if wrong"
     ),
     "kernels": Block((*BENCH, "kernels"), "launch settings"),
     "losses": Block((*BENCH, "losses", "sampled"), "G1 to G3 with kernels; sampled captions of eight GPUs"),
@@ -62,33 +73,41 @@ TINY = {
 }
 
 
-def run(name: str, block: Block, out: Path, minutes: float, rehearse: bool) -> None:
-    """Run a block and append its lines; the last line says how it ended."""
-    command = [sys.executable, *block.command]
-    if rehearse:
-        command += TINY.get(block.command[1], ())
+def start(block: Block, rehearse: bool) -> subprocess.Popen[str]:
+    """A process that waits for its turn, a line of its input."""
+    command = [*block.command, *(TINY.get(block.command[1], ()) if rehearse else ())]
+    if command[0] == "-m":
+        command = ["-c", FIRST, *command[1:]]
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = os.environ | {"GRAINLINE_KERNELS": block.kernels}
+    return subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=environment, **pipe)
+
+
+def run(name: str, block: Block, process: subprocess.Popen[str], out: Path, minutes: float) -> None:
+    """Let a block go and append its lines; the last line says how it ended."""
     facts = {"block": name, "kernels": block.kernels, "device": device(), "torch": torch.__version__}
-    with out.open("a", encoding="utf-8") as file:
+    with out.open("a", encoding="utf-8") as file, process:
 
         def write(line: dict[str, Any]) -> None:
             file.write(json.dumps(facts | line) + "\n")
             file.flush()
 
         last = ""
-        pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        with subprocess.Popen(command, env=environment, **pipe) as process:
-            timer = threading.Timer(60 * minutes, process.kill)
-            timer.start()
-            assert process.stdout is not None
-            for text in process.stdout:
-                last = text.strip() or last
-                if text.startswith("{"):
-                    write(json.loads(text))
-                else:
-                    print(text, end="", flush=True)
-            code = process.wait()
-            timer.cancel()
+        timer = threading.Timer(60 * minutes, process.kill)
+        timer.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for text in process.stdout:
+            last = text.strip() or last
+            if text.startswith("{"):
+                write(json.loads(text))
+            else:
+                print(text, end="", flush=True)
+        code = process.wait()
+        timer.cancel()
         write({"ended": code, "last": last})
 
 
@@ -134,9 +153,13 @@ def main() -> None:
     for name in args.only:
         if name in done:
             print(f"# {name}: is in {args.out}")
-            continue
+    names = [name for name in args.only if name not in done]
+    processes = [start(BLOCKS[name], args.rehearse) for name in names[:1]]
+    for name, after in zip(names, [*names[1:], None], strict=True):
         print(f"# {name}: {BLOCKS[name].decides}", flush=True)
-        run(name, BLOCKS[name], args.out, args.minutes, args.rehearse)
+        if after is not None:
+            processes.append(start(BLOCKS[after], args.rehearse))
+        run(name, BLOCKS[name], processes.pop(0), args.out, args.minutes)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_blocks
-from benchmarks.gpu_blocks import Block, lines_of, main, run, table
+from benchmarks.gpu_blocks import Block, lines_of, main, table
 
 GOOD = """
 import os
@@ -18,10 +18,14 @@ print(os.environ["GRAINLINE_KERNELS"])
 """
 
 
+def run(name: str, block: Block, out: Path, minutes: float) -> None:
+    gpu_blocks.run(name, block, gpu_blocks.start(block, rehearse=True), out, minutes)
+
+
 def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
-    run("good", Block(("-c", GOOD), "", "off"), out, 1, rehearse=True)
-    run("bad", Block(("-c", "print('almost'); raise SystemExit(3)"), ""), out, 1, rehearse=True)
+    run("good", Block(("-c", GOOD), "", "off"), out, 1)
+    run("bad", Block(("-c", "print('almost'); raise SystemExit(3)"), ""), out, 1)
     speed, memory, good, bad = lines_of(out)
     assert (speed["block"], speed["what"], speed["value"], speed["kernels"]) == ("good", "speed", 2.0, "off")
     assert memory["holds"] is False
@@ -36,7 +40,7 @@ def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
 
 def test_a_block_that_takes_too_long_keeps_its_lines(tmp_path: Path) -> None:
     code = GOOD + "import time; time.sleep(60)"
-    run("slow", Block(("-c", code), ""), tmp_path / "x.jsonl", 0.05, rehearse=True)
+    run("slow", Block(("-c", code), ""), tmp_path / "x.jsonl", 0.05)
     *lines, end = lines_of(tmp_path / "x.jsonl")
     assert end["ended"] < 0
     assert len(lines) in (0, 2), "three seconds may be too short to import"
