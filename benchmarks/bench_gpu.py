@@ -330,7 +330,7 @@ def profile(number: int, repeats: int) -> None:
         on_device = [x for x in record.key_averages() if x.device_type == torch.autograd.DeviceType.CUDA]
         on_device.sort(key=lambda x: -x.self_device_time_total)
         total = sum(x.self_device_time_total for x in on_device) / 1e3
-        longest = {x.key[:80]: [x.count, x.self_device_time_total / 1e3] for x in on_device[:20]}
+        longest = {x.key[:80]: [x.count, x.self_device_time_total / 1e3] for x in on_device[:60]}
         report(f"{name}: kernels in all", total, "ms", wall=device, longest=longest)
 
 

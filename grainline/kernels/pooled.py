@@ -26,13 +26,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments,
 # of all heads for `gram` and `ungram`. Registers and shared memory fit on sm_90 and, with 64 segments of a
 # head at most, on sm_80 (tests/test_kernels.py).
-TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32), "outer": (32, 32)}
+TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32), "outer": (64, 64)}
 TILE |= {"gram": (64, 32), "ungram": (64, 32)}
-WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8), "outer": (8, 8)}
+WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8), "outer": (4, 4)}
 WARPS |= {"gram": (8, 8), "ungram": (8, 8)}
-STAGES = {"attend": 2, "lengths": 3, "unattend": 2, "outer": 3, "gram": 1, "ungram": 3}
+STAGES = {"attend": 1, "lengths": 3, "unattend": 3, "outer": 3, "gram": 1, "ungram": 3}
 LISTED = "unattend of lists"  # one product more, and less room for texts
 TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: 2}
+OLDER = {"outer": (32, 8)}  # tile and warps before sm_90, where others take too many registers
 # What changes from batch to batch is no reason to compile again.
 LENGTHS = ["T", "N", "M", "rows", "tiles"]
 PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
@@ -216,10 +217,18 @@ def sizes(slots: int, width: int) -> dict[str, int]:
     return {"L": slots, "D": width, **dict(zip(("BL", "BD"), blocks, strict=True))}
 
 
-def settings(kernel: str, slots: int = 0, width: int = 0) -> tuple[int, dict[str, Any]]:
-    """The tile of a kernel and its launch settings."""
+def settings(kernel: str, slots: int = 0, width: int = 0, older: bool = False) -> tuple[int, dict[str, Any]]:
+    """The tile of a kernel and its launch settings. older: than sm_90"""
     large = max(slots, width) > 64
-    return TILE[kernel][large], {"num_warps": WARPS[kernel][large], "num_stages": STAGES[kernel], **FUSION}
+    tile, warps = TILE[kernel][large], WARPS[kernel][large]
+    if older:
+        tile, warps = OLDER.get(kernel, (tile, warps))
+    return tile, {"num_warps": warps, "num_stages": STAGES[kernel], **FUSION}
+
+
+def is_older(x: Tensor) -> bool:
+    """Whether the device of a tensor is a GPU before sm_90."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9
 
 
 def columns(width: int) -> tuple[int, int]:
@@ -372,7 +381,7 @@ def outer(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     Blocks of the matrix above the diagonal count twice and those below it are zeros: as the gradient of a
     matrix that is symmetric, that is the same. weight is in a unit that keeps w z in the range of operands.
     """
-    (rows, width), (tile, launch) = z.shape, settings("outer")
+    (rows, width), (tile, launch) = z.shape, settings("outer", older=is_older(z))
     wide, blocks = columns(width)
     splits, tiles = split(triton.cdiv(rows, tile), blocks * (blocks + 1) // 2)
     by_matrix, by_shift = (weight.new_empty(splits, *shape) for shape in ((width, width), (width,)))

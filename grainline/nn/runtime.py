@@ -38,6 +38,7 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and native
 
 
+@torch.compiler.assume_constant_result
 def may_round(device: torch.device) -> bool:
     """Whether products of float32 may be rounded to 11 bits of the factors (TF32) on this device."""
     if device.type != "cuda":

@@ -8,23 +8,20 @@ Formulas are those of `conditioned_cosine`. r images, T texts, L segments, heads
 D = heads * d, P = heads * L.
 """
 
-import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, TINY, Dense, Gram
-from grainline.losses.tiled.operands import Operands, Scaled, on_gpu
+from grainline.losses.tiled.operands import Operands, Scaled, fused
 from grainline.losses.tiled.pair_loss import LOG2E
 from grainline.losses.tiled.scores import Parts, Score, Vjp
 from grainline.types import full
 
-ROOM = 2**29  # bytes of what a tile stores of its pairs
+ROOM = 2**30  # bytes of what a tile stores of its pairs; with less the host is the limit
 MOST = 256  # images of a tile
 
 
@@ -314,27 +311,6 @@ def add_alone(
 
 
 # What is no product: on a GPU one or two kernels each. Operands are in units, all other tensors as they are.
-
-
-@cache
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled for tensors on a GPU; TORCH_COMPILE_DISABLE=1 switches that off."""
-    fast: Any = None
-
-    def call(*args: Any) -> Any:
-        nonlocal fast
-        if fast is function or not on_gpu(args[0]):
-            return function(*args)
-        try:
-            fast = fast or (torch.compile(function, dynamic=True) if find_spec("triton") else function)
-            return fast(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:  # such as a machine without a C compiler
-            why = (str(error).strip().splitlines() or [""])[0]
-            logging.getLogger(__name__).warning("parts of losses are not compiled, and slower: %s", why)
-            fast = function
-            return function(*args)
-
-    return call
 
 
 def weights(fit: Tensor, unit: Tensor, mask: Tensor | None) -> Tensor:

@@ -21,10 +21,9 @@ from grainline.losses.tiled.chunked_cosine import (
     add,
     add_alone,
     cosine,
-    fused,
     slopes,
 )
-from grainline.losses.tiled.operands import Operands
+from grainline.losses.tiled.operands import Operands, fused
 from grainline.losses.tiled.scores import Parts, Vjp
 
 LEAST_WIDTH, MOST_WIDTH = 16, 128  # of a head, for the kernels
@@ -73,18 +72,6 @@ class KernelDense(_Pools, ChunkedDense):
     def stored(self, points: int, width: int) -> int:
         return self.by.size * (points + 2 * width)  # the gradient by logits; z and y
 
-    def lengths(
-        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        def kernel() -> Any:
-            from grainline.kernels.pooled import lengths
-
-            return lengths(z, matrix, shift, u, torch.stack(units), True, False)
-
-        return launch.run(
-            "lengths", kernel, lambda: super(KernelDense, self).lengths(z, matrix, shift, u, units)
-        )
-
     def pull_pool(
         self,
         tile: tuple[Parts, Parts],
@@ -95,7 +82,7 @@ class KernelDense(_Pools, ChunkedDense):
     ) -> None:
         rows, cols = tile
         by_along, by_square, shift, (unit, of_y) = by_z
-        u, sides, of_value = self.once(cols[1]), (chunk.key, chunk.query), chunk.value.unit
+        u, of_value = self.once(cols[1]), chunk.value.unit
 
         def kernel() -> tuple[Tensor, Tensor, Tensor]:
             from grainline.kernels.pooled import unattend
@@ -115,8 +102,9 @@ class KernelDense(_Pools, ChunkedDense):
             add(by_key, parts_of_key, unit * of_value * chunk.query.unit)
         if by_value is not None:
             add(by_value, parts_of_value, unit)
-        for head, by in enumerate(by_fit):
-            self.pull_product(head, by, sides, unit * of_value, (None, by_query))
+        if by_query is not None:
+            by_each = self.by.wide(by_fit.flatten(2), chunk.key.x)
+            add(by_query.transpose(0, 1), by_each, unit * of_value * chunk.key.unit)
 
     def pull_square(
         self, z: Tensor, by_square: Tensor, of_value: Tensor, sums: Sequence[Tensor | None]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from grainline.kernels import launch
-from grainline.losses.tiled.chunked_cosine import add, add_alone, cosine, fused, slopes
+from grainline.losses.tiled.chunked_cosine import add, add_alone, cosine, slopes
 from grainline.losses.tiled.conditioned_cosine import Dense
 from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits
-from grainline.losses.tiled.operands import Operands
+from grainline.losses.tiled.operands import Operands, fused
 from grainline.losses.tiled.pair_mask import SampledLists, SampledMask, Tile
 from grainline.losses.tiled.scores import Parts, Score, Vjp
 

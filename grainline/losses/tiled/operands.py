@@ -2,13 +2,17 @@
 
 There operands are float16 and sums float32. float16 has eight times the digits of bfloat16, and less range.
 So operands are in units of a power of two, which is exact: none is too large for it, and what is too small is
-less than the rounding of the sum. Gradients of losses are right to about 1e-3 then.
+less than the rounding of the sum. Gradients of losses are right to about 1e-3 then. What is no product is
+compiled there (`fused`): a pass over a large tensor takes as long as a product of it.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +71,7 @@ class Operands:
         if self.dtype in (None, x.dtype):
             return Scaled(x, x.new_ones((), dtype=torch.promote_types(x.dtype, torch.float32)))
         unit = power_above(x)
-        return Scaled((x / unit).to(self.dtype), unit)
+        return Scaled(torch.div(x, unit, out=torch.empty_like(x, dtype=self.dtype)), unit)  # in one pass
 
     def slopes(self, by: Tensor, unit: Tensor) -> Tensor:
         """The unit of gradients that are about as large as `by` times a unit."""
@@ -98,5 +102,30 @@ class Operands:
 
 def power_above(x: Tensor) -> Tensor:
     """The power of two above the largest value: []; 1 for zeros. The host does not wait for it."""
-    top = x.detach().abs().amax() if x.numel() else x.new_zeros(())
+    top = torch.linalg.vector_norm(x.detach(), torch.inf) if x.numel() else x.new_zeros(())
     return torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent)
+
+
+def _compiles(x: Tensor) -> bool:
+    return x.is_cuda and find_spec("triton") is not None
+
+
+@cache
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for tensors on a GPU; TORCH_COMPILE_DISABLE=1 switches that off."""
+    fast: Any = None
+
+    def call(*args: Any) -> Any:
+        nonlocal fast
+        if fast is function or not _compiles(args[0]):
+            return function(*args)
+        try:
+            fast = fast or torch.compile(function, dynamic=True)
+            return fast(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:  # such as a machine without a C compiler
+            why = (str(error).strip().splitlines() or [""])[0]
+            logging.getLogger(__name__).warning("parts of losses are not compiled, and slower: %s", why)
+            fast = function
+            return function(*args)
+
+    return call

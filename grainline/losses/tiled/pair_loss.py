@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.operands import exact, on_gpu
+from grainline.losses.tiled.operands import exact, fused, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
 from grainline.losses.tiled.replayed import Replayed, replays
 from grainline.losses.tiled.scores import Parts, Score, only_once
@@ -172,22 +172,27 @@ class _Side:
 def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
     """The logs of the sums of exponentials of rows [r] and, with two sides, of columns [c]
 
-    Two sides share the exponentials where they can.
+    Two sides share the exponentials where they can; on a GPU each is a kernel or two.
     """
+    if on_gpu(logits):
+        return [fused(log_sum)(logits, 1 - side) for side in range(sides)]
     tops = [logits.amax(1 - side) for side in range(sides)]
     if (zero := _near(tops)) is not None:
         exps = _exp_from(logits, zero)
         return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
-    zeros = [top.masked_fill(top.abs() == torch.inf, 0.0) for top in tops]
-    return [
-        _exp_from(logits, zero.unsqueeze(1 - side)).sum(1 - side).log_().add_(zero)
-        for side, zero in enumerate(zeros)
-    ]
+    return [log_sum(logits, 1 - side, top) for side, top in enumerate(tops)]
+
+
+def log_sum(logits: Tensor, axis: int, top: Tensor | None = None) -> Tensor:
+    """The log of the sum of exponentials over an axis. top: the largest of them"""
+    top = logits.amax(axis) if top is None else top
+    zero = top.masked_fill(top.abs() == torch.inf, 0.0)
+    return _exp_from(logits, zero.unsqueeze(axis)).sum(axis).log() + zero
 
 
 def _near(sides: list[Tensor]) -> Tensor | None:
     """The largest number of two sides if all but -inf are near to it; else None"""
-    if len(sides) == 1 or on_gpu(sides[0]):  # there the host would wait
+    if len(sides) == 1 or on_gpu(sides[0]):  # the host would wait for it
         return None
     both = torch.cat(sides)
     top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
@@ -212,11 +217,15 @@ class _Second(NamedTuple):
         if self.near is not None:
             out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
         else:
-            pairs = zip(_across(self.lse, tile), _across(self.force, tile), strict=True)
-            out = _added([_exp_from(logits, lse).mul_(force) for lse, force in pairs])
+            out = fused(forced)(logits, _across(self.lse, tile), _across(self.force, tile))
         if where is None:
             return out
         return fill_others(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
+
+
+def forced(logits: Tensor, lse: list[Tensor], force: list[Tensor]) -> Tensor:
+    """The sum over the sides of exp(logits - lse) * force"""
+    return _added([_exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
 
 
 def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:

@@ -88,9 +88,11 @@ class Dot(Score):
             if self.by.dtype is None or cols[0].dim() == 3:
                 add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
                 return
-            for into, a, b in ((sums[0], by_logits, cols[0]), (sums[1], by_logits.T, rows[0])):
+            slopes = self.by.scaled(by_logits)
+            for into, a, b in ((sums[0], slopes.x, cols[0]), (sums[1], slopes.x.T, rows[0])):
                 if into is not None:
-                    into += self.by.product(a, b)
+                    other = self.by.scaled(b)
+                    into.addcmul_(self.by.wide(a, other.x), slopes.unit * other.unit)
 
         return self.tile(rows, cols, shared) if known is None else known, pull
 

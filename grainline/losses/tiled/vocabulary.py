@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.operands import Operands, Scaled, exact, operands
+from grainline.losses.tiled.operands import Operands, Scaled, exact, fused, operands
 from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
 from grainline.types import Mean, from_host, full
 
@@ -50,16 +50,18 @@ class _OnePass(torch.autograd.Function):
         sums = zeros((hidden, table), [learns and want for want in ctx.needs_input_grad[1:3]])
         losses = hidden.new_zeros(len(hidden))
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
-        room = hidden.new_empty(min(size, len(hidden)), len(table))  # for the logits of one tile at a time
         with exact(hidden):
             by = operands(hidden)
             entries = by.scaled(table)
+            room = hidden.new_empty(min(size, len(hidden)) if by.dtype is None else 0, len(table))
             for start in range(0, len(hidden), size):
                 part = slice(start, start + size)
                 parts = None if sums[0] is None else sums[0][part], sums[1]
-                losses[part] = _tile(
-                    hidden[part], table, target[part], room[: len(target[part])], parts, (by, entries)
-                )
+                here = hidden[part], table, target[part]
+                if by.dtype is None:  # the logits of one tile at a time
+                    losses[part] = _tile(*here, room[: len(target[part])], parts)
+                else:
+                    losses[part] = _half_tile(*here, parts, (by, entries))
         ctx.sums = sums
         return losses.double().sum().to(losses.dtype)
 
@@ -69,41 +71,52 @@ class _OnePass(torch.autograd.Function):
         return None, *scaled(ctx, grads[0]), None
 
 
-def _tile(
-    hidden: Tensor,
-    table: Tensor,
-    target: Tensor,
-    logits: Tensor,
-    sums: tuple[Tensor | None, Tensor | None],
-    half: tuple[Operands, Scaled],
-) -> Tensor:
+Sums = tuple[Tensor | None, Tensor | None]
+
+
+def _tile(hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: Sums) -> Tensor:
     """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
 
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: its
-    factors are scaled by 1 / rest, and the target is subtracted by itself. half: the table as operands
+    factors are scaled by 1 / rest, and the target is subtracted by itself.
     """
-    by, entries = half
-    if by.dtype is None:
-        torch.mm(hidden, table.T, out=logits)
-    else:
-        tokens = by.scaled(hidden)
-        torch.mul(by.wide(tokens.x, entries.x.T), tokens.unit * entries.unit, out=logits)
+    torch.mm(hidden, table.T, out=logits)
     hit = logits.gather(1, target[:, None])[:, 0]
     top = logits.amax(1)
     exps = torch.add(top[:, None] * -LOG2E, logits, alpha=LOG2E, out=logits).exp2_()
     rest = exps.sum(1)
     by_hidden, by_table = sums
-    if by.dtype is not None:
-        narrow, tokens = by.cast(exps), by.scaled(hidden / rest[:, None])
-        if by_hidden is not None:
-            by_tokens = by.wide(narrow, entries.x).mul_(entries.unit)
-            torch.sub(by_tokens.div_(rest[:, None]), table[target], out=by_hidden)
-        if by_table is not None:
-            by_table.addcmul_(by.wide(narrow.T, tokens.x), tokens.unit)
-            by_table.index_add_(0, target, hidden, alpha=-1)
-        return rest.log() + top - hit
     if by_hidden is not None:
         torch.mm(exps, table, out=by_hidden).div_(rest[:, None]).sub_(table[target])
     if by_table is not None:
         by_table.addmm_(exps.T, hidden / rest[:, None]).index_add_(0, target, hidden, alpha=-1)
     return rest.log() + top - hit
+
+
+def _half_tile(
+    hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, half: tuple[Operands, Scaled]
+) -> Tensor:
+    """As `_tile`, with operands in half precision. half: their type, and the table"""
+    by, entries = half
+    tokens = by.scaled(hidden)
+    logits, unit = by.wide(tokens.x, entries.x.T), tokens.unit * entries.unit
+    hit = logits.gather(1, target[:, None])[:, 0] * unit
+    exps, top, rest = fused(exponentials)(logits, unit, by.dtype)
+    del logits
+    tokens = by.scaled(hidden / rest[:, None])
+    by_hidden, by_table = sums
+    if by_hidden is not None:
+        by_tokens = by.wide(exps, entries.x).mul_(entries.unit)
+        torch.sub(by_tokens.div_(rest[:, None]), table[target], out=by_hidden)
+    if by_table is not None:
+        by_table.addcmul_(by.wide(exps.T, tokens.x), tokens.unit)
+        by_table.index_add_(0, target, hidden, alpha=-1)
+    return rest.log() + top - hit
+
+
+def exponentials(logits: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logit - top) of rows of logits in a unit, as operands; top, and the sum: [t, V], [t], [t]"""
+    logits = logits * unit
+    top = logits.amax(1)
+    exps = ((logits - top[:, None]) * LOG2E).exp2()
+    return exps.to(dtype), top, exps.sum(1)
