@@ -6,7 +6,7 @@
 A GPU may be there for a quarter of an hour. So the blocks that decide most come first, each runs in a process
 of its own and ends after some minutes, and what it has printed is in OUT. While a block runs, the process of
 the next one imports what it needs, and waits. A block that ended well is not run again.
-`--table` prints the lines of OUT as a table for docs/performance.md. `--rehearse` runs all blocks on a CPU in
+`--table` prints what has a gate as a table for docs/performance.md. `--rehearse` runs all blocks on a CPU in
 tiny shapes.
 """
 
@@ -98,9 +98,9 @@ def run(name: str, block: Block, process: subprocess.Popen[str], out: Path, minu
         timer.start()
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):  # it may have ended by itself
             process.stdin.write("go\n")
-            process.stdin.flush()
+            process.stdin.close()
         for text in process.stdout:
             last = text.strip() or last
             if text.startswith("{"):
@@ -121,19 +121,35 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """The results as a table in Markdown, in the order of the blocks; how the others ended."""
-    rows = ["| block | what | measured | gate | holds |", "| --- | --- | --- | --- | --- |"]
+    """What has a gate, as a table in Markdown: the last value of each, and the first where they differ."""
+    rows: dict[str, tuple[str, ...]] = {}
     for line in lines:
-        if "what" in line:
-            bound = next(((k, line[k]) for k in ("at_most", "at_least") if line.get(k) is not None), None)
-            gate = "" if bound is None else f"{'<=' if bound[0] == 'at_most' else '>='} {bound[1]:g}"
-            holds = "" if bound is None else "yes" if line["holds"] else "**no**"
-            number = f"{line['value']:.3g}" if abs(line["value"]) < 1000 else f"{line['value']:,.0f}"
-            value = f"{number} {line['unit']}".strip()
-            rows.append(f"| {line['block']} | {line['what']} | {value} | {gate} | {holds} |")
-        elif line.get("ended"):
-            rows.append(f"| {line['block']} | did not end well: {line['last'][:100]} | | | |")
-    return "\n".join(rows)
+        for sign, key in (("<=", "at_most"), (">=", "at_least")):
+            if line.get(key) is not None:
+                first, now = rows.get(line["what"], (number(line["value"]),))[0], number(line["value"])
+                gate = f"{sign} {number(line[key])}"
+                rows[line["what"]] = first, now, gate, "yes" if line["holds"] else "**no**", line["unit"]
+    out = ["| what | unit | first | last | gate | holds |", "| --- | --- | --- | --- | --- | --- |"]
+    for what, (first, now, gate, holds, unit) in rows.items():
+        out.append(f"| {what} | {unit} | {'' if first == now else first} | {now} | {gate} | {holds} |")
+    return "\n".join(out)
+
+
+def number(value: float) -> str:
+    """Three digits, more of whole numbers.
+
+    >>> number(3.04e8), number(4149.2), number(73.915)
+    ('304 million', '4,149', '73.9')
+    """
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.0f} million"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def failures(lines: list[dict[str, Any]]) -> list[str]:
+    """Which blocks did not end well the last time."""
+    ends = {line["block"]: line for line in lines if "ended" in line}
+    return [f"# {name} did not end well: {x['last'][:100]}" for name, x in ends.items() if x["ended"]]
 
 
 def main() -> None:
@@ -145,7 +161,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is in OUT")
     args = parser.parse_args()
     if args.table:
-        print(table(lines_of(args.out)))
+        lines = lines_of(args.out)
+        print("\n".join([table(lines), "", *failures(lines)]))
         return
     if not (torch.cuda.is_available() or args.rehearse):
         print("# no CUDA device: nothing is measured; --rehearse runs everything in tiny shapes")

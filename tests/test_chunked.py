@@ -38,7 +38,7 @@ from grainline.losses.tiled.pair_mask import (
     without_waits,
 )
 from grainline.losses.tiled.scores import Dot
-from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.losses.tiled.vocabulary import exponentials, vocabulary_loss
 from grainline.methods import METHODS, maxsim
 from grainline.methods.base import Method
 from grainline.nn.pooling import KeyValue
@@ -353,14 +353,25 @@ def test_a_unit_is_the_power_of_two_above_the_largest_number() -> None:
 
 @pytest.mark.parametrize("function", ["weights", "slopes", "by_logit", "cosine"])
 def test_what_is_compiled_is_one_graph(function: str) -> None:
-    """As torch.compile sees it, without a compiler: no break, and lengths that change."""
-    plain = getattr(chunked_cosine, function)
     number = {"weights": 3, "slopes": 4, "by_logit": 2, "cosine": 2}[function]
+    assert_compiles(getattr(chunked_cosine, function), *([5, 2] for _ in range(number)))
+
+
+def assert_compiles(plain: Any, *shapes: list[int], given: tuple[Any, ...] = ()) -> None:
+    """As torch.compile sees it, without a compiler: no break, and lengths that change."""
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True, dynamic=True)
     for size in (3, 4):
-        tensors = [torch.rand(size, 5, 2) for _ in range(number)]
-        torch.testing.assert_close(compiled(*tensors), plain(*tensors))
+        tensors = [torch.rand(size, *shape) for shape in shapes]
+        torch.testing.assert_close(compiled(*tensors, *given), plain(*tensors, *given))
     torch._dynamo.reset()
+
+
+def test_what_is_compiled_of_inner_products_is_one_graph() -> None:
+    assert_compiles(pair_losses.log_sum, [5], given=(0,))
+    assert_compiles(pair_losses.log_sum, [5], given=(1,))
+    for sides in ([torch.rand(1, 5)], [torch.rand(1, 5), torch.rand(1, 1)]):
+        assert_compiles(pair_losses.forced, [5], given=(sides, sides))
+    assert_compiles(exponentials, [5], given=(torch.tensor(2.0), torch.float16))
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss(False), SoftmaxLoss(True), SigmoidLoss()])

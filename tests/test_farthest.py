@@ -181,3 +181,12 @@ def test_whether_products_may_be_rounded_is_known_whichever_way_it_was_set(
         monkeypatch.setattr(torch, "get_float32_matmul_precision", found)
         assert may_round(gpu) is expected
         assert not may_round(cpu)
+
+
+def test_whether_products_may_be_rounded_breaks_no_graph() -> None:
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if may_round(torch.device("cuda")) else x + 2
+
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(plain, backend="eager", fullgraph=True)(x), plain(x))
+    torch._dynamo.reset()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_blocks
-from benchmarks.gpu_blocks import Block, lines_of, main, table
+from benchmarks.gpu_blocks import Block, failures, lines_of, main, table
 
 GOOD = """
 import os
@@ -31,11 +31,17 @@ def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
     assert memory["holds"] is False
     assert (good["ended"], good["last"]) == (0, "off")
     assert (bad["block"], bad["ended"], bad["last"]) == ("bad", 3, "almost")
-    assert table(lines_of(out)).splitlines()[2:] == [
-        "| good | speed | 2 x | >= 1 | yes |",
-        "| good | memory | 5,000 MiB | <= 1536 | **no** |",
-        "| bad | did not end well: almost | | | |",
+    assert table([*lines_of(out), speed | {"value": 3e6}]).splitlines()[2:] == [
+        "| speed | x | 2 | 3 million | >= 1 | yes |",
+        "| memory | MiB |  | 5,000 | <= 1,536 | **no** |",
     ]
+    assert failures(lines_of(out)) == ["# bad did not end well: almost"]
+
+
+def test_the_page_on_performance_has_the_table_of_the_last_results() -> None:
+    root = Path(__file__).parents[1]
+    last = max((root / "benchmarks/results").glob("gpu-*.jsonl"))
+    assert table(lines_of(last)) in (root / "docs/performance.md").read_text(encoding="utf-8")
 
 
 def test_a_block_that_takes_too_long_keeps_its_lines(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ def test_grams_are_those_of_torch(
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(launch, "_refused", set())
-    launch.available.cache_clear()
+    launch._why_not.cache_clear()
     yield
-    launch.available.cache_clear()
+    launch._why_not.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
@@ -383,6 +383,17 @@ def as_launched(
     else:
         blocks, options = kmeans.tile(constants["C"])
     return kernel, constants | blocks, options
+
+
+@interpreted
+def test_layers_that_group_tokens_by_a_kernel_are_one_graph(called: list[str]) -> None:
+    pool = grouping.GraphPool(32, 2, 4).eval()
+    given = torch.randn(2, 9, 32), torch.randn(2, 32), torch.rand(2, 9) > 0.2
+    expected = pool(*given)
+    assert called == ["farthest"]
+    compiled = torch.compile(pool.forward, backend="eager", fullgraph=True)
+    torch.testing.assert_close(tuple(compiled(*given)), tuple(expected))
+    torch._dynamo.reset()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

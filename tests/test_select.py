@@ -135,6 +135,18 @@ def test_of_a_short_caption_the_least_find_is_repeated() -> None:
     torch.testing.assert_close(best_of(found, found > 0, 2), torch.tensor([[7.0, 0.9]]))
 
 
+def test_of_equal_finds_the_first_learn() -> None:
+    found = torch.full((2, 40), 0.5)
+    found[:, 30] = 0.9
+    found.requires_grad_()
+    best = best_of(found, torch.ones(2, 40, dtype=torch.bool), 4)
+    best.sum().backward()
+    assert found.grad is not None
+    expected = torch.zeros(40).index_fill(0, torch.tensor([0, 1, 2, 30]), 1.0)
+    assert torch.equal(found.grad, expected.expand(2, -1))
+    assert torch.equal(best, best_of(found.detach(), torch.ones(2, 40, dtype=torch.bool), 4))
+
+
 @pytest.mark.parametrize(
     ("patches", "keep", "aggregate", "cls", "expected"),
     [

@@ -30,12 +30,17 @@ _log = logging.getLogger(__name__)
 _refused: set[str] = set()
 
 
-@cache
+@torch.compiler.assume_constant_result
 def available() -> str:
     """Why there are no kernels; "" where there are.
 
     Raises UserError for a value of the variable that is not one of auto and off.
     """
+    return _why_not()
+
+
+@cache
+def _why_not() -> str:
     way = os.environ.get(VARIABLE, "auto")
     if way not in WAYS:
         raise UserError(f"{VARIABLE} is {way!r}; it must be auto or off")

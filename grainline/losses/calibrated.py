@@ -16,7 +16,7 @@ from torch import Tensor
 from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.operands import operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.nn.pooling import unit
 from grainline.types import (
@@ -97,8 +97,10 @@ def shares_of(local: RowIds, gathered: RowIds) -> Tensor:
 
 
 def _one_over_group(local: RowIds, counted: Tensor, gathered: RowIds, among: Tensor) -> Tensor:
-    size = torch.zeros_like(gathered.group).scatter_add(0, gathered.group.clamp(min=0), among.long())
-    return counted.double() / size[local.group.clamp(min=0)].clamp(min=1)
+    # A GPU adds whole numbers to one place one by one, and waits for each: a group may be the whole batch.
+    order = gathered.group.masked_fill(~among, BEYOND).sort().values
+    first, end = (torch.searchsorted(order, local.group, right=side) for side in (False, True))
+    return counted.double() / (end - first).clamp(min=1)
 
 
 # Images pooled by texts of other images, as further negatives of beta-CAL (table 8). Binary: each such image
@@ -280,7 +282,9 @@ def _text_ids(item: Tensor, image: Tensor, images: Tensor, *, group: int | None,
         ids = torch.where(empty, item.max() + 1 + row, ids)
     of = _group(torch.where(with_image, place, row_by_position(image, images)), group)
     slot, slots = slots_of(image, images), slots_in(image, images)
-    used = row.new_zeros(max(1, len(images)) * slots).index_add(0, of * slots + slot, with_image.long()) > 0
+    places = max(1, len(images)) * slots
+    to = torch.where(with_image, of * slots + slot, places)
+    used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, to, True)
     return RowIds(
         ids,
         image.masked_fill(~with_image, -1),

@@ -168,9 +168,14 @@ def best_of(cosine: Tensor, real: Tensor, number: int) -> Tensor:
     """The greatest values in descending order: [..., number]
 
     cosine [..., P], real [..., P] bool, at least one of them. Where fewer than `number` are real, the least
-    of them is repeated: with zeros the score would depend on the length.
+    of them is repeated: with zeros the score would depend on the length. Of equal ones, as slots of a single
+    patch have, the first learns on every device; `topk` promises no order.
     """
-    top = cosine.masked_fill(~real, -torch.inf).topk(min(number, cosine.shape[-1])).values
+    cosine, most = cosine.masked_fill(~real, -torch.inf), min(number, cosine.shape[-1])
+    if cosine.requires_grad:
+        top = cosine.sort(dim=-1, descending=True, stable=True).values[..., :most]
+    else:
+        top = cosine.topk(most).values
     last = real.sum(-1, keepdim=True).clamp(max=top.shape[-1]) - 1
     place = torch.arange(number, device=cosine.device).minimum(last)
     return top.gather(-1, place)
