@@ -306,32 +306,47 @@ def _photos(number: int) -> Tensor:
 
 
 def profile(number: int, repeats: int) -> None:
-    """Launches of a step of CAFT and of a loss alone, and how long the host takes, its waits included."""
+    """A step of CAFT, and a loss alone."""
     images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
     method = bench_caft.made("B", "negatives=all", "heads=8").to(GPU)
-    loss = prepared("tiles", bench_pooled.GOALS[0], 8 * number)
-    for name, call in (("step", partial(_step, method, images, texts)), ("G1", loss)):
-        with half_products(True):
-            device = cost(call, repeats).ms
+    profiled("step", partial(_step, method, images, texts), repeats)
+    profiled("G1", prepared("tiles", bench_pooled.GOALS[0], 8 * number), repeats, 1500.0)
+
+
+def profiled(name: str, call: Callable[[], Any], repeats: int, most: float | None = None) -> None:
+    """Launches of a call, how long its host takes, its waits included, and what takes longest on either side.
+
+    most  launches
+    """
+    with half_products(True):
+        device = cost(call, repeats).ms
+        call()
+        _synchronise()
+        start = time.perf_counter()
+        call()  # the host is through before the device is
+        host = 1e3 * (time.perf_counter() - start)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        _synchronise()
+        if GPU.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as record:
             call()
-            _synchronise()
-            start = time.perf_counter()
-            call()  # the host is through before the device is
-            host = 1e3 * (time.perf_counter() - start)
-            activities = [torch.profiler.ProfilerActivity.CPU]
-            _synchronise()
-            if GPU.type == "cuda":
-                activities.append(torch.profiler.ProfilerActivity.CUDA)
-            with torch.profiler.profile(activities=activities) as record:
-                call()
-        launches = sum(event.count for event in record.key_averages() if "LaunchKernel" in event.key)
-        report(f"{name}: launches", launches, "", at_most=1500.0 if name == "G1" else None)
-        report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
-        on_device = [x for x in record.key_averages() if x.device_type == torch.autograd.DeviceType.CUDA]
-        on_device.sort(key=lambda x: -x.self_device_time_total)
-        total = sum(x.self_device_time_total for x in on_device) / 1e3
-        longest = {x.key[:80]: [x.count, x.self_device_time_total / 1e3] for x in on_device[:60]}
-        report(f"{name}: kernels in all", total, "ms", wall=device, longest=longest)
+    events = record.key_averages()
+    launches = sum(event.count for event in events if "LaunchKernel" in event.key)
+    report(f"{name}: launches", launches, "", at_most=most)
+    report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
+    on_device = [
+        (x.self_device_time_total / 1e3, x.count, x.key)
+        for x in events
+        if x.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    on_host = [(x.self_cpu_time_total / 1e3, x.count, x.key) for x in events]
+    total = sum(ms for ms, *_ in on_device)
+    longest = {
+        place: {key[:80]: (count, ms) for ms, count, key in sorted(of, reverse=True)[:most]}
+        for place, of, most in (("kernels", on_device, 60), ("host", on_host, 15))
+    }
+    report(f"{name}: kernels in all", total, "ms", wall=device, **longest)
 
 
 def steps(number: int, repeats: int) -> None:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import bench_pairs, bench_seps
-from benchmarks.bench_gpu import GPU, arguments, cost
+from benchmarks.bench_gpu import GPU, arguments, cost, profiled
 from benchmarks.harness import report
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
@@ -54,26 +54,29 @@ def backward(loss: Callable[[], Tensor], leaves: list[Tensor]) -> None:
 
 def pairs(repeats: int, tiny: bool) -> None:
     for images in (2, 4) if tiny else (64, 2048):
+        large = images == 2048
         v, t, keys = bench_pairs.inputs(36 * images)
         v, t = moved(v), moved(t)
         keys = type(keys)(*(x.to(GPU) for x in keys))
         loss = partial(backward, partial(bench_pairs.tiles_ce, v, t, keys), [v, t])
         for word, half in WORDS.items():
-            large = images == 2048 and half
+            gate = large and half
             with half_products(half):
                 for _ in range(CALLS):
                     loss()
                 found = cost(loss, repeats)
                 name = f"G5 beta-CAL N={len(v)}, {word}"
-                report(name, found.ms, "ms", at_most=60.0 if large else None)
-                report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if large else None)
+                report(name, found.ms, "ms", at_most=60.0 if gate else None)
+                report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if gate else None)
                 if images == 64:
                     with environment(VARIABLE, "off"):
                         plain = cost(loss, repeats)
                     report(f"{name}: time without a graph / with one", plain.ms / found.ms, "x")
+        if not large:
+            profiled(f"G5 beta-CAL N={len(v)}", loss, repeats)
 
 
-def patches(repeats: int, tiny: bool) -> None:
+def patches(repeats: int, tiny: bool) -> None:  # noqa: ARG001, once: it takes seconds
     images, texts = (8, 16) if tiny else (5000, 25_000)
     batch = bench_seps.Batch(8, texts)
     selector = batch.selector.to(GPU).eval()
@@ -83,7 +86,7 @@ def patches(repeats: int, tiny: bool) -> None:
     tokens = torch.randn(images, bench_seps.PATCHES + 2, bench_seps.WIDTH, device=GPU)
     of_images = bench_seps.images_of(tokens)
     with torch.no_grad():
-        found = cost(partial(score, selector, of_images, of_texts), 1 if repeats < 3 else 3)
+        found = cost(partial(score, selector, of_images, of_texts), 1)
     rate = 1e3 * images * texts / found.ms
     report(f"G7 SEPS, {images} x {texts}", found.ms / 1e3, "s", at_most=5.0, pairs=rate, mib=found.mib)
 

@@ -110,12 +110,12 @@ class PairMatrix(NamedTuple):
         """Tiles of at most `height` rows and `width` columns that may hold pairs, row by row.
 
         `whole` and `plain` may be False where they hold, never True where they do not. The host looks at the
-        ids, or with `look` False does not.
+        ids, or with `look` False, and for a single tile on a GPU, does not.
         """
-        if not self.look:
-            yield from _parts(len(self.rows.item), self.wide, height, width)
-            return
         split = len(self.rows.item)
+        if not self.look or (self.rows.item.is_cuda and split <= height and self.wide <= width):
+            yield from _parts(split, self.wide, height, width)
+            return
         item, image, group, slot = by_host(_side_by_side, *self.rows, *self.cols)
         keys = RowIds(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
         down = _stripes(RowIds(*(x[:split] for x in keys)), height)
