@@ -313,10 +313,10 @@ def profile(number: int, repeats: int) -> None:
     profiled("G1", prepared("tiles", bench_pooled.GOALS[0], 8 * number), repeats, 1500.0)
 
 
-def profiled(name: str, call: Callable[[], Any], repeats: int, most: float | None = None) -> None:
+def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | None = None) -> None:
     """Launches of a call, how long its host takes, its waits included, and what takes longest on either side.
 
-    most  launches
+    gate  of launches
     """
     with half_products(True):
         device = cost(call, repeats).ms
@@ -333,7 +333,7 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, most: float | Non
             call()
     events = record.key_averages()
     launches = sum(event.count for event in events if "LaunchKernel" in event.key)
-    report(f"{name}: launches", launches, "", at_most=most)
+    report(f"{name}: launches", launches, "", at_most=gate)
     report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
     on_device = [
         (x.self_device_time_total / 1e3, x.count, x.key)
@@ -343,8 +343,8 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, most: float | Non
     on_host = [(x.self_cpu_time_total / 1e3, x.count, x.key) for x in events]
     total = sum(ms for ms, *_ in on_device)
     longest = {
-        place: {key[:80]: (count, ms) for ms, count, key in sorted(of, reverse=True)[:most]}
-        for place, of, most in (("kernels", on_device, 60), ("host", on_host, 15))
+        place: {key[:80]: (count, ms) for ms, count, key in sorted(of, reverse=True)[:number]}
+        for place, of, number in (("kernels", on_device, 60), ("host", on_host, 15))
     }
     report(f"{name}: kernels in all", total, "ms", wall=device, **longest)
 

@@ -26,7 +26,7 @@ BENCH = ("-m", "benchmarks.bench_gpu", "--only")
 STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
 LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
 LOADER = ("-m", "benchmarks.bench_loader")
-TESTS = [f"tests/test_{name}.py" for name in ("gpu", "farthest", "checkpoint", "sharded")]  # those for GPUs
+TESTS = [f"tests/test_{name}.py" for name in ("gpu", "golden", "farthest", "checkpoint", "sharded")]
 FIRST = """
 import runpy, sys
 import torch, transformers, grainline.methods, grainline.training.step

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from golden.adapter import CASES, Outcome
 from golden.inputs import FLOAT, Case, Several, several
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 HERE = Path(__file__).parent / "golden"
 CLOSE = 1e-6
@@ -61,6 +63,39 @@ def test_values_and_checksums_are_those_of_published_code(case: Case) -> None:
     found = ramps(CASES[case["case"]](case["inputs"]), expected)
     for field, published in expected.items():
         agree(found[field], published)
+
+
+class Drawn(TorchFunctionMode):
+    """Numbers from a generator of the CPU, on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None:
+            return func(*args, **kwargs)
+        return func(*args, **kwargs | {"device": "cpu"}).cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", [*cases("cosine"), *cases("ramp")])
+def test_on_a_gpu_they_are_those_of_published_code(case: Case) -> None:
+    inputs = case["inputs"]
+    if "noise" in inputs:
+        pytest.skip("the noise of this case is that of the CPU")
+    with torch.device("cuda"), Drawn():
+        found = CASES[case["case"]](inputs)
+    found = Outcome(*(tree_map_only(Tensor, Tensor.cpu, x) for x in found))
+    if "expected" in case:
+        sums = ramps(found, case["expected"])
+        pairs = [(sums[field], published) for field, published in case["expected"].items()]
+    else:
+        pairs = [
+            *zip(
+                map(waves, (found.value, *found.gradients)), (case["value"], *case["gradients"]), strict=True
+            )
+        ]
+    for mine, published in pairs:
+        agree(mine, published)
 
 
 # Methods without published code: loops in float64

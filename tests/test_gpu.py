@@ -19,7 +19,7 @@ from grainline.kernels import launch
 from grainline.losses import text_conditioned
 from grainline.losses.calibrated import beta_ce_both
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import kernel_lists, replayed
+from grainline.losses.tiled import chunked_cosine, kernel_lists, replayed
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import PairMatrix, row_ids
 from grainline.methods import METHODS
@@ -167,6 +167,28 @@ def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
     for some in (by_torch, by_kernels):
         for a, b in zip(some, expected, strict=True):
             assert float((a - b).norm()) <= 5e-3 * float(b.norm()) + 1e-4 * largest
+
+
+@pytest.mark.parametrize("heads", [8, 1])
+def test_the_memory_of_a_loss_is_linear_in_the_batch(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_cosine, "ROOM", 2**24)  # of a tile, at any batch
+    pool = ConditionedPool(512, heads).cuda()
+
+    def peak(number: int) -> int:
+        segments, texts = torch.randn(number, 64, 512).cuda(), torch.randn(4 * number, 512).cuda()
+        place = torch.arange(4 * number).cuda()
+        pairs = part_pairs(row_ids(place[:number], place[:number]), row_ids(place, place // 4), "all", CLOCK)
+        scale, bias = torch.tensor([14.3]).cuda(), torch.tensor([-10.0]).cuda()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with half_products(True):
+            of_images = segments.requires_grad_(), None
+            part_loss(pool, of_images, texts.requires_grad_(), pairs, scale, bias).total.backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(64)  # what libraries take once
+    assert peak(512) <= 2.2 * peak(256)
 
 
 @torch.no_grad()

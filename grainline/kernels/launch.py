@@ -64,6 +64,11 @@ def _on_gpu(x: Tensor) -> bool:
     return x.device.type == "cuda"
 
 
+def is_older(x: Tensor) -> bool:
+    """Whether the device of a tensor is a GPU before sm_90: it has less shared memory, and no wgmma."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9
+
+
 def refused(*names: str) -> bool:
     """Whether any of these kernels was refused in this process."""
     return not _refused.isdisjoint(names)

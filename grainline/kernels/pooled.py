@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grainline.kernels.launch import FUSION
+from grainline.kernels.launch import FUSION, is_older
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments,
@@ -224,11 +224,6 @@ def settings(kernel: str, slots: int = 0, width: int = 0, older: bool = False) -
     if older:
         tile, warps = OLDER.get(kernel, (tile, warps))
     return tile, {"num_warps": warps, "num_stages": STAGES[kernel], **FUSION}
-
-
-def is_older(x: Tensor) -> bool:
-    """Whether the device of a tensor is a GPU before sm_90."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9
 
 
 def columns(width: int) -> tuple[int, int]:

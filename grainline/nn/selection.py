@@ -171,11 +171,11 @@ def best_of(cosine: Tensor, real: Tensor, number: int) -> Tensor:
     of them is repeated: with zeros the score would depend on the length. Of equal ones, as slots of a single
     patch have, the first learns on every device; `topk` promises no order.
     """
-    cosine, most = cosine.masked_fill(~real, -torch.inf), min(number, cosine.shape[-1])
+    cosine = cosine.masked_fill(~real, -torch.inf)
     if cosine.requires_grad:
-        top = cosine.sort(dim=-1, descending=True, stable=True).values[..., :most]
+        top = cosine.sort(dim=-1, descending=True, stable=True).values[..., :number]
     else:
-        top = cosine.topk(most).values
+        top = cosine.topk(min(number, cosine.shape[-1])).values
     last = real.sum(-1, keepdim=True).clamp(max=top.shape[-1]) - 1
     place = torch.arange(number, device=cosine.device).minimum(last)
     return top.gather(-1, place)

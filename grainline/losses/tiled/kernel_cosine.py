@@ -1,4 +1,4 @@
-"""`chunked_cosine` with kernels for its large parts: attention, lengths, and the way back through both.
+"""`chunked_cosine` with kernels for its large parts: attention, the way back through it, lengths of scores.
 
 Weights are never stored: the kernels of the way back compute them again while what is of an image stays where
 it is. Where a kernel is refused, torch computes its part (`kernels/launch.py`).
@@ -35,8 +35,7 @@ def fits(operands: Operands, key: Tensor) -> bool:
     _, _, slots, width = key.shape
     if operands.dtype is None or not LEAST_WIDTH <= width <= MOST_WIDTH or not launch.use(key):
         return False
-    large = not key.is_cuda or torch.cuda.get_device_capability(key.device)[0] > 8
-    return slots <= (128 if large else 64)
+    return slots <= (64 if launch.is_older(key) else 128)
 
 
 def fits_gram(operands: Operands, key: Tensor) -> bool:

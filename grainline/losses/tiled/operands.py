@@ -106,10 +106,6 @@ def power_above(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent)
 
 
-def _compiles(x: Tensor) -> bool:
-    return x.is_cuda and find_spec("triton") is not None
-
-
 @cache
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled for tensors on a GPU; TORCH_COMPILE_DISABLE=1 switches that off."""
@@ -117,10 +113,10 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         nonlocal fast
-        if fast is function or not _compiles(args[0]):
+        if fast is function or not args[0].is_cuda:
             return function(*args)
         try:
-            fast = fast or torch.compile(function, dynamic=True)
+            fast = fast or (torch.compile(function, dynamic=True) if find_spec("triton") else function)
             return fast(*args)
         except torch._dynamo.exc.TorchDynamoException as error:  # such as a machine without a C compiler
             why = (str(error).strip().splitlines() or [""])[0]

@@ -192,7 +192,7 @@ def log_sum(logits: Tensor, axis: int, top: Tensor | None = None) -> Tensor:
 
 def _near(sides: list[Tensor]) -> Tensor | None:
     """The largest number of two sides if all but -inf are near to it; else None"""
-    if len(sides) == 1 or on_gpu(sides[0]):  # the host would wait for it
+    if len(sides) == 1 or on_gpu(sides[0]):  # there the host would wait
         return None
     both = torch.cat(sides)
     top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
