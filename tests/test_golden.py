@@ -72,6 +72,8 @@ class Drawn(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("generator") is None:
             return func(*args, **kwargs)
+        if func.__name__.endswith("_"):
+            return args[0].copy_(func(args[0].cpu(), *args[1:], **kwargs))
         return func(*args, **kwargs | {"device": "cpu"}).cuda()
 
 
