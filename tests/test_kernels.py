@@ -332,8 +332,28 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "selected of many": {"L": 4096, "STRETCH": True},
     "matched": {"P": 41, "M": 12, "K": 5},
     "matched of many": {"P": 98, "M": 77, "K": 5},
+    "sums": {"D": 512, "BOTH": True},
+    "hits": {"D": 512, "BOTH": True},
+    "slopes": {"D": 512, "BOTH": True},
+    "slopes of an odd width": {"D": 500, "BOTH": True},
+    "binary": {"D": 512, "LEARNS": True},
 }
-HALF = ("q", "key", "value", "z", "matrix", "u", "y", "by_fit", "by_text", "turned", "x")
+HALF = (
+    "q",
+    "key",
+    "value",
+    "z",
+    "matrix",
+    "u",
+    "y",
+    "by_fit",
+    "by_text",
+    "turned",
+    "x",
+    "left",
+    "right",
+    "out",
+)
 WHOLE = {
     "T": "i32",
     "N": "i32",
@@ -354,6 +374,13 @@ WHOLE = {
     "share": "fp32",
     "leak": "fp32",
     "words": "*i1",
+    "row_ids": "*i32",
+    "col_ids": "*i32",
+    "n": "i32",
+    "m": "i32",
+    "own": "fp32",
+    "sibling": "fp32",
+    "decay": "fp32",
 }
 LIMITS = {
     90: (227, "wgmma.mma_async"),
@@ -365,14 +392,18 @@ def as_launched(
     name: str, constants: dict[str, Any], older: bool
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import best, farthest, gram, kmeans, lists, pooled
+    from grainline.kernels import best, dots, farthest, gram, kmeans, lists, pooled
 
-    word, modules = name.split()[0], (best, farthest, gram, kmeans, lists, pooled)
+    word, modules = name.split()[0], (best, dots, farthest, gram, kmeans, lists, pooled)
     kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
     if word in pooled.TILE:
         blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
         tile, options = pooled.settings(pooled.LISTED if pooled.LISTED in name else word, *blocks, older)
         return kernel, constants | {"BM": tile}, options
+    if word in dots.LAUNCH:
+        both = constants | dots.settings(word, constants["D"], torch.float16)
+        names = [arg for arg in both if arg in kernel.arg_names]
+        return kernel, {arg: both[arg] for arg in names}, {k: both[k] for k in both if k not in names}
     alone = {"farthest": farthest.LAUNCH, "move": kmeans.MOVE, "collect": lists.LAUNCH}
     if word in alone:
         return kernel, constants, alone[word]

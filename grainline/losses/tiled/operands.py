@@ -88,6 +88,15 @@ class Operands:
             return (torch.mm if a.dim() == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
         return a.float() @ b.float()
 
+    def add_product(self, into: Tensor, a: Tensor, b: Tensor) -> None:
+        """into += a @ b, of two axes each; into is float32."""
+        if a.dtype == into.dtype:
+            into.addmm_(a, b)
+        elif a.is_cuda and "dtype_out" in torch.ops.aten.addmm.overloads():  # torch 2.8 and newer
+            torch.addmm(into, a, b, out_dtype=into.dtype, out=into)
+        else:
+            into.addmm_(a.float(), b.float())
+
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b of float32 tensors."""
         if self.dtype is None:

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grainline.losses.tiled.kernel_dots import KernelDots
 from grainline.losses.tiled.operands import exact, fused, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.replayed import Replayed, replays
+from grainline.losses.tiled.replayed import Replayed, few, replays
 from grainline.losses.tiled.scores import Parts, Score, only_once
 from grainline.types import Mean, full
 
@@ -41,6 +42,15 @@ class TileWalk(NamedTuple):
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
+    kernel: KernelDots | None = None  # in place of tiles
+
+    def by_torch(self, tensors: Parts) -> "TileWalk":
+        """With tiles in place of a kernel that was refused."""
+        if self.kernel is None:
+            return self
+        rows, cols = tensors[: self.counts[0]], tensors[self.counts[0] : sum(self.counts)]
+        tiles = self.blocks.tiles(*self.score.sides(rows, cols, self.blocks.wide))
+        return self._replace(tiles=tuple(tiles), kernel=None)
 
     def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
         """Each tile; its rows, columns and all shared parameters; its pairs, or None if `tile.plain`."""
@@ -113,23 +123,17 @@ class TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         sides = [_Side(walk, side, tensors[0].dtype) for side in range(1 + walk.loss.columns)]
-        known: list[Tensor] = []  # the logits of the first tiles
-        room = walk.room(tensors) if learns and walk.score.closed else 0
+        kernel, known = walk.kernel, []
         with exact(tensors[0]):
-            for tile, here, where in walk.each(tensors):
-                logits = walk.score.tile(*here)
-                room -= logits.nbytes
-                if room >= 0:
-                    known.append(logits)
-                if where is not None:
-                    hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
-                    for side in sides:
-                        side.hit[side.part(tile)] += hits.sum(1 - side.number)
-                        side.mass[side.part(tile)] += where.weight.sum(1 - side.number)
-                    logits = fill_others(logits, where, -torch.inf)
-                for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
-                    part = side.part(tile)
-                    side.lse[part] = torch.logaddexp(side.lse[part], lse)
+            operands = () if kernel is None else kernel.operands(tensors)
+            sums = None if kernel is None else kernel.sums(operands, walk.loss.columns)
+            if sums is None:
+                walk = walk.by_torch(tensors)
+                known = _first_pass(walk, sides, tensors, learns)
+            else:
+                tensors = operands
+                for side, (lse, hit, mass) in zip(sides, sums, strict=True):
+                    side.lse, side.hit, side.mass = lse, hit, mass
         ctx.job, ctx.sides, ctx.known = walk, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
@@ -139,16 +143,43 @@ class TwoPasses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         only_once()
-        walk, tensors = ctx.job, ctx.saved_tensors
-        sums = zeros(tensors, ctx.needs_input_grad[2:])
+        walk, tensors, wanted = ctx.job, ctx.saved_tensors, ctx.needs_input_grad[2:]
         with exact(tensors[0]):
-            second = _second(ctx.sides, grads[::2])
+            second = _second(ctx.sides, grads[::2], walk.kernel is None)
+            if (kernel := walk.kernel) is not None:
+                facts = [torch.stack(x) for x in zip(second.lse, second.force, second.pull, strict=True)]
+                if (found := kernel.gradients(tensors, facts, wanted)) is not None:
+                    return None, None, *found
+                tensors = kernel.full(tensors)
+                walk = walk.by_torch(tensors)
+            sums = zeros(tensors, wanted)
             for number, (tile, here, where) in enumerate(walk.each(tensors)):
                 logits, pull = walk.score.forward_with_vjp(
                     *here, ctx.known[number] if number < len(ctx.known) else None
                 )
                 pull(second.slopes(logits, tile, where), walk.part(sums, tile))
         return None, None, *sums
+
+
+def _first_pass(walk: TileWalk, sides: list["_Side"], tensors: Parts, learns: bool) -> list[Tensor]:
+    """Adds all tiles to the sums of the sides. The logits of the first tiles, if they are used again"""
+    known: list[Tensor] = []
+    room = walk.room(tensors) if learns and walk.score.closed else 0
+    for tile, here, where in walk.each(tensors):
+        logits = walk.score.tile(*here)
+        room -= logits.nbytes
+        if room >= 0:
+            known.append(logits)
+        if where is not None:
+            hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
+            for side in sides:
+                side.hit[side.part(tile)] += hits.sum(1 - side.number)
+                side.mass[side.part(tile)] += where.weight.sum(1 - side.number)
+            logits = fill_others(logits, where, -torch.inf)
+        for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
+            part = side.part(tile)
+            side.lse[part] = torch.logaddexp(side.lse[part], lse)
+    return known
 
 
 class _Side:
@@ -238,7 +269,7 @@ def _added(sides: list[Tensor]) -> Tensor:
     return sides[0] if len(sides) == 1 else sides[0] + sides[1]
 
 
-def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
+def _second(sides: list[_Side], grads: Sequence[Tensor], may_share: bool) -> _Second:
     asks = [side.mass > 0 for side in sides]
     force = [
         torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
@@ -247,7 +278,8 @@ def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
     pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
     # No exponential of a row that is no query is more than 0.
     lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
-    if (near := _near([side.lse for side in sides])) is not None:
+    near = _near([side.lse for side in sides]) if may_share else None
+    if near is not None:
         force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
     return _Second(near, lse, force, pull)
 
@@ -321,10 +353,12 @@ def pair_loss(
     """
     rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
-    tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
-    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
-    function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     tensors = (*rows, *cols, *shared)
+    usual = isinstance(loss, SoftmaxLoss | SigmoidLoss) and not few(tensors)
+    kernel = KernelDots.of(score, blocks, tensors) if usual else None
+    tiles = () if kernel else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
+    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]), kernel)
+    function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     if replays(walk, tensors):
         sums = Replayed.apply(function, walk, *tensors)
     else:
@@ -337,21 +371,12 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        sums = zeros(tensors, [learns and want for want in ctx.needs_input_grad[2:]])
-        shares = walk.shares[0]
-        losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
+        wanted, shares = [learns and want for want in ctx.needs_input_grad[2:]], walk.shares[0]
         with exact(tensors[0]):
-            for tile, here, where in walk.each(tensors):
-                share = shares[tile.rows].to(losses.dtype)
-                if any(x is not None for x in sums):
-                    logits, pull = walk.score.forward_with_vjp(*here)
-                    parts = walk.part(sums, tile)
-                    pull(walk.loss.slopes(logits, where).mul_(share[:, None]), parts)
-                    walk.put(parts, sums, tile)
-                    del pull, parts  # what the next tile stores takes its place
-                else:
-                    logits = walk.score.tile(*here)
-                losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
+            read = None
+            if (kernel := walk.kernel) is not None:
+                read = kernel.binary(kernel.operands(tensors), shares.to(tensors[0].dtype), wanted)
+            losses, sums = read or _only_pass(walk.by_torch(tensors), tensors, wanted)
         ctx.sums = sums
         number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)
@@ -361,3 +386,21 @@ class _OnePass(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         only_once()
         return None, None, *scaled(ctx, grad)
+
+
+def _only_pass(walk: TileWalk, tensors: Parts, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """The losses of rows [n], and the sums of gradients."""
+    sums, shares = zeros(tensors, wanted), walk.shares[0]
+    losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
+    for tile, here, where in walk.each(tensors):
+        share = shares[tile.rows].to(losses.dtype)
+        if any(x is not None for x in sums):
+            logits, pull = walk.score.forward_with_vjp(*here)
+            parts = walk.part(sums, tile)
+            pull(walk.loss.slopes(logits, where).mul_(share[:, None]), parts)
+            walk.put(parts, sums, tile)
+            del pull, parts  # what the next tile stores takes its place
+        else:
+            logits = walk.score.tile(*here)
+        losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
+    return losses, sums

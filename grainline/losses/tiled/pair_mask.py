@@ -116,8 +116,8 @@ class PairMatrix(NamedTuple):
         if not self.look or (self.rows.item.is_cuda and split <= height and self.wide <= width):
             yield from _parts(split, self.wide, height, width)
             return
-        item, image, group, slot = by_host(_side_by_side, *self.rows, *self.cols)
-        keys = RowIds(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
+        item, image, group, slot = by_host(side_by_side, *self.rows, *self.cols)
+        keys = RowIds(item, torch.where(image >= 0, by_first_place(image), -1), group, slot)
         down = _stripes(RowIds(*(x[:split] for x in keys)), height)
         across = _stripes(RowIds(*(x[split:] for x in keys)), width)
         for row in down:
@@ -129,7 +129,7 @@ class PairMatrix(NamedTuple):
                     yield Tile(row.part, col.part, whole, plain)
 
 
-def _side_by_side(*ids: Tensor) -> Tensor:
+def side_by_side(*ids: Tensor) -> Tensor:
     """The ids of rows [n], then those of columns [M] -> [4, n + M]"""
     return torch.cat([torch.stack(ids[:4]), torch.stack(ids[4:])], 1)
 
@@ -186,12 +186,13 @@ def _cuts(keys: RowIds, size: int) -> list[int]:
     return cuts
 
 
-def _by_first_place(ids: Tensor) -> Tensor:
-    """Ids numbered by their first place, so that neighbours have neighbouring numbers."""
-    distinct, back = torch.unique(ids, return_inverse=True)
-    first = torch.full_like(distinct, len(ids))
-    first.scatter_reduce_(0, back, torch.arange(len(ids), device=ids.device), "amin")
-    return first.argsort().argsort()[back]
+def by_first_place(ids: Tensor) -> Tensor:
+    """The first place of each id, so that neighbours have near numbers: [n]; nothing waits for the device"""
+    order = ids.argsort(stable=True)
+    ordered, place, fresh = ids[order], torch.arange(len(ids), device=ids.device), ids == ids
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(fresh, place, 0).cummax(0).values if len(ids) else place
+    return torch.empty_like(order).scatter_(0, order, order[first])
 
 
 class SampledPairs(NamedTuple):

@@ -21,14 +21,17 @@ _GRAPHS = Graphs()
 _IDS = len(RowIds._fields)
 
 
+def few(tensors: Sequence[Tensor]) -> bool:
+    """Whether rows and columns are few enough, and learn on a GPU."""
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return on_gpu(tensors[0]) and learns and 0 < len(tensors[0]) * len(tensors[-1]) <= FEW
+
+
 def replays(walk: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether a loss is computed here: all its pairs are one tile of inner products, and it learns."""
-    blocks, rows, cols = walk.blocks, len(tensors[0]), len(tensors[-1])
+    """Whether a loss is computed here: all its pairs are one tile of inner products."""
+    blocks = walk.blocks
     return (
-        on_gpu(tensors[0])
-        and torch.is_grad_enabled()
-        and any(x.requires_grad for x in tensors)
-        and 0 < rows * cols <= FEW
+        few(tensors)
         and isinstance(walk.score, Dot)
         and isinstance(blocks, PairMatrix)
         and blocks.against is None

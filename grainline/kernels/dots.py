@@ -1,0 +1,327 @@
+"""Losses over inner products of two lists of rows, as `losses/tiled/pair_loss.py` has them.
+
+    sums    of exponentials of logits, of weighted logits and of weights, over rows and over columns
+    slopes  gradients of cross-entropy by the logits, as operands of the products that follow
+    binary  losses of binary cross-entropy, added up over columns, and such gradients
+
+A program computes the logits of a tile and all that becomes of them, while they are in registers: logits and
+masks are never in memory. Most tiles hold no two rows of one image, and rows of one group alone. Such a
+program finds that out by the least and the greatest of its ids, and skips what is of weights. Each writes its
+sums to a place of its own, and they are added afterwards, so the bits are the same in each run.
+
+n rows, m columns of width D. ids [4, n] and [4, m] int32: group, image, item and slot (`described`). Operands
+are in units (`operands.py`). weights: those of one item, of one image, and its decay by slots
+(`PairMatrix.where`).
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grainline.kernels.launch import FUSION
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Rows and columns of a program, warps and stages: registers suffice on sm_80 and sm_90
+# (tests/test_kernels.py). What a program of `hits` finds out first takes longer than the rest.
+LAUNCH = {
+    "sums": ((128, 256), 8, 3),
+    "hits": ((64, 64), 8, 1),
+    "slopes": ((128, 64), 4, 3),
+    "binary": ((128, 64), 8, 3),
+}
+DEEP = 64  # of the width, at a time
+LENGTHS = ["n", "m"]
+
+
+@triton.jit
+def _places(number, axis: tl.constexpr, B: tl.constexpr):
+    """The rows of this program, and whether there are such; in place of others it reads the first"""
+    place = tl.program_id(axis).to(tl.int64) * B + tl.arange(0, B)
+    real = place < number
+    return tl.where(real, place, 0), real
+
+
+@triton.jit
+def _logits(
+    left, right, unit, row, col,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, D, BK):
+        at = k + tl.arange(0, BK)
+        one, other = left + row[:, None] * D + at[None, :], right + col[:, None] * D + at[None, :]
+        if D % BK == 0:
+            a, b = tl.load(one), tl.load(other)
+        else:
+            a = tl.load(one, mask=(at < D)[None, :], other=0.0)
+            b = tl.load(other, mask=(at < D)[None, :], other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PREC)
+    return acc * tl.load(unit)
+
+
+@triton.jit
+def _ids(ids, place, real, none: tl.constexpr):
+    """One of the ids of rows; a row that is none meets no other"""
+    return tl.where(real, tl.load(ids + place), none)
+
+
+@triton.jit
+def _alike(a, b):
+    """Whether all rows and columns are of one group"""
+    low, high = tl.minimum(tl.min(a, 0), tl.min(b, 0)), tl.maximum(tl.max(a, 0), tl.max(b, 0))
+    return low == high
+
+
+@triton.jit
+def _apart(i, j):
+    """Whether no row is of the image of a column, as far as the least and the greatest say"""
+    return (tl.max(i, 0) < tl.min(j, 0)) | (tl.max(j, 0) < tl.min(i, 0))
+
+
+@triton.jit
+def _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay):
+    """Of pairs of one image; 0 elsewhere"""
+    far = tl.load(row_ids + 3 * n + row)[:, None] - tl.load(col_ids + 3 * m + col)[None, :]
+    weight = sibling * tl.exp2(-decay * LOG2E * tl.abs(far).to(tl.float32))
+    one = tl.load(row_ids + 2 * n + row)[:, None] == tl.load(col_ids + 2 * m + col)[None, :]
+    return tl.where(i[:, None] == j[None, :], tl.where(one, own, weight), 0.0)
+
+
+@triton.jit
+def _log_sum(x, axis: tl.constexpr):
+    top = tl.max(x, axis, keep_dims=True)
+    zero = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2((x - zero) * LOG2E), axis)
+    return tl.log2(tl.where(total == 0, 1.0, total)) / LOG2E + tl.max(x, axis)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _sums(
+    left, right, row_ids, col_ids, unit, by_row, by_col, n, m,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BOTH: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    row, of_row = _places(n, 0, BM)
+    col, of_col = _places(m, 1, BN)
+    x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
+    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
+    if not _alike(a, b):
+        x = tl.where(a[:, None] == b[None, :], x, float("-inf"))
+    tl.store(by_row + tl.program_id(1).to(tl.int64) * n + row, _log_sum(x, 1), mask=of_row)
+    if BOTH:
+        tl.store(by_col + tl.program_id(0).to(tl.int64) * m + col, _log_sum(x, 0), mask=of_col)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _hits(
+    left, right, row_ids, col_ids, unit, by_row, by_col, n, m, own, sibling, decay,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BOTH: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """Sums of weight * logit, and of weights, where there are any"""
+    row, of_row = _places(n, 0, BM)
+    col, of_col = _places(m, 1, BN)
+    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    if not _apart(i, j):
+        x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
+        weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+        part = by_row + tl.program_id(1).to(tl.int64) * n + row
+        tl.store(part, tl.sum(weight * x, 1), mask=of_row)
+        tl.store(part + tl.num_programs(1).to(tl.int64) * n, tl.sum(weight, 1), mask=of_row)
+        if BOTH:
+            part = by_col + tl.program_id(0).to(tl.int64) * m + col
+            tl.store(part, tl.sum(weight * x, 0), mask=of_col)
+            tl.store(part + tl.num_programs(0).to(tl.int64) * m, tl.sum(weight, 0), mask=of_col)
+
+
+@triton.jit
+def _share(x, facts, place, number, axis: tl.constexpr):
+    """exp(x - lse) * force of rows (1) or columns (0)"""
+    lse, force = tl.load(facts + place), tl.load(facts + number + place)
+    return tl.exp2((x - tl.expand_dims(lse, axis)) * LOG2E) * tl.expand_dims(force, axis)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _slopes(
+    left, right, row_ids, col_ids, unit, of_rows, of_cols, scale, out, n, m, own, sibling, decay,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BOTH: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    row, of_row = _places(n, 0, BM)
+    col, of_col = _places(m, 1, BN)
+    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
+    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    less = tl.zeros([BM, BN], tl.float32)  # before the products: later there are too few registers
+    if not (_alike(a, b) & _apart(i, j)):
+        pull = tl.load(of_rows + 2 * n + row)[:, None]
+        if BOTH:
+            pull += tl.load(of_cols + 2 * m + col)[None, :]
+        less = pull * _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+        less = tl.where(a[:, None] == b[None, :], less, float("inf"))
+    x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
+    by = _share(x, of_rows, row, n, 1)
+    if BOTH:
+        by += _share(x, of_cols, col, m, 0)
+    by = tl.where(less < float("inf"), by - less, 0.0)
+    by *= tl.load(scale)
+    to = out + row[:, None] * m + col[None, :]
+    tl.store(to, by.to(out.dtype.element_ty), mask=of_row[:, None] & of_col[None, :])
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x), right for small x too"""
+    u = 1.0 + x
+    return tl.where(u == 1.0, x, tl.log2(u) / LOG2E * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _binary(
+    left, right, row_ids, col_ids, unit, shares, scale, losses, out, n, m, own, sibling, decay,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LEARNS: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    row, of_row = _places(n, 0, BM)
+    col, of_col = _places(m, 1, BN)
+    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
+    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    counts = tl.full([BM, BN], 1.0, tl.float32)  # as a negative; less than 0: as a positive
+    if not (_alike(a, b) & _apart(i, j)):
+        weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+        counts = tl.where(i[:, None] == j[None, :], -weight, tl.where(a[:, None] == b[None, :], 1.0, 0.0))
+    x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
+    x = tl.where(counts < 0, -x, x)
+    if LEARNS:
+        small = tl.exp2(-LOG2E * tl.abs(x))  # of two exponentials the one that is 1 at most
+        by = tl.where(x < 0, small, 1.0) / (1.0 + small) * counts
+        by *= (tl.load(shares + row) * tl.load(scale))[:, None]
+        to = out + row[:, None] * m + col[None, :]
+        tl.store(to, by.to(out.dtype.element_ty), mask=of_row[:, None] & of_col[None, :])
+    loss = (tl.maximum(x, 0.0) + _log1p(tl.exp2(-LOG2E * tl.abs(x)))) * tl.abs(counts)
+    tl.store(losses + tl.program_id(1).to(tl.int64) * n + row, tl.sum(loss, 1), mask=of_row)
+
+
+def settings(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Constants and launch settings; float32 operands, which tests have, are not rounded."""
+    (high, wide), warps, stages = LAUNCH[kernel]
+    deep = min(DEEP, max(16, triton.next_power_of_2(width)))
+    constants = {"D": width, "BM": high, "BN": wide, "BK": deep}
+    precision = "ieee" if dtype == torch.float32 else "tf32"
+    return constants | {"PREC": precision, "num_warps": warps, "num_stages": stages, **FUSION}
+
+
+def grid(kernel: str, rows: Tensor, cols: Tensor) -> tuple[int, int]:
+    """Programs. Neighbours share their columns, which stay in the L2 cache"""
+    high, wide = LAUNCH[kernel][0]
+    return triton.cdiv(len(rows), high), triton.cdiv(len(cols), wide)
+
+
+@torch.library.custom_op("grainline::dot_sums", mutates_args=())
+def sums(
+    rows: Tensor,
+    cols: Tensor,
+    row_ids: Tensor,
+    col_ids: Tensor,
+    unit: Tensor,
+    weights: list[float],
+    both: bool,
+) -> tuple[Tensor, Tensor]:
+    """Of rows [3, n] and, with `both`, of columns [3, m], else [0]: sums over the other side
+
+    The log of the sum of exponentials, the sum of weighted logits, the sum of weights. unit [] of logits
+    """
+    given = rows, cols, row_ids, col_ids, unit
+    size, width, dtype = (len(rows), len(cols)), rows.shape[1], rows.dtype
+
+    def parts(kernel: str, *kinds: int) -> tuple[tuple[int, int], tuple[Tensor, Tensor]]:
+        high, wide = programs = grid(kernel, rows, cols)
+        return programs, (unit.new_zeros(*kinds, wide, size[0]), unit.new_zeros(*kinds, high, size[1] * both))
+
+    programs, lse = parts("sums")
+    again, hits = parts("hits", 2)
+    with torch.cuda.device_of(rows):
+        _sums[programs](*given, *lse, *size, BOTH=both, **settings("sums", width, dtype))
+        _hits[again](*given, *hits, *size, *weights, BOTH=both, **settings("hits", width, dtype))
+    by_row, by_col = (torch.cat([x.logsumexp(0)[None], y.sum(1)]) for x, y in zip(lse, hits, strict=True))
+    return by_row, by_col if both else unit.new_empty(0)
+
+
+@sums.register_fake
+def _(
+    rows: Tensor, cols: Tensor, row_ids: Any, col_ids: Any, unit: Tensor, weights: Any, both: bool
+) -> tuple[Tensor, Tensor]:
+    return unit.new_empty(3, len(rows)), unit.new_empty(3, len(cols)) if both else unit.new_empty(0)
+
+
+@torch.library.custom_op("grainline::dot_slopes", mutates_args=())
+def slopes(
+    rows: Tensor,
+    cols: Tensor,
+    row_ids: Tensor,
+    col_ids: Tensor,
+    unit: Tensor,
+    weights: list[float],
+    of_rows: Tensor,
+    of_cols: Tensor | None,
+    scale: Tensor,
+) -> Tensor:
+    """scale times the gradient by the logits, in the type of rows: [n, m]
+
+    of_rows  [3, n] lse, force and pull (`pair_loss._Second`)
+    of_cols  [3, m], or None: those of rows alone
+    """
+    out = rows.new_empty(len(rows), len(cols))
+    with torch.cuda.device_of(rows):
+        _slopes[grid("slopes", rows, cols)](
+            rows, cols, row_ids, col_ids, unit, of_rows, of_rows if of_cols is None else of_cols, scale, out,
+            len(rows), len(cols), *weights, BOTH=of_cols is not None,
+            **settings("slopes", rows.shape[1], rows.dtype),
+        )  # fmt: skip
+    return out
+
+
+@slopes.register_fake
+def _(
+    rows: Tensor, cols: Tensor, row_ids: Any, col_ids: Any, unit: Any, weights: Any,
+    of_rows: Any, of_cols: Any, scale: Any,
+) -> Tensor:  # fmt: skip
+    return rows.new_empty(len(rows), len(cols))
+
+
+@torch.library.custom_op("grainline::dot_binary", mutates_args=())
+def binary(
+    rows: Tensor,
+    cols: Tensor,
+    row_ids: Tensor,
+    col_ids: Tensor,
+    unit: Tensor,
+    weights: list[float],
+    share: Tensor,
+    scale: Tensor,
+    learns: bool,
+) -> tuple[Tensor, Tensor]:
+    """Losses of rows with all columns [n]; scale * share times their gradients by logits [n, m]
+
+    share   [n] of each row in the mean
+    learns  False: no gradients [0]
+    """
+    high, wide = grid("binary", rows, cols)
+    losses = unit.new_empty(wide, len(rows))
+    out = rows.new_empty(len(rows), len(cols) * learns)
+    with torch.cuda.device_of(rows):
+        _binary[(high, wide)](
+            rows, cols, row_ids, col_ids, unit, share, scale, losses, out, len(rows), len(cols), *weights,
+            LEARNS=learns, **settings("binary", rows.shape[1], rows.dtype),
+        )  # fmt: skip
+    return losses.sum(0), out
+
+
+@binary.register_fake
+def _(
+    rows: Tensor, cols: Tensor, row_ids: Any, col_ids: Any, unit: Tensor, weights: Any,
+    share: Any, scale: Any, learns: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return unit.new_empty(len(rows)), rows.new_empty(len(rows), len(cols) * learns)
