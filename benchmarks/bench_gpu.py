@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, images
@@ -168,12 +169,30 @@ def losses(number: int, repeats: int) -> None:
         with products(word):
             found = cost(prepared("tiles", goal, number), repeats)
         gate = most.get(goal.name) if word == "half" else None
-        facts = {"images": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
+        pairs = _pairs(goal, number)
+        facts = {"images": number, "pairs_per_s": pairs / found.ms * 1e3}
+        facts |= speed(pairs * work(goal.heads), found.ms)
         report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
         report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate and 1536.0)
     for word, goal in product(WORDS, bench_pooled.GOALS):
         with products(word):
             against(goal, number, word, repeats)
+
+
+def work(heads: int, learns: bool = True) -> int:
+    """Floating-point operations of a pair of an image and a text: what is computed again counts again."""
+    slots, width = bench_pooled.SLOTS, bench_pooled.WIDTH
+    if heads * slots < width:  # by Gram matrices: two products, their gradients, and a quadratic form
+        return 4 * slots * width + 2 * slots**2 + learns * (8 * slots * width + 4 * slots**2)
+    triangle = 2 * width**2 * 5 // 8  # in blocks of 128
+    if not learns:
+        return 4 * slots * width + triangle
+    return 14 * slots * width + 2 * width**2 + triangle
+
+
+def speed(flops: float, ms: float) -> dict[str, float]:
+    """For a line: `gpu_blocks --table` has the share of the ceiling besides."""
+    return {"tflops": flops / ms / 1e9}
 
 
 @contextmanager
@@ -232,8 +251,10 @@ def sampled(number: int, repeats: int) -> None:
     ways = {"a mask": None, "lists": max_pairs(Counts(bench_pooled.CAPTIONS, number, 0))}
     with half_products(True):
         found = {name: cost(partial(once, bound), repeats) for name, bound in ways.items()}
+    pairs = local * (bench_pooled.CAPTIONS + number - 1)  # of a mask too: the others are in vain
     for name, way in found.items():
-        report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", mib=way.mib)
+        facts = {"mib": way.mib} | speed(pairs * work(8), way.ms)
+        report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", **facts)
     faster = found["a mask"].ms / found["lists"].ms
     report(f"sampled, {local} x {texts}: time of a mask / of lists", faster, "x", at_least=1.0)
 
@@ -251,7 +272,8 @@ def scores(number: int, repeats: int) -> None:
         found = cost(partial(pooled_scores, pool, keys, texts), repeats)
         rate = number * len(texts) / found.ms * 1e3
         gate = 5e8 if dtype == torch.bfloat16 else None
-        report(f"G4 scores in {str(dtype)[6:]}", rate, "pairs/s", at_least=gate, mib=found.mib)
+        facts = {"mib": found.mib} | speed(number * len(texts) * work(8, False), found.ms)
+        report(f"G4 scores in {str(dtype)[6:]}", rate, "pairs/s", at_least=gate, **facts)
 
 
 @torch.no_grad()
@@ -272,7 +294,9 @@ def again(number: int, repeats: int) -> None:  # noqa: ARG001
         found = cost(call, repeats)
         gate, name = (None, "launched") if way == "off" else (least, "as a graph")
         rate, what = queries / found.ms * 1e3, f"G11 re-ranking, {queries} queries at a time, {name}"
-        report(what, rate, "queries/s", at_least=gate, mib=found.mib)
+        pairs = queries * bench_pooled.PARTS * bench_pooled.CANDIDATES
+        facts = {"mib": found.mib} | speed(pairs * work(8, False), found.ms)
+        report(what, rate, "queries/s", at_least=gate, **facts)
     os.environ[graphs.VARIABLE] = before
 
 
@@ -281,23 +305,30 @@ def superpixels(number: int, repeats: int) -> None:
     """G8 and G9, for so many images of 224 pixels."""
     x = torch.randn(number, 197, 768, device=GPU)
     found = cost(partial(farthest_points, x, None, 65), repeats)
-    report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, mib=found.mib)
+    flops = number * x.shape[1] ** 2 * x.shape[2]  # of a triangle of each product
+    facts = {"mib": found.mib} | speed(flops, found.ms)
+    report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, **facts)
     if GPU.type == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             farthest_points(x, None, 65)
         found = cost(graph.replay, repeats)
-        report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5)
+        facts = speed(flops, found.ms)
+        report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5, **facts)
     pixels = _photos(number)
     found = cost(lambda: kmeans(pixels, 16).label, repeats)
-    report(f"k-means, {len(pixels)} images", found.ms, "ms", mib=found.mib)
+    report(f"k-means, {len(pixels)} images", found.ms, "ms", at_most=15.0, mib=found.mib)
     ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
     assert ours.network is not None
     ours.network.load_state_dict(folded(drawn(pixels[:64])).state_dict())
     network = ours.to(GPU)
     parts = pixels.split(256)
+    with FlopCounterMode(display=False) as counter:
+        network(parts[0])
+    flops = counter.get_total_flops() * len(pixels) / len(parts[0])
     found = cost(lambda: [network(part).label for part in parts], repeats)
-    report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", mib=found.mib)
+    facts = {"mib": found.mib} | speed(flops, found.ms)
+    report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", at_most=60.0, **facts)
 
 
 def _photos(number: int) -> Tensor:

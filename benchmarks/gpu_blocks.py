@@ -27,6 +27,7 @@ STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
 LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
 LOADER = ("-m", "benchmarks.bench_loader")
 TESTS = [f"tests/test_{name}.py" for name in ("gpu", "golden", "farthest", "checkpoint", "sharded")]
+CEILING = "ceiling: product in float16"
 FIRST = """
 import runpy, sys
 import torch, transformers, grainline.methods, grainline.training.step
@@ -62,7 +63,7 @@ BLOCKS = {
     "step of beta-CLIP": Block((*STEPS, "beta_clip"), "the same"),
     "profile": Block((*BENCH, "profile"), "launches and the host: what is next"),
     "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
-    "pairs and words": Block((*LOSSES, "G5", "G10"), "G5, G10"),
+    "pairs and words": Block((*LOSSES, "G5", "kernels", "G10"), "G5, G10"),
     "patches": Block((*LOSSES, "G7"), "G7"),
     "loader": Block(LOADER, "images a second of the host, by workers"),
 }
@@ -123,15 +124,22 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     """What has a gate, as a table in Markdown: the last value of each, and the first where they differ."""
     rows: dict[str, tuple[str, ...]] = {}
+    ceiling = {line["device"]: line["value"] for line in lines if line.get("what") == CEILING}
     for line in lines:
         for sign, key in (("<=", "at_most"), (">=", "at_least")):
             if line.get(key) is not None:
                 first, now = rows.get(line["what"], (number(line["value"]),))[0], number(line["value"])
                 gate = f"{sign} {number(line[key])}"
-                rows[line["what"]] = first, now, gate, "yes" if line["holds"] else "**no**", line["unit"]
-    out = ["| what | unit | first | last | gate | holds |", "| --- | --- | --- | --- | --- | --- |"]
-    for what, (first, now, gate, holds, unit) in rows.items():
-        out.append(f"| {what} | {unit} | {'' if first == now else first} | {now} | {gate} | {holds} |")
+                speed = f"{line['tflops']:.0f}" if "tflops" in line else ""
+                if speed and line["device"] in ceiling:
+                    speed += f" ({line['tflops'] / ceiling[line['device']]:.0%})"
+                holds = "yes" if line["holds"] else "**no**"
+                rows[line["what"]] = first, now, gate, holds, line["unit"], speed
+    out = ["| what | unit | first | last | gate | holds | TFLOP/s (of the ceiling) |"]
+    out.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for what, (first, now, gate, holds, unit, speed) in rows.items():
+        before = "" if first == now else first
+        out.append(f"| {what} | {unit} | {before} | {now} | {gate} | {holds} | {speed} |")
     return "\n".join(out)
 
 

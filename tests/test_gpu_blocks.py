@@ -31,9 +31,11 @@ def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
     assert memory["holds"] is False
     assert (good["ended"], good["last"]) == (0, "off")
     assert (bad["block"], bad["ended"], bad["last"]) == ("bad", 3, "almost")
-    assert table([*lines_of(out), speed | {"value": 3e6}]).splitlines()[2:] == [
-        "| speed | x | 2 | 3 million | >= 1 | yes |",
-        "| memory | MiB |  | 5,000 | <= 1,536 | **no** |",
+    ceiling = speed | {"what": gpu_blocks.CEILING, "value": 800.0, "at_least": None}
+    lines = [*lines_of(out), speed | {"value": 3e6, "tflops": 200.0}, ceiling]
+    assert table(lines).splitlines()[2:] == [
+        "| speed | x | 2 | 3 million | >= 1 | yes | 200 (25%) |",
+        "| memory | MiB |  | 5,000 | <= 1,536 | **no** |  |",
     ]
     assert failures(lines_of(out)) == ["# bad did not end well: almost"]
 

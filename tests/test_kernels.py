@@ -384,8 +384,8 @@ WHOLE = {
 }
 LIMITS = {
     90: (227, "wgmma.mma_async"),
-    80: (163, "mma.sync"),
-}  # KiB of shared memory, products of half precision
+    80: (99, "mma.sync"),
+}  # KiB of shared memory, products of half precision; sm_86, sm_89 and sm_120 have 99, sm_80 has more
 
 
 def as_launched(
