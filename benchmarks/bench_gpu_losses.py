@@ -141,6 +141,8 @@ def vocabulary(repeats: int, tiny: bool) -> None:
 
     ways: dict[str, Callable[[], Tensor]] = {"ours": ours, "plain in bfloat16": plain}
     with suppress(ImportError):
+        if GPU.type == "cpu":  # a rehearsal, which has no driver for its kernel
+            raise ImportError
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
         loss = LigerFusedLinearCrossEntropyLoss()

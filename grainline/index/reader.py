@@ -207,6 +207,6 @@ def model_of(
     if fingerprint(model) != manifest.model_id.fingerprint:
         raise UserError(
             f"index {folder} was made with other weights than {which} has now: "
-            f"give the {manifest.model_id.method} it was made with (--model), or build an index anew"
+            f"give the {manifest.model_id.method} model it was made with (--model), or build an index anew"
         )
     return model
