@@ -1718,6 +1718,8 @@ SUPERPIXELS = [
     Fault("nn/superpixels.py", "tests/test_superpixel.py", "sums arrive on the opposite side",
           "out[:, top : top + grid, left : left + grid] += part",
           "out[:, 2 - top : 2 - top + grid, 2 - left : 2 - left + grid] += part"),
+    Fault("nn/superpixels.py", "tests/test_superpixel.py", "what falls outside is in the last superpixel",
+          "~inside(wide, side, values.device), number)", "~inside(wide, side, values.device), number - 1)"),
     Fault("nn/superpixels.py", "tests/test_superpixel.py", "the mass of a mean is in values, not in pixels",
           "stride) * stride**2", "stride)"),
     Fault("nn/superpixels.py", "tests/test_superpixel.py", "neighbours of labels are transposed",

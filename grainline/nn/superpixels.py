@@ -83,22 +83,26 @@ def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
     for each pixel p and neighbour a, the superpixel s:
         total[s] += weight[a, p] * features[p], mass[s] += weight[a, p]
     tokens = total / mass
+
+    By a matrix of all superpixels and all values of an image. Most of it is zeros; all the same its products
+    take half the time of sums over neighbours, or less, as those are nine times as large as the tokens.
     """
     size, stride = weight.shape[-1], weight.shape[-1] // features.shape[-1]
     if features.shape[-1] * stride != size or cell % stride or size % cell:
         raise ValueError(f"features of side {features.shape[-1]} do not fit cells of {cell} in {size} pixels")
-    grid, side = size // cell, cell // stride
+    wide, side, number = features.shape[-1], cell // stride, (size // cell) ** 2
     with torch.autocast(features.device.type, enabled=False):
-        values = full(features)
+        values = full(features).flatten(2).mT  # [N, h*w, C]
         share = F.avg_pool2d(weight.to(values.dtype), stride) * stride**2  # [N, 9, h, w] pixels of each value
-        blocks = values.unflatten(2, (grid, side)).unflatten(4, (grid, side))  # [N, C, G, k, G, k]
-        blocks = blocks.permute(0, 2, 4, 3, 5, 1).flatten(3, 4)  # [N, G, G, k*k, C]
-        parts = share.unflatten(2, (grid, side)).unflatten(4, (grid, side))
-        parts = parts.permute(0, 2, 4, 1, 3, 5).flatten(4, 5)  # [N, G, G, 9, k*k]
-        total = shifted((parts @ blocks).permute(3, 0, 1, 2, 4))  # [N, G, G, C]
-        mass = shifted(parts.sum(-1, keepdim=True).permute(3, 0, 1, 2, 4))  # [N, G, G, 1]
-        tokens = total / torch.where(mass > 0, mass, 1.0)
-    return CellPool(tokens.flatten(1, 2), mass.flatten(1))
+        neighbour = torch.arange(9, device=values.device)[:, None, None].expand(9, wide, wide)
+        label = label_of(neighbour, side).masked_fill(~inside(wide, side, values.device), number)
+        images = share.shape[0]
+        matrix = share.new_zeros(images, number + 1, wide**2)  # a row for what falls outside
+        index = label.flatten(1).expand(images, -1, -1)
+        matrix = matrix.scatter(1, index, share.flatten(2))[:, :-1]
+        mass = matrix.sum(2)
+        tokens = (matrix @ values) / torch.where(mass > 0, mass, 1.0)[..., None]
+    return CellPool(tokens, mass)
 
 
 def hard(association: Tensor, cell: int) -> Tensor:
