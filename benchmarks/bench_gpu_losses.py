@@ -157,7 +157,7 @@ def vocabulary(repeats: int, tiny: bool) -> None:
                 continue
         times[name] = found.ms
         gate = name == "ours"
-        facts = speed((6 if name.startswith("plain") else 8) * tokens * entries * width, found.ms)
+        facts = speed(6 * tokens * entries * width, found.ms)
         report(f"G10 {name}: {tokens} tokens", found.ms, "ms", at_most=40.0 if gate else None, **facts)
         report(f"G10 {name}: memory", found.mib, "MiB", at_most=1024.0 if gate else None)
     if "Liger" in times:

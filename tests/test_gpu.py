@@ -22,6 +22,7 @@ from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scor
 from grainline.losses.tiled import chunked_cosine, kernel_lists, replayed
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
+from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.nn import graphs, grouping, superpixels
@@ -280,6 +281,23 @@ def test_losses_over_inner_products_by_kernels_are_near_and_the_same_bits_in_eac
         once(True)
     for a, b in zip(found, once(False), strict=True):
         assert not torch.equal(a, b)
+        assert float((a - b).norm()) <= 3e-3 * float(b.norm())
+
+
+def test_the_loss_over_a_vocabulary_is_near_and_the_same_bits_in_each_run() -> None:
+    """In several tiles, in which entries are the target of many tokens."""
+    hidden, table = torch.randn(3000, 512), 0.1 * torch.randn(49_408, 512)
+    target = torch.randint(64, (3000,))
+
+    def once(device: str, half: bool) -> list[Tensor]:
+        sides = [x.to(device).requires_grad_() for x in (hidden, table)]
+        with half_products(half):
+            loss = vocabulary_loss(*sides, target.to(device))
+        return [x.detach().cpu() for x in (loss.total, *torch.autograd.grad(loss.total, sides))]
+
+    found, again = once("cuda", True), once("cuda", True)
+    assert all(map(torch.equal, found, again))
+    for a, b in zip(found, once("cpu", False), strict=True):
         assert float((a - b).norm()) <= 3e-3 * float(b.norm())
 
 

@@ -110,7 +110,7 @@ def _half_tile(
         torch.sub(by_tokens.div_(rest[:, None]), table[target], out=by_hidden)
     if by_table is not None:
         by_table.addcmul_(by.wide(exps.T, tokens.x), tokens.unit)
-        by_table.index_add_(0, target, hidden, alpha=-1)
+        by_table.index_put_((target,), -hidden, accumulate=True)  # index_add_ has other bits in each run
     return rest.log() + top - hit
 
 
