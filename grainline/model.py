@@ -205,6 +205,8 @@ class Model:
         """Every image against every text: [N, M], higher is closer. Takes what `encode` takes or returns."""
         a = images if isinstance(images, Encoded) else self.encode(images=images)
         b = texts if isinstance(texts, Encoded) else self.encode(texts=texts)
+        if len(a.image) and bool((a.image < 0).all()):
+            raise UserError("score: the first side is texts; give it images, then texts")
         return self.method.score(a, b)
 
     @torch.no_grad()
