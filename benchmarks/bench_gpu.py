@@ -40,8 +40,9 @@ from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.kernels import launch
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled.chunked_cosine import ChunkedDense
 from grainline.losses.tiled.kernel_lists import Counts, max_pairs
-from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.operands import Operands, half_products
 from grainline.losses.tiled.pair_mask import RowIds
 from grainline.nn import graphs
 from grainline.nn.grouping import farthest_points
@@ -123,6 +124,7 @@ def kernels(number: int, repeats: int) -> None:
     by = torch.randn(images, texts, device=GPU) / 64
     sides = u, z, shift, by, by, units
     flat, weight = z.flatten(0, 1), by.flatten()
+    by_torch, sums = ChunkedDense(Operands(torch.float16)), (torch.zeros(width, width, device=GPU), shift)
     rows: list[tuple[str, Callable[[], Any], float]] = [
         ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
         ("lengths", lambda: pooled.lengths(z, matrix, shift, u, units, True, False), 2 * width**2),
@@ -133,6 +135,7 @@ def kernels(number: int, repeats: int) -> None:
         ),
         ("unattend", lambda: pooled.unattend(q, key, value, None, *sides), 8 * slots * width),
         ("outer", lambda: pooled.outer(flat, weight), 2 * width**2 * 5 / 8),
+        ("outer by torch", lambda: by_torch.pull_square(z, by, one, sums), 2 * width**2),
     ]
     for many, few in ((1, slots), (heads, slots // 4)):
         points = many * few

@@ -110,6 +110,17 @@ def assert_near(found: Mean, expected: Mean, learnt: list[Tensor]) -> None:
         assert float((a - b).norm()) <= HALF * float(b.norm()) + 1e-4 * largest
 
 
+@pytest.mark.parametrize("rows", [7, 32, 33, 120])
+def test_a_sum_over_many_rows_is_that_of_its_parts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_cosine, "LONG", 8)
+    z, weight, start = torch.randn(rows, 6).double(), torch.randn(rows, 1), torch.randn(6, 6).double()
+    into = start.clone()
+    ChunkedDense(Operands(None)).add_symmetric(into, weight * z, z, torch.tensor(2.0).double())
+    torch.testing.assert_close(
+        into, start + 2 * sum(w * x[:, None] * x for w, x in zip(weight, z, strict=True))
+    )
+
+
 def test_slopes_of_negatives_alone_are_no_zeros_in_float16() -> None:
     case = Case(1, torch.float32, slots=3)
     with torch.no_grad():

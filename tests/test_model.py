@@ -177,7 +177,7 @@ def test_similarity_is_the_score_of_the_method_in_either_order(model: Model) -> 
     close(score, model.method.score(images, texts))
     close(model.similarity(texts, images), score.T)
     close(model.similarity(texts, texts), texts.vector @ texts.vector.T)
-    with pytest.raises(UserError, match="^score: the first side is texts; give it images, then texts$"):
+    with pytest.raises(UserError, match="score: the first side is texts; give it images, then texts"):
         model.score(texts, images)
     if model.method.pairwise:
         with pytest.raises(UserError, match="compares parts of images and texts, which bare vectors lack"):

@@ -8,6 +8,7 @@ Formulas are those of `conditioned_cosine`. r images, T texts, L segments, heads
 D = heads * d, P = heads * L.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.conditioned_cosine import BLOCKS, TINY, Dense, Gram
+from grainline.losses.tiled.conditioned_cosine import TINY, Dense, Gram
 from grainline.losses.tiled.operands import Operands, Scaled, fused
 from grainline.losses.tiled.pair_loss import LOG2E
 from grainline.losses.tiled.scores import Parts, Score, Vjp
@@ -23,6 +24,7 @@ from grainline.types import full
 
 ROOM = 2**30  # bytes of what a tile stores of its pairs; with less the host is the limit
 MOST = 256  # images of a tile
+LONG = 8192  # rows of a product that a processor adds up
 
 
 class Chunk(NamedTuple):
@@ -197,14 +199,10 @@ class ChunkedDense(Chunked):
             self.pull_product(head, by.cast(by_fit), sides, unit * chunk.value.unit, (by_key, by_query))
 
     def add_symmetric(self, into: Tensor, a: Tensor, b: Tensor, unit: Tensor) -> None:
-        """Add a' b [D, D], which is symmetric: blocks above the diagonal twice and none below it."""
-        step = -(-len(into) // BLOCKS)
-        for start in range(0, len(into), step):
-            end = start + step
-            left = a[:, start:end].mT
-            add(into[start:end, start:end], self.by.wide(left, b[:, start:end]), unit)
-            if end < len(into):
-                add(into[start:end, end:], self.by.wide(left, b[:, end:]), 2 * unit)
+        """Add a' b [D, D] of many rows, which is symmetric: in parts, or few processors would have work."""
+        parts = math.gcd(len(a), 2 ** max(0, (len(a) // LONG).bit_length() - 1))
+        left, right = (x.view(parts, -1, x.shape[1]) for x in (a, b))
+        add(into, self.by.wide(left.mT, right).sum(0), unit)
 
 
 class ChunkedGram(Chunked):
