@@ -356,7 +356,7 @@ def pair_loss(
     tensors = (*rows, *cols, *shared)
     usual = isinstance(loss, SoftmaxLoss | SigmoidLoss) and not few(tensors)
     kernel = KernelDots.of(score, blocks, tensors) if usual else None
-    tiles = () if kernel else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
+    tiles = () if kernel is not None else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]), kernel)
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     if replays(walk, tensors):
