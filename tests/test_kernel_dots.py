@@ -169,7 +169,7 @@ def test_binary_cross_entropy_is_that_of_whole_matrices(
     assert torch.equal(again.total, found.total), "without gradients the losses alone"
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12])
 def test_slopes_of_any_size_stay_in_the_range_of_float16(
     scale: float, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

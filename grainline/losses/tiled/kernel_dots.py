@@ -20,6 +20,7 @@ HIGH, WIDE = 4096, 8192  # rows and columns of a tile: 64 MiB of slopes
 BEYOND = 2**31  # more than any number of a group
 ROOM = 2.0**14
 """The largest slope that is stored; float16 has 2**2 above it and 2**38 below."""
+LEAST = 2.0**-96  # of the largest slope: what is divided by it stays finite
 
 Sums = list[Tensor | None]
 """Of gradients by rows and by columns; None: not wanted."""
@@ -74,7 +75,7 @@ class KernelDots(NamedTuple):
     def gradients(self, operands: Parts, sides: Sequence[Tensor], wanted: Sequence[bool]) -> Sums | None:
         """Those of cross-entropy. sides: lse, force and pull of rows [3, n], or of both, as of `_Second`"""
         unit = operands[2] * operands[3]
-        scale = ROOM / (2 * power_above(torch.cat([side[1] for side in sides])))  # two forces at most
+        scale = _scale(2 * power_above(torch.cat([side[1] for side in sides])))  # two forces at most
 
         def kernel() -> Sums:
             from grainline.kernels.dots import slopes
@@ -91,7 +92,7 @@ class KernelDots(NamedTuple):
     def binary(self, operands: Parts, share: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, Sums] | None:
         """Losses of rows [n], and gradients of binary cross-entropy where each counts `share` [n]"""
         unit, learns = operands[2] * operands[3], any(wanted)
-        scale = ROOM / (power_above(share) * max(1.0, *self.weights[:2]))
+        scale = _scale(power_above(share) * max(1.0, *self.weights[:2]))
         losses = torch.zeros_like(share)
 
         def kernel() -> tuple[Tensor, Sums]:
@@ -132,6 +133,11 @@ class KernelDots(NamedTuple):
             if x is not None:
                 x *= unit / scale
         return sums
+
+
+def _scale(largest: Tensor) -> Tensor:
+    """What slopes are multiplied by, none of which is larger; finite for the least of numbers too"""
+    return ROOM / largest.clamp(min=LEAST)
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
