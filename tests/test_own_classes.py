@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from processes import together
 from runs import recipe
 
@@ -101,7 +102,8 @@ def test_a_run_with_classes_of_a_user_trains_saves_loads_and_is_evaluated(home: 
     model = grainline.load(home / "run", device="cpu", trust_code=True)
     assert type(model.method).__name__ == "Mine"
     assert (model.method.cfg.image.size, model.method.size) == (32, 32)
-    assert model.score(model.encode(texts=["a dog"]), model.encode(texts=["a dog"])).shape == (1, 1)
+    image = Image.new("RGB", (32, 32))
+    assert model.score([image], model.encode(texts=["a dog"])).shape == (1, 1)
     arguments = ["evaluate", str(home / "run"), "--data", "scenes:dev?count=4"]
     for trusted in (False, True):  # in processes that have not imported the module
         said = home / f"said-{trusted}.txt"

@@ -76,7 +76,7 @@ def _alike(a, b):
 
 
 @triton.jit
-def _apart(i, j):
+def _disjoint(i, j):
     """Whether no row is of the image of a column, as far as the least and the greatest say"""
     return (tl.max(i, 0) < tl.min(j, 0)) | (tl.max(j, 0) < tl.min(i, 0))
 
@@ -125,7 +125,7 @@ def _hits(
     row, of_row = _places(n, 0, BM)
     col, of_col = _places(m, 1, BN)
     i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
-    if not _apart(i, j):
+    if not _disjoint(i, j):
         x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
         weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
         part = by_row + tl.program_id(1).to(tl.int64) * n + row
@@ -155,7 +155,7 @@ def _slopes(
     a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
     i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
     less = tl.zeros([BM, BN], tl.float32)  # before the products: later there are too few registers
-    if not (_alike(a, b) & _apart(i, j)):
+    if not (_alike(a, b) & _disjoint(i, j)):
         pull = tl.load(of_rows + 2 * n + row)[:, None]
         if BOTH:
             pull += tl.load(of_cols + 2 * m + col)[None, :]
@@ -189,7 +189,7 @@ def _binary(
     a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
     i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
     counts = tl.full([BM, BN], 1.0, tl.float32)  # as a negative; less than 0: as a positive
-    if not (_alike(a, b) & _apart(i, j)):
+    if not (_alike(a, b) & _disjoint(i, j)):
         weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
         counts = tl.where(i[:, None] == j[None, :], -weight, tl.where(a[:, None] == b[None, :], 1.0, 0.0))
     x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)

@@ -148,8 +148,8 @@ class TwoPasses(torch.autograd.Function):
             second = _second(ctx.sides, grads[::2], walk.kernel is None)
             if (kernel := walk.kernel) is not None:
                 facts = [torch.stack(x) for x in zip(second.lse, second.force, second.pull, strict=True)]
-                if (found := kernel.gradients(tensors, facts, wanted)) is not None:
-                    return None, None, *found
+                if (by_kernel := kernel.gradients(tensors, facts, wanted)) is not None:
+                    return None, None, *by_kernel
                 tensors = kernel.full(tensors)
                 walk = walk.by_torch(tensors)
             sums = zeros(tensors, wanted)
@@ -373,10 +373,10 @@ class _OnePass(torch.autograd.Function):
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         wanted, shares = [learns and want for want in ctx.needs_input_grad[2:]], walk.shares[0]
         with exact(tensors[0]):
-            read = None
+            out = None
             if (kernel := walk.kernel) is not None:
-                read = kernel.binary(kernel.operands(tensors), shares.to(tensors[0].dtype), wanted)
-            losses, sums = read or _only_pass(walk.by_torch(tensors), tensors, wanted)
+                out = kernel.binary(kernel.operands(tensors), shares.to(tensors[0].dtype), wanted)
+            losses, sums = out or _only_pass(walk.by_torch(tensors), tensors, wanted)
         ctx.sums = sums
         number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)
