@@ -29,8 +29,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LAUNCH = {
     "sums": ((128, 256), 8, 3),
     "hits": ((64, 64), 8, 1),
-    "slopes": ((128, 64), 4, 3),
-    "binary": ((128, 64), 8, 3),
+    "slopes": ((128, 64), 8, 3),
+    "binary": ((64, 64), 8, 3),
 }
 DEEP = 64  # of the width, at a time
 LENGTHS = ["n", "m"]
