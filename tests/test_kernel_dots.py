@@ -214,6 +214,15 @@ def test_torch_computes_what_is_refused(refused: str, monkeypatch: pytest.Monkey
     assert launch._refused == {refused}
 
 
+def test_rows_may_lie_in_memory_column_by_column(called: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (v, t, keys), _ = both_types(monkeypatch, torch.float16, 32, None, 14.3)
+    pairs = pairs_of(keys, keys, Beta(0.5))
+    turned = [x.detach().T.contiguous().T.requires_grad_() for x in (v, t)]
+    for one, other in zip(beta_ce_both(v, t, pairs), beta_ce_both(*turned, pairs), strict=True):
+        assert torch.equal(one.total, other.total)
+    assert called == ["sums", "sums"]
+
+
 def test_ids_are_numbered_by_their_first_place() -> None:
     ids = torch.tensor([9, 4, 9, -1, 4, 7])
     assert by_first_place(ids).tolist() == [0, 1, 0, 3, 1, 5]

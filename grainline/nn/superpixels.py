@@ -2,7 +2,7 @@
 
 An image of S x S pixels has G x G square cells, G = S / cell, one for each superpixel. The nine neighbours of
 a pixel are numbered row by row, from 0, above and to the left, over 4, its own, to 8. So a map of superpixels
-is nine numbers for each pixel, and a mean over superpixels needs no scatter: it is nine sums over cells.
+is nine numbers for each pixel.
 
     C   channels of a feature map      h, w   its height and width
 """
@@ -84,8 +84,8 @@ def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
         total[s] += weight[a, p] * features[p], mass[s] += weight[a, p]
     tokens = total / mass
 
-    By a matrix of all superpixels and all values of an image. Most of it is zeros; all the same its products
-    take half the time of sums over neighbours, or less, as those are nine times as large as the tokens.
+    By a matrix of all superpixels and all values of an image. Most of it is zeros; all the same at 224 pixels
+    its products are faster than sums over neighbours, which are nine times as large as the tokens.
     """
     size, stride = weight.shape[-1], weight.shape[-1] // features.shape[-1]
     if features.shape[-1] * stride != size or cell % stride or size % cell:

@@ -46,7 +46,7 @@ class KernelDots(NamedTuple):
 
     def operands(self, tensors: Parts) -> Parts:
         """Rows and columns in half precision, and their units."""
-        rows, cols = (self.by.scaled(x) for x in tensors)
+        rows, cols = (self.by.scaled(x.contiguous()) for x in tensors)
         return rows.x, cols.x, rows.unit, cols.unit
 
     def full(self, operands: Parts) -> Parts:
@@ -93,6 +93,7 @@ class KernelDots(NamedTuple):
         """Losses of rows [n], and gradients of binary cross-entropy where each counts `share` [n]"""
         unit, learns = operands[2] * operands[3], any(wanted)
         scale = _scale(power_above(share) * max(1.0, *self.weights[:2]))
+        share = share.contiguous()
         losses = torch.zeros_like(share)
 
         def kernel() -> tuple[Tensor, Sums]:

@@ -20,6 +20,11 @@ from torch import Tensor
 SPARE = 2.0**-4
 """Of the unit of the largest gradient, which is 2**4 then: float16 has 2**12 above it and 2**28 below."""
 
+NEW_ADDMM = tuple(map(int, torch.__version__.split(".")[:2])) >= (
+    2,
+    10,
+)  # older ones add to half precision alone
+
 _HALF: ContextVar[bool] = ContextVar("_HALF", default=False)
 
 
@@ -92,10 +97,10 @@ class Operands:
         """into += a @ b, of two axes each; into is float32."""
         if a.dtype == into.dtype:
             into.addmm_(a, b)
-        elif a.is_cuda and "dtype_out" in torch.ops.aten.addmm.overloads():  # torch 2.8 and newer
+        elif a.is_cuda and NEW_ADDMM:
             torch.addmm(into, a, b, out_dtype=into.dtype, out=into)
         else:
-            into.addmm_(a.float(), b.float())
+            into += self.wide(a, b)
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b of float32 tensors."""
