@@ -91,19 +91,19 @@ def kernels(repeats: int, tiny: bool) -> None:  # noqa: ARG001
     width = bench_pairs.WIDTH
     cols = torch.randn(36 * 2048, width, dtype=torch.float16, device=GPU)
     place = torch.arange(len(cols), dtype=torch.int32, device=GPU)
-    ids, one = torch.stack([0 * place, place // 36, place, place % 36]), torch.ones((), device=GPU)
-    facts = torch.ones(3, len(cols), device=GPU)
+    ids, one = torch.stack([0 * place, place // 36, place, place % 36], 1), torch.ones((), device=GPU)
+    facts = torch.ones(len(cols), 3, device=GPU)
 
     def given(number: int) -> tuple[Any, ...]:
-        rows, of_rows = slice(kernel_dots.HIGH), ids[:, : kernel_dots.HIGH].contiguous()
-        return cols[rows], cols[:number], of_rows, ids[:, :number].contiguous(), one, [1.0, 0.5, 0.0]
+        rows = slice(kernel_dots.HIGH)
+        return cols[rows], cols[:number], ids[rows], ids[:number], one, [1.0, 0.5, 0.0]
 
     many, few = given(len(cols)), given(kernel_dots.WIDE)
-    of_rows, of_cols = (facts[:, : len(x)].contiguous() for x in few[:2])
+    of_rows, of_cols = (facts[: len(x)] for x in few[:2])
     for name, call, (left, right, *_) in (
         ("sums", lambda: dots.sums(*many, True), many),
         ("slopes", lambda: dots.slopes(*few, of_rows, of_cols, one), few),
-        ("binary", lambda: dots.binary(*few, of_rows[0], one, True), few),
+        ("binary", lambda: dots.binary(*few, of_rows[:, 0].contiguous(), one, True), few),
     ):
         ms, flops = cost(call, repeats).ms, 2 * width * len(left) * len(right)
         report(f"kernel {name}, {len(left)} x {len(right)}", flops / ms / 1e9, "TFLOP/s", ms=ms)

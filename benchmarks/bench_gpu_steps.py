@@ -17,7 +17,6 @@ kernels, some percent, are left out.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench_caft
-from benchmarks.bench_gpu import GPU, SIDE, arguments, cost
+from benchmarks.bench_gpu import GPU, SIDE, arguments, cost, product_speed
 from benchmarks.harness import report
 from grainline.encoders import text as text_encoder
 from grainline.methods import method_class
@@ -149,8 +148,7 @@ class Measure:
     def __init__(self, images: int, repeats: int, tiny: bool) -> None:
         self.images, self.repeats, self.tiny = images, repeats, tiny
         side = 256 if tiny else SIDE
-        a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=GPU) for _ in range(2))
-        self.ceiling = 2 * side**3 / cost(partial(torch.matmul, a, b), repeats).ms / 1e9
+        self.ceiling = product_speed(torch.bfloat16, side, repeats)
         report("steps: ceiling, product in bfloat16", self.ceiling, "TFLOP/s")
 
     def step(self, name: str, step: Callable[[], None], work: float, **goals: float | None) -> float:

@@ -122,7 +122,10 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """What has a gate, as a table in Markdown: the last value of each, and the first where they differ."""
+    """What has a gate, as a table in Markdown: the last value of each, and the first where they differ.
+
+    The ceiling is that of products in float16.
+    """
     rows: dict[str, tuple[str, ...]] = {}
     ceiling = {line["device"]: line["value"] for line in lines if line.get("what") == CEILING}
     for line in lines:
@@ -131,7 +134,7 @@ def table(lines: list[dict[str, Any]]) -> str:
                 first, now = rows.get(line["what"], (number(line["value"]),))[0], number(line["value"])
                 gate = f"{sign} {number(line[key])}"
                 speed = f"{line['tflops']:.0f}" if "tflops" in line else ""
-                if speed and line["device"] in ceiling:
+                if speed and line["unit"] != "%" and line["device"] in ceiling:
                     speed += f" ({line['tflops'] / ceiling[line['device']]:.0%})"
                 holds = "yes" if line["holds"] else "**no**"
                 rows[line["what"]] = first, now, gate, holds, line["unit"], speed

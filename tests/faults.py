@@ -1259,7 +1259,7 @@ GPU = [
     Fault("losses/tiled/kernel_dots.py", "tests/test_kernel_dots.py", "padding has an image",
           "real & (image >= 0)", "image >= 0"),
     Fault("losses/tiled/kernel_dots.py", "tests/test_kernel_dots.py", "columns begin anew in each tile",
-          "by_logits.T, rows[high]", "by_logits.T, rows[: by_logits.shape[0]]"),
+          "by_logits.T, rows[tile.rows]", "by_logits.T, rows[: by_logits.shape[0]]"),
     Fault("losses/tiled/pair_loss.py", "tests/test_kernel_dots.py", "kernels have forces of shared sums",
           "walk.kernel is None)", "True)"),
     Fault("losses/tiled/pair_loss.py", "tests/test_kernel_dots.py", "where slopes are refused nothing learns",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_beta import Beta, dense_beta_bce, dense_beta_ce, drawn, pairs_of, slot_keys
 from test_kernels import INTERPRETED
+from test_kernels_more import calls
 from torch import Tensor
 
 from grainline.kernels import launch
@@ -32,7 +33,7 @@ class Twins:
     def tile(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, which pairs there are, and weights."""
         left, right, row_ids, col_ids, unit, (own, sibling, decay) = given
-        group, image, item, slot = (a[:, None] - b for a, b in zip(row_ids, col_ids, strict=True))
+        group, image, item, slot = (a[:, None] - b for a, b in zip(row_ids.T, col_ids.T, strict=True))
         weight = torch.where(item == 0, own, sibling * torch.exp(-decay * slot.abs()))
         return unit * (left.float() @ right.float().T), group == 0, weight * (image == 0)
 
@@ -47,7 +48,7 @@ class Twins:
     def slopes(cls, *given: Any) -> Tensor:
         x, real, weight = cls.tile(*given[:-3])
         of_rows, of_cols, scale = given[-3:]
-        sides = [of_rows[:, :, None], *([] if of_cols is None else [of_cols[:, None]])]
+        sides = [of_rows.T[:, :, None], *([] if of_cols is None else [of_cols.T[:, None]])]
         by = sum((torch.exp(x - lse) * force - weight * pull for lse, force, pull in sides), 0 * x)
         return (scale * torch.where(real, by, 0.0)).to(given[0].dtype)
 
@@ -55,7 +56,7 @@ class Twins:
     def binary(cls, *given: Any) -> tuple[Tensor, Tensor]:
         x, real, weight = cls.tile(*given[:-3])
         share, scale, learns = given[-3:]
-        same = given[2][1][:, None] == given[3][1]
+        same = given[2][:, 1, None] == given[3][:, 1]
         counts, x = torch.where(same, weight, real.to(x.dtype)), torch.where(same, -x, x)
         by = torch.where(same, -counts, counts) * x.sigmoid() * share[:, None] * scale
         return (counts * torch.nn.functional.softplus(x)).sum(1), by[:, : by.shape[1] * learns].to(
@@ -66,13 +67,7 @@ class Twins:
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were called, in small tiles and small programs. One that is refused raises."""
-    names: list[str] = []
-
-    def recorded(name: str, kernel: Any, _: Any) -> Any:
-        names.append(name)
-        return kernel()
-
-    monkeypatch.setattr(launch, "run", recorded)
+    names = calls(monkeypatch)
     for name, size in (("HIGH", 40), ("WIDE", 48)):
         monkeypatch.setattr(kernel_dots, name, size)
     if not INTERPRETED:
@@ -231,5 +226,5 @@ def test_ids_are_numbered_by_their_first_place() -> None:
         torch.tensor([5, -1, 6]), torch.tensor([8, 8, -1]), torch.tensor([0, 0, 1]), torch.arange(3)
     )
     of_rows, of_cols = kernel_dots.described(pairs_of(keys, rows(keys, slice(1, 3)), Beta(0.5)))
-    assert of_rows.tolist() == [[0, -1, 1], [0, -1, -1], [0, 1, 2], [0, 1, 2]]
-    assert of_cols.tolist() == [[-2, 1], [-2, -2], [1, 2], [1, 2]]
+    assert of_rows.T.tolist() == [[0, -1, 1], [0, -1, -1], [0, 1, 2], [0, 1, 2]]
+    assert of_cols.T.tolist() == [[-2, 1], [-2, -2], [1, 2], [1, 2]]

@@ -17,9 +17,8 @@ from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were called. One that is refused raises."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that are called from now on. One that is refused raises."""
     names: list[str] = []
 
     def recorded(name: str, kernel: Any, _: Any) -> Any:
@@ -28,6 +27,11 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launch, "run", recorded)
     return names
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return calls(monkeypatch)
 
 
 @interpreted

@@ -9,7 +9,7 @@ masks are never in memory. Most tiles hold no two rows of one image, and rows of
 program finds that out by the least and the greatest of its ids, and skips what is of weights. Each writes its
 sums to a place of its own, and they are added afterwards, so the bits are the same in each run.
 
-n rows, m columns of width D. ids [4, n] and [4, m] int32: group, image, item and slot (`described`). Operands
+n rows, m columns of width D. ids [n, 4] and [m, 4] int32: group, image, item and slot (`described`). Operands
 are in units (`operands.py`). weights: those of one item, of one image, and its decay by slots
 (`PairMatrix.where`).
 """
@@ -65,7 +65,13 @@ def _logits(
 @triton.jit
 def _ids(ids, place, real, none: tl.constexpr):
     """One of the ids of rows; a row that is none meets no other"""
-    return tl.where(real, tl.load(ids + place), none)
+    return tl.where(real, tl.load(ids + 4 * place), none)
+
+
+@triton.jit
+def _groups_and_images(row_ids, col_ids, row, of_row, col, of_col):
+    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
+    return a, b, _ids(row_ids + 1, row, of_row, -1), _ids(col_ids + 1, col, of_col, -2)
 
 
 @triton.jit
@@ -82,13 +88,13 @@ def _disjoint(i, j):
 
 
 @triton.jit
-def _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay):
+def _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay):
     """Of pairs of one image; 0 elsewhere"""
-    far = tl.load(row_ids + 3 * n + row)[:, None] - tl.load(col_ids + 3 * m + col)[None, :]
+    far = tl.load(row_ids + 4 * row + 3)[:, None] - tl.load(col_ids + 4 * col + 3)[None, :]
     weight = (
         tl.exp2(tl.abs(far).to(tl.float32) * (-LOG2E) * decay) * sibling
     )  # constants behind: Triton 3.9 interprets no others
-    one = tl.load(row_ids + 2 * n + row)[:, None] == tl.load(col_ids + 2 * m + col)[None, :]
+    one = tl.load(row_ids + 4 * row + 2)[:, None] == tl.load(col_ids + 4 * col + 2)[None, :]
     return tl.where(i[:, None] == j[None, :], tl.where(one, own, weight), 0.0)
 
 
@@ -126,10 +132,10 @@ def _hits(
     """Sums of weight * logit, and of weights, where there are any"""
     row, of_row = _places(n, 0, BM)
     col, of_col = _places(m, 1, BN)
-    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    i, j = _ids(row_ids + 1, row, of_row, -1), _ids(col_ids + 1, col, of_col, -2)
     if not _disjoint(i, j):
         x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
-        weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+        weight = _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay)
         part = by_row + tl.program_id(1).to(tl.int64) * n + row
         tl.store(part, tl.sum(weight * x, 1), mask=of_row)
         tl.store(part + tl.num_programs(1).to(tl.int64) * n, tl.sum(weight, 1), mask=of_row)
@@ -140,9 +146,9 @@ def _hits(
 
 
 @triton.jit
-def _share(x, facts, place, number, axis: tl.constexpr):
+def _share(x, facts, place, axis: tl.constexpr):
     """exp(x - lse) * force of rows (1) or columns (0)"""
-    lse, force = tl.load(facts + place), tl.load(facts + number + place)
+    lse, force = tl.load(facts + 3 * place), tl.load(facts + 3 * place + 1)
     return tl.exp2((x - tl.expand_dims(lse, axis)) * LOG2E) * tl.expand_dims(force, axis)
 
 
@@ -154,19 +160,18 @@ def _slopes(
 ):  # fmt: skip
     row, of_row = _places(n, 0, BM)
     col, of_col = _places(m, 1, BN)
-    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
-    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    a, b, i, j = _groups_and_images(row_ids, col_ids, row, of_row, col, of_col)
     less = tl.zeros([BM, BN], tl.float32)  # before the products: later there are too few registers
     if not (_alike(a, b) & _disjoint(i, j)):
-        pull = tl.load(of_rows + 2 * n + row)[:, None]
+        pull = tl.load(of_rows + 3 * row + 2)[:, None]
         if BOTH:
-            pull += tl.load(of_cols + 2 * m + col)[None, :]
-        less = pull * _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+            pull += tl.load(of_cols + 3 * col + 2)[None, :]
+        less = pull * _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay)
         less = tl.where(a[:, None] == b[None, :], less, float("inf"))
     x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
-    by = _share(x, of_rows, row, n, 1)
+    by = _share(x, of_rows, row, 1)
     if BOTH:
-        by += _share(x, of_cols, col, m, 0)
+        by += _share(x, of_cols, col, 0)
     by = tl.where(less < float("inf"), by - less, 0.0)
     by *= tl.load(scale)
     to = out + row[:, None] * m + col[None, :]
@@ -188,11 +193,10 @@ def _binary(
 ):  # fmt: skip
     row, of_row = _places(n, 0, BM)
     col, of_col = _places(m, 1, BN)
-    a, b = _ids(row_ids, row, of_row, -1), _ids(col_ids, col, of_col, -2)
-    i, j = _ids(row_ids + n, row, of_row, -1), _ids(col_ids + m, col, of_col, -2)
+    a, b, i, j = _groups_and_images(row_ids, col_ids, row, of_row, col, of_col)
     counts = tl.full([BM, BN], 1.0, tl.float32)  # as a negative; less than 0: as a positive
     if not (_alike(a, b) & _disjoint(i, j)):
-        weight = _weights(row_ids, col_ids, row, col, n, m, i, j, own, sibling, decay)
+        weight = _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay)
         counts = tl.where(i[:, None] == j[None, :], -weight, tl.where(a[:, None] == b[None, :], 1.0, 0.0))
     x = _logits(left, right, unit, row, col, D, BM, BN, BK, PREC)
     x = tl.where(counts < 0, -x, x)
@@ -272,8 +276,8 @@ def slopes(
 ) -> Tensor:
     """scale times the gradient by the logits, in the type of rows: [n, m]
 
-    of_rows  [3, n] lse, force and pull (`pair_loss._Second`)
-    of_cols  [3, m], or None: those of rows alone
+    of_rows  [n, 3] lse, force and pull (`pair_loss._Second`)
+    of_cols  [m, 3], or None: those of rows alone
     """
     out = rows.new_empty(len(rows), len(cols))
     with torch.cuda.device_of(rows):

@@ -5,7 +5,7 @@ looks at no ids. Where a kernel is refused there is no result, and torch compute
 (`kernels/launch.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grainline.kernels import launch
 from grainline.losses.tiled.operands import Operands, power_above
-from grainline.losses.tiled.pair_mask import PairMatrix, by_first_place, side_by_side
+from grainline.losses.tiled.pair_mask import PairMatrix, Tile, all_tiles, by_first_place, side_by_side
 from grainline.losses.tiled.scores import Dot, Parts, Score
 
 HIGH, WIDE = 4096, 8192  # rows and columns of a tile: 64 MiB of slopes
@@ -31,8 +31,8 @@ class KernelDots(NamedTuple):
 
     by: Operands
     weights: list[float]  # of one item, of one image, and the decay of that
-    row_ids: Tensor  # [4, n] int32
-    col_ids: Tensor  # [4, m]
+    row_ids: Tensor  # [n, 4] int32
+    col_ids: Tensor  # [m, 4]
 
     @classmethod
     def of(cls, score: Score, blocks: Any, tensors: Parts) -> "KernelDots | None":
@@ -62,9 +62,8 @@ class KernelDots(NamedTuple):
             from grainline.kernels.dots import sums
 
             of_rows, of_cols = [], None
-            for part in _parts(len(rows), HIGH):
-                ids = self.row_ids[:, part].contiguous(), self.col_ids
-                here, across = sums(rows[part], cols, *ids, unit, self.weights, both)
+            for some, ids in zip(rows.split(HIGH), self.row_ids.split(HIGH), strict=True):
+                here, across = sums(some, cols, ids, self.col_ids, unit, self.weights, both)
                 of_rows.append(here)
                 if both:
                     of_cols = across if of_cols is None else _joined(of_cols, across)
@@ -73,19 +72,19 @@ class KernelDots(NamedTuple):
         return launch.run("sums", kernel, lambda: None)
 
     def gradients(self, operands: Parts, sides: Sequence[Tensor], wanted: Sequence[bool]) -> Sums | None:
-        """Those of cross-entropy. sides: lse, force and pull of rows [3, n], or of both, as of `_Second`"""
+        """Those of cross-entropy. sides: lse, force and pull of rows [n, 3], or of both, as of `_Second`"""
         unit = operands[2] * operands[3]
-        scale = _scale(2 * power_above(torch.cat([side[1] for side in sides])))  # two forces at most
+        scale = _scale(2 * power_above(torch.cat([side[:, 1] for side in sides])))  # two forces at most
 
         def kernel() -> Sums:
             from grainline.kernels.dots import slopes
 
-            def tile(high: slice, wide: slice) -> Tensor:
-                facts = [side[:, part].contiguous() for side, part in zip(sides, (high, wide), strict=False)]
-                of_cols = facts[1] if len(facts) > 1 else None
-                return slopes(*self.given(operands, high, wide), unit, self.weights, facts[0], of_cols, scale)
+            def one(tile: Tile) -> Tensor:
+                of_cols = sides[1][tile.cols] if len(sides) > 1 else None
+                facts = sides[0][tile.rows], of_cols, scale
+                return slopes(*self.given(operands, tile), unit, self.weights, *facts)
 
-            return self.passed(operands, tile, scale, wanted)
+            return self.passed(operands, one, scale, wanted)
 
         return launch.run("slopes", kernel, lambda: None)
 
@@ -99,37 +98,36 @@ class KernelDots(NamedTuple):
         def kernel() -> tuple[Tensor, Sums]:
             from grainline.kernels.dots import binary
 
-            def tile(high: slice, wide: slice) -> Tensor:
-                given = self.given(operands, high, wide)
-                here, by_logits = binary(*given, unit, self.weights, share[high], scale, learns)
-                losses[high] += here
+            def one(tile: Tile) -> Tensor:
+                given, of_rows = self.given(operands, tile), share[tile.rows]
+                here, by_logits = binary(*given, unit, self.weights, of_rows, scale, learns)
+                losses[tile.rows] += here
                 return by_logits
 
-            return losses, self.passed(operands, tile, scale, wanted)
+            return losses, self.passed(operands, one, scale, wanted)
 
         return launch.run("binary", kernel, lambda: None)
 
-    def given(self, operands: Parts, high: slice, wide: slice) -> Parts:
-        """A tile: its rows and columns, and their ids."""
-        ids = self.row_ids[:, high].contiguous(), self.col_ids[:, wide].contiguous()
-        return operands[0][high], operands[1][wide], *ids
+    def given(self, operands: Parts, tile: Tile) -> Parts:
+        """Its rows and columns, and their ids."""
+        ids = self.row_ids[tile.rows], self.col_ids[tile.cols]
+        return operands[0][tile.rows], operands[1][tile.cols], *ids
 
     def passed(
-        self, operands: Parts, tile: Callable[[slice, slice], Tensor], scale: Tensor, wanted: Sequence[bool]
+        self, operands: Parts, one: Callable[[Tile], Tensor], scale: Tensor, wanted: Sequence[bool]
     ) -> Sums:
-        """Gradients by rows and columns, of scale times those by logits, tile by tile."""
+        """Gradients by rows and columns. one: scale times those by the logits of a tile"""
         rows, cols = operands[:2]
         sums: Sums = [
             torch.zeros_like(x, dtype=torch.float32) if want else None
             for x, want in zip(operands[:2], wanted, strict=True)
         ]
-        for high in _parts(len(rows), HIGH):
-            for wide in _parts(len(cols), WIDE):
-                by_logits = tile(high, wide)
-                if sums[0] is not None:
-                    self.by.add_product(sums[0][high], by_logits, cols[wide])
-                if sums[1] is not None:
-                    self.by.add_product(sums[1][wide], by_logits.T, rows[high])
+        for tile in all_tiles(len(rows), len(cols), HIGH, WIDE):
+            by_logits = one(tile)
+            if sums[0] is not None:
+                self.by.add_product(sums[0][tile.rows], by_logits, cols[tile.cols])
+            if sums[1] is not None:
+                self.by.add_product(sums[1][tile.cols], by_logits.T, rows[tile.rows])
         for x, unit in zip(sums, (operands[3], operands[2]), strict=True):
             if x is not None:
                 x *= unit / scale
@@ -146,13 +144,8 @@ def _joined(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([torch.logaddexp(a[:1], b[:1]), a[1:] + b[1:]])
 
 
-def _parts(number: int, size: int) -> Iterator[slice]:
-    for start in range(0, number, size):
-        yield slice(start, min(start + size, number))
-
-
 def described(blocks: PairMatrix) -> tuple[Tensor, Tensor]:
-    """Group, image, item and slot of rows [4, n] and columns [4, m], int32
+    """Group, image, item and slot of rows [n, 4] and columns [m, 4], int32
 
     Images and items are numbered by their first place, so that those of neighbours are near; an image that is
     in several groups has several numbers. What is in no pair, or has no image, has -1 there in rows and -2 in
@@ -163,10 +156,11 @@ def described(blocks: PairMatrix) -> tuple[Tensor, Tensor]:
     none = torch.where(torch.arange(len(item), device=item.device) < number, -1, -2)
     real = (item >= 0) & (group >= 0)
     of_group = by_first_place(by_first_place(image) * BEYOND + group)
-    ids = torch.stack([
+    ids = [
         torch.where(real, group, none),
         torch.where(real & (image >= 0), of_group, none),
         by_first_place(item),
         slot,
-    ]).int()  # fmt: skip
-    return ids[:, :number].contiguous(), ids[:, number:].contiguous()
+    ]
+    row_ids, col_ids = torch.stack(ids, 1).int().tensor_split([number])
+    return row_ids, col_ids

@@ -147,7 +147,7 @@ class TwoPasses(torch.autograd.Function):
         with exact(tensors[0]):
             second = _second(ctx.sides, grads[::2], walk.kernel is None)
             if (kernel := walk.kernel) is not None:
-                facts = [torch.stack(x) for x in zip(second.lse, second.force, second.pull, strict=True)]
+                facts = [torch.stack(x, 1) for x in zip(second.lse, second.force, second.pull, strict=True)]
                 if (by_kernel := kernel.gradients(tensors, facts, wanted)) is not None:
                     return None, None, *by_kernel
                 tensors = kernel.full(tensors)

@@ -114,7 +114,7 @@ class PairMatrix(NamedTuple):
         """
         split = len(self.rows.item)
         if not self.look or (self.rows.item.is_cuda and split <= height and self.wide <= width):
-            yield from _parts(split, self.wide, height, width)
+            yield from all_tiles(split, self.wide, height, width)
             return
         item, image, group, slot = by_host(side_by_side, *self.rows, *self.cols)
         keys = RowIds(item, torch.where(image >= 0, by_first_place(image), -1), group, slot)
@@ -210,7 +210,7 @@ class SampledPairs(NamedTuple):
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Parts of the lists with so many rows and places at most."""
         number, places = self.places.shape
-        return _parts(number, places, height, width)
+        return all_tiles(number, places, height, width)
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, c]"""
@@ -250,7 +250,7 @@ class SampledMask(NamedTuple):
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Parts of the matrix with so many rows and columns at most."""
-        return _parts(len(self.rows.item), self.wide, height, width)
+        return all_tiles(len(self.rows.item), self.wide, height, width)
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, c]"""
@@ -291,7 +291,7 @@ class SampledLists(NamedTuple):
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """So many rows with all their places, which are `width` at most."""
-        return _parts(len(self.places), self.wide, height, width)
+        return all_tiles(len(self.places), self.wide, height, width)
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, C]"""
@@ -308,7 +308,7 @@ class SampledLists(NamedTuple):
         pass
 
 
-def _parts(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
+def all_tiles(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
     """All tiles of a matrix, without a look at its ids."""
     for top in range(0, rows, height):
         for left in range(0, cols, width):
