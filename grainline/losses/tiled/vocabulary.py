@@ -5,18 +5,22 @@ captions of 16 tokens and 49,408 entries they would take 12 GB. Here the logits 
 become losses and gradients at once, in the forward pass; the backward pass scales these gradients.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.operands import Operands, Scaled, exact, fused, operands
+from grainline.losses.tiled.operands import Operands, exact, fused, operands
 from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
 from grainline.types import Mean, from_host, full
 
 TILE = {"cpu": 2**22}
 """Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""
 ELSEWHERE = 2**26
+SHARES = 2.0**-12
+"""Of the unit of tokens, the unit of a token times its share 1 / rest. rest is between 1 and the number of
+entries, so its largest value is 2**12 and that of a token that knows nothing of 2**16 entries 2**-4."""
 
 
 def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
@@ -48,20 +52,11 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, learns: bool, hidden: Tensor, table: Tensor, target: Tensor) -> Tensor:
         sums = zeros((hidden, table), [learns and want for want in ctx.needs_input_grad[1:3]])
-        losses = hidden.new_zeros(len(hidden))
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
         with exact(hidden):
             by = operands(hidden)
-            entries = by.scaled(table)
-            room = hidden.new_empty(min(size, len(hidden)) if by.dtype is None else 0, len(table))
-            for start in range(0, len(hidden), size):
-                part = slice(start, start + size)
-                parts = None if sums[0] is None else sums[0][part], sums[1]
-                here = hidden[part], table, target[part]
-                if by.dtype is None:  # the logits of one tile at a time
-                    losses[part] = _tile(*here, room[: len(target[part])], parts)
-                else:
-                    losses[part] = _half_tile(*here, parts, (by, entries))
+            given = hidden, table, target, sums, size
+            losses = _in_half(by, *given) if by.dtype else _in_full(*given)
         ctx.sums = sums
         return losses.double().sum().to(losses.dtype)
 
@@ -71,11 +66,22 @@ class _OnePass(torch.autograd.Function):
         return None, *scaled(ctx, grads[0]), None
 
 
-Sums = tuple[Tensor | None, Tensor | None]
+Sums = Sequence[Tensor | None]
+
+
+def _in_full(hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, size: int) -> Tensor:
+    """The losses of all tokens, some at a time; their gradients are added to the sums."""
+    losses = hidden.new_zeros(len(hidden))
+    logits = hidden.new_empty(min(size, len(hidden)), len(table))
+    for start in range(0, len(hidden), size):
+        part = slice(start, start + size)
+        parts = None if sums[0] is None else sums[0][part], sums[1]
+        losses[part] = _tile(hidden[part], table, target[part], logits[: len(target[part])], parts)
+    return losses
 
 
 def _tile(hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: Sums) -> Tensor:
-    """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
+    """The losses of some tokens [t]. `logits` [t, V] is written to.
 
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: its
     factors are scaled by 1 / rest, and the target is subtracted by itself.
@@ -93,25 +99,32 @@ def _tile(hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: S
     return rest.log() + top - hit
 
 
-def _half_tile(
-    hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, half: tuple[Operands, Scaled]
-) -> Tensor:
-    """As `_tile`, with operands in half precision. half: their type, and the table"""
-    by, entries = half
-    tokens = by.scaled(hidden)
-    logits, unit = by.wide(tokens.x, entries.x.T), tokens.unit * entries.unit
-    hit = logits.gather(1, target[:, None])[:, 0] * unit
-    exps, top, rest = fused(exponentials)(logits, unit, by.dtype)
-    del logits
-    tokens = by.scaled(hidden / rest[:, None])
+def _in_half(by: Operands, hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, size: int) -> Tensor:
+    """As `_in_full`, with operands in half precision. A tile is as few launches as can be: on an H200 the
+    host took longer over 46 of them than the device.
+    """
+    tokens, entries = by.scaled(hidden), by.scaled(table)
+    unit, share = tokens.unit * entries.unit, tokens.unit * SHARES
+    hit, top, rest = (hidden.new_zeros(len(hidden)) for _ in range(3))
     by_hidden, by_table = sums
+    for start in range(0, len(hidden), size):
+        part = slice(start, start + size)
+        logits = by.wide(tokens.x[part], entries.x.T)
+        hit[part] = logits.gather(1, target[part, None])[:, 0]
+        exps, top[part], rest[part] = fused(exponentials)(logits, unit, by.dtype)
+        del logits
+        if by_hidden is not None:
+            by.add_product(by_hidden[part], exps, entries.x)
+        if by_table is not None:
+            shares = torch.empty_like(tokens.x[part])
+            by.add_product(
+                by_table, exps.T, torch.div(hidden[part], (rest[part] * share)[:, None], out=shares)
+            )
     if by_hidden is not None:
-        by_tokens = by.wide(exps, entries.x).mul_(entries.unit)
-        torch.sub(by_tokens.div_(rest[:, None]), table[target], out=by_hidden)
-    if by_table is not None:
-        by_table.addcmul_(by.wide(exps.T, tokens.x), tokens.unit)
-        by_table.index_put_((target,), -hidden, accumulate=True)  # index_add_ has other bits in each run
-    return rest.log() + top - hit
+        by_hidden.mul_((entries.unit / rest)[:, None]).sub_(table[target])
+    if by_table is not None:  # index_add_ has other bits in each run
+        by_table.mul_(share).index_put_((target,), -hidden, accumulate=True)
+    return rest.log() + top - hit * unit
 
 
 def exponentials(logits: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
