@@ -123,31 +123,30 @@ def kernels(number: int, repeats: int) -> None:
         half(heads, images, slots, deep),
         half(heads, images, slots, deep),
     )
-    one, units, shift = torch.ones((), device=GPU), torch.ones(3, device=GPU), torch.zeros(width, device=GPU)
+    one, units, shift = torch.ones((), device=GPU), torch.ones(5, device=GPU), torch.zeros(width, device=GPU)
     z, matrix, u = half(images, texts, width), half(width, width), half(texts, width)
-    by = torch.randn(images, texts, device=GPU) / 64
-    sides = u, z, shift, by, by, units
-    flat, weight = z.flatten(0, 1), by.flatten()
-    by_torch, sums = ChunkedDense(Operands(torch.float16)), (torch.zeros(width, width, device=GPU), shift)
+    y, by = torch.empty_like(z), torch.randn(images, texts, device=GPU) / 64
+    flat, by_z = z.flatten(0, 1), half(images, texts, width)
+    by_torch, into = ChunkedDense(Operands(torch.float16)), torch.zeros(width, width, device=GPU)
     rows: list[tuple[str, Callable[[], Any], float]] = [
         ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
-        ("lengths", lambda: pooled.lengths(z, matrix, shift, u, units, True, False), 2 * width**2),
-        (
-            "lengths of scores",
-            lambda: pooled.lengths(z, matrix, shift, u, units, False, True),
-            2 * width**2 * 5 / 8,
-        ),
-        ("unattend", lambda: pooled.unattend(q, key, value, None, *sides), 8 * slots * width),
-        ("outer", lambda: pooled.outer(flat, weight), 2 * width**2 * 5 / 8),
-        ("outer by torch", lambda: by_torch.pull_square(z, by, one, sums), 2 * width**2),
+        ("product by cuBLAS", lambda: torch.mm(flat, matrix, out=y.flatten(0, 1)), 2 * width**2),
+        ("unattend", lambda: pooled.unattend(q, key, value, None, by_z, one), 8 * slots * width),
+        ("outer by cuBLAS", lambda: by_torch.add_symmetric(into, flat, flat, one), 2 * width**2),
     ]
+    for name, call, passes in (
+        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3], False), 2),
+        ("weigh", lambda: pooled.weigh(z, y, u, shift, by, by, units), 4),
+    ):
+        ms = cost(call, repeats).ms
+        report(f"kernel {name}, {images} x {texts}", 2 * passes * z.numel() / ms / 1e6, "GB/s", ms=ms)
     for many, few in ((1, slots), (heads, slots // 4)):
         points = many * few
         products = [torch.randn(many, texts, images, few, device=GPU) for _ in range(2)]
         given = *products, None, half(images, points, points), torch.randn(images, points, device=GPU)
         rows += [
-            (f"gram of {many} x {few}", partial(gram.gram, *given, units), 2 * points**2),
-            (f"ungram of {many} x {few}", partial(gram.ungram, *given, by, by, units), 4 * points**2),
+            (f"gram of {many} x {few}", partial(gram.gram, *given, units[:3]), 2 * points**2),
+            (f"ungram of {many} x {few}", partial(gram.ungram, *given, by, by, units[:3]), 4 * points**2),
         ]
     for name, call, flops in rows:
         ms = cost(call, repeats).ms
@@ -196,10 +195,7 @@ def work(heads: int, learns: bool = True) -> int:
     slots, width = bench_pooled.SLOTS, bench_pooled.WIDTH
     if heads * slots < width:  # by Gram matrices: two products, their gradients, and a quadratic form
         return 4 * slots * width + 2 * slots**2 + learns * (8 * slots * width + 4 * slots**2)
-    triangle = 2 * width**2 * 5 // 8  # in blocks of 128
-    if not learns:
-        return 4 * slots * width + triangle
-    return 14 * slots * width + 2 * width**2 + triangle
+    return 4 * slots * width + 2 * width**2 + learns * (10 * slots * width + 2 * width**2)
 
 
 def speed(flops: float, ms: float) -> dict[str, float]:

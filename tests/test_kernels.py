@@ -29,7 +29,7 @@ SHAPES = pytest.mark.parametrize(  # heads, width, segments: through S, and thro
     [(2, 32, 17), (1, 21, 24), (3, 60, 30), (1, 21, 5), (1, 40, 33), (3, 60, 7)],
     ids=["two", "odd", "three", "gram", "gram wide", "gram three"],
 )
-DENSE, GRAM = ["attend", "unattend", "outer"], ["gram", "ungram"]
+DENSE, GRAM = ["attend", "lengths", "weigh", "unattend"], ["gram", "ungram"]
 HALVES = pytest.mark.parametrize(
     "half", [torch.float32, torch.float16]
 )  # bfloat16 is wrong in the interpreter
@@ -54,6 +54,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launch, "run", recorded)
     monkeypatch.setattr(pooled, "TILE", dict.fromkeys(pooled.TILE, (16, 16)))
+    monkeypatch.setattr(pooled, "NUMBERS", dict.fromkeys(pooled.NUMBERS, 128))
     monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: True)
     monkeypatch.setattr(precision, "on_gpu", lambda _: True)
     return names
@@ -150,18 +151,34 @@ def near(found: Tensor, expected: Tensor, half: torch.dtype) -> None:
 @interpreted
 @pytest.mark.usefixtures("called")
 @HALVES
-@pytest.mark.parametrize("width", [21, 150, 256])
-def test_outer_is_a_product_of_weighted_rows(
-    width: int, half: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("width", [21, 64])
+@pytest.mark.parametrize("listed", [False, True])
+def test_lengths_and_what_is_weighed_are_those_of_torch(width: int, half: torch.dtype, listed: bool) -> None:
     from grainline.kernels import pooled
 
-    monkeypatch.setattr(pooled, "PROGRAMS", 6)
-    z, weight = torch.randn(150, width).to(half), torch.randn(150)
-    by_matrix, by_shift = pooled.outer(z, weight)
-    near(by_matrix + by_matrix.T, 2 * z.double().T @ (weight[:, None].double() * z), half)
-    near(by_shift, weight.double() @ z.double(), half)
-    assert not by_matrix[128:, :128].any(), "none below the diagonal"
+    z, y = torch.randn(2, 3, 11, width).to(half)
+    u, shift = torch.randn(17 if listed else 11, width).to(half), torch.randn(width)
+    places = torch.randint(-1, 17, (3, 11)) if listed else None
+    units = torch.tensor([2.0, 0.5, 4.0, 8.0, 0.25])
+    x, (of_y, of_u) = (z.double() * 2.0).requires_grad_(), units[1:3].double()
+    text = (u.double() * of_u).requires_grad_()
+    of_pairs = text if places is None else (text[places.clamp(min=0)] * (places >= 0)[..., None])
+    out, w = y.double() * of_y, shift.double().requires_grad_()
+    along, square = (x * of_pairs).sum(-1), (x * (out + 2 * w)).sum(-1)
+    for form, twin in ((False, square), (True, (out + w).square().sum(-1))):
+        found = pooled.lengths(z, y, u, shift, units[:3], form, places)
+        near(found[0], along, half)
+        near(found[1], twin, half)
+    by_along, by_square = torch.randn(2, 3, 11)
+    weighted, by_u, total = pooled.weigh(z, y, u, shift, by_along, by_square, units, places)
+    loss = (along * by_along).sum() + (square * by_square).sum()
+    by_x, by_text, by_w = torch.autograd.grad(loss, (x, text, w))
+    by_x += by_square[..., None].double() * (out.detach())  # y = S z has as much
+    near(8.0 * y, by_x, half)
+    near(0.25 * weighted, z.double() * by_square[..., None], half)
+    near(2 * 0.25 * 2.0 * total, by_w, half)
+    if not listed:
+        near(by_u, by_text, half)
 
 
 @interpreted
@@ -297,7 +314,6 @@ def test_segments_of_all_heads_are_one_block(
 # head, or of 16 segments.
 
 HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "LIST": False, "PREC": "tf32"}
-WIDE = {"D": 512, "BN": 128, "BK": 64, "TRIANGLE": False, "LIST": False, "PREC": "tf32"}
 ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
 EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
 PIXELS = {"S": 224, "C": 16}
@@ -308,15 +324,17 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "unattend wide": HEAD | {"D": 128, "BD": 128},
     "attend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
     "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths": WIDE | {"KEEP": True},
-    "lengths of scores": WIDE | {"KEEP": False, "TRIANGLE": True},
+    "lengths": {"D": 512, "OUT": False, "LIST": False},
+    "lengths of scores": {"D": 768, "OUT": True, "LIST": False},
+    "weigh": {"D": 512, "LIST": False},
+    "weigh wide": {"D": 1024, "LIST": False},
     "attend of lists": HEAD | {"LIST": True},
     "unattend of lists": HEAD | {"LIST": True},
     "unattend of lists wide": HEAD | {"LIST": True, "D": 128, "BD": 128},
     "unattend of lists widest": HEAD | {"LIST": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths of lists": WIDE | {"KEEP": True, "LIST": True},
+    "lengths of lists": {"D": 512, "OUT": False, "LIST": True},
+    "weigh of lists": {"D": 512, "LIST": True},
     "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
-    "outer": {"D": 512, "BN": 128, "PREC": "tf32"},
     "gram": ONE,
     "ungram": ONE,
     "gram of eight": ONE | EIGHT,
@@ -346,6 +364,8 @@ HALF = (
     "matrix",
     "u",
     "y",
+    "by_z",
+    "weighted",
     "by_fit",
     "by_text",
     "turned",
@@ -400,6 +420,8 @@ def as_launched(
         blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
         tile, options = pooled.settings(pooled.LISTED if pooled.LISTED in name else word, *blocks, older)
         return kernel, constants | {"BM": tile}, options
+    if word in pooled.NUMBERS:
+        return kernel, constants | pooled.whole_rows(word, constants["D"]), dict(pooled.FUSION)
     if word in dots.LAUNCH:
         both = constants | dots.settings(word, constants["D"], torch.float16)
         names = [arg for arg in both if arg in kernel.arg_names]

@@ -1,10 +1,10 @@
 """What texts pool of images, as `losses/tiled/chunked_cosine.py` has it, and the way back.
 
-    attend    z = softmax(q K') V of all pairs: one program for an image, a head and a tile of texts
-    lengths   y = z M, and the two inner products that a cosine needs, while y is in registers
-    unattend  gradients by logits, keys and values: a program passes over texts, while the keys and values of
-              an image and head, and their gradients, stay where they are
-    outer     sum of w z z' over pairs, a matrix that is symmetric, and of w z
+    attend    z = softmax(q K') V of all pairs: a program passes over texts, while the keys and values of an
+              image and head stay where they are
+    lengths   the two inner products that a cosine needs, from z and y = z M, which is a product of cuBLAS
+    weigh     the gradient by z, w z and what is summed over images, in one pass over z and y
+    unattend  gradients by logits, keys and values, as `attend`, with sums where it is
 
 No two programs add to one number: parts [splits, ...] are added afterwards, so the bits are the same in each
 run. r images, T texts, L segments, heads of width d; D = heads * d. Operands are in units (`operands.py`).
@@ -26,17 +26,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments,
 # of all heads for `gram` and `ungram`. Registers and shared memory fit on sm_90 and, with 64 segments of a
 # head at most, on sm_80 (tests/test_kernels.py).
-TILE = {"attend": (128, 64), "lengths": (128, 128), "unattend": (64, 32), "outer": (64, 64)}
-TILE |= {"gram": (64, 32), "ungram": (64, 32)}
-WARPS = {"attend": (4, 8), "lengths": (8, 8), "unattend": (4, 8), "outer": (4, 4)}
-WARPS |= {"gram": (8, 8), "ungram": (8, 8)}
-STAGES = {"attend": 1, "lengths": 3, "unattend": 3, "outer": 3, "gram": 1, "ungram": 3}
+TILE = {"attend": (64, 64), "unattend": (64, 32), "gram": (64, 32), "ungram": (64, 32)}
+WARPS = {"attend": (4, 8), "unattend": (4, 8), "gram": (8, 8), "ungram": (8, 8)}
+STAGES = {"attend": 3, "unattend": 3, "gram": 1, "ungram": 3}
 LISTED = "unattend of lists"  # one product more, and less room for texts
 TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: 2}
-OLDER = {"outer": (32, 8)}  # tile and warps before sm_90, where others take too many registers
+OLDER = {"unattend": (32, 4)}  # tile and warps before sm_90, where others take too many registers
+NUMBERS = {"lengths": 2048, "weigh": 4096}  # of a tile of a program that has whole rows of z
 # What changes from batch to batch is no reason to compile again.
 LENGTHS = ["T", "N", "M", "rows", "tiles"]
 PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
+SHORT = 2  # times as many of `attend`, whose programs have fewer registers
 
 
 @triton.jit
@@ -65,78 +65,7 @@ def _texts(places, row, i, T, LIST: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _attend(
-    q, key, value, mask, unit, places, z, T, N, M,
-    H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
-    MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    tile, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)  # neighbours share an image: it stays in L2
-    i, h = ih // H, ih % H
-    row, col, deep = tile * BM + tl.arange(0, BM), tl.arange(0, BL), tl.arange(0, BD)
-    some = (row < T)[:, None] & (deep < D)[None, :]
-    there = (col < L)[:, None] & (deep < D)[None, :]
-    place = ((h * N + i) * L + col)[:, None] * D + deep[None, :]
-    k, v = tl.load(key + place, mask=there, other=0.0), tl.load(value + place, mask=there, other=0.0)
-    text, real = _texts(places, row, i, T, LIST)
-    query = tl.load(
-        q + (h * (M if LIST else T) + text)[:, None] * D + deep[None, :],
-        mask=real[:, None] & (deep < D)[None, :],
-        other=0.0,
-    )
-    off = tl.where(col < L, 0.0, float("-inf"))
-    if MASK:
-        off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
-    a = _attention(query, k, off, tl.load(unit), PREC)
-    out = tl.dot(a.to(v.dtype), v, input_precision=PREC)
-    at = (i * T + row)[:, None] * (H * D) + (h * D + deep)[None, :]
-    tl.store(z + at, out.to(z.dtype.element_ty), mask=some)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _lengths(
-    z, matrix, shift, u, units, places, y, along, square, rows, T,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KEEP: tl.constexpr,
-    TRIANGLE: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """Shares of BN columns. KEEP: square is z . (y + 2 shift), and y is stored; else |y + shift|^2"""
-    block, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, col, deep = tile * BM + tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
-    inside = (row < rows)[:, None] & (col < D)[None, :]
-    acc = tl.zeros([BM, BN], tl.float32)
-    first = 0
-    if TRIANGLE:  # rows of the matrix above this block have zeros in it
-        first = block * BN // BK * BK
-    for k in range(first, D, BK):
-        at = k + deep
-        a = tl.load(
-            z + row[:, None] * D + at[None, :], mask=(row < rows)[:, None] & (at < D)[None, :], other=0.0
-        )
-        b = tl.load(
-            matrix + at[:, None] * D + col[None, :], mask=(at < D)[:, None] & (col < D)[None, :], other=0.0
-        )
-        acc = tl.dot(a, b, acc, input_precision=PREC)
-    of_z, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
-    own = tl.load(z + row[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32) * of_z
-    if LIST:
-        here = tl.load(places + row, mask=row < rows, other=-1)
-        asks = inside & (here >= 0)[:, None]
-    else:
-        here, asks = row % T, inside
-    text = tl.load(u + here[:, None] * D + col[None, :], mask=asks, other=0.0).to(tl.float32) * of_u
-    bias = tl.load(shift + col, mask=col < D, other=0.0)[None, :]
-    tl.store(along + block * rows + row, tl.sum(own * text, 1), mask=row < rows)
-    if KEEP:
-        part = own * (acc * of_y + 2.0 * bias)
-        tl.store(y + row[:, None] * D + col[None, :], acc.to(y.dtype.element_ty), mask=inside)
-    else:
-        out = acc * of_y + bias
-        part = tl.where((col < D)[None, :], out * out, 0.0)
-    tl.store(square + block * rows + row, tl.sum(part, 1), mask=row < rows)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _unattend(
-    q, key, value, mask, u, y, shift, by_along, by_square, units, places, by_text, by_key, by_value,
-    T, N, M, tiles,
+    q, key, value, mask, unit, places, z, T, N, M, tiles,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
     MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -149,30 +78,119 @@ def _unattend(
     off = tl.where(col < L, 0.0, float("-inf"))
     if MASK:
         off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
-    unit, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
-    bias = tl.load(shift + h * D + deep, mask=deep < D, other=0.0)[None, :]
+    by = tl.load(unit)
+    for tile in range(split * tiles, split * tiles + tiles):
+        row = tile * BM + tl.arange(0, BM)
+        text, real = _texts(places, row, i, T, LIST)
+        query = tl.load(
+            q + (h * (M if LIST else T) + text)[:, None] * D + deep[None, :],
+            mask=real[:, None] & (deep < D)[None, :],
+            other=0.0,
+        )
+        a = _attention(query, k, off, by, PREC)
+        out = tl.dot(a.to(v.dtype), v, input_precision=PREC)
+        at = (i * T + row)[:, None] * (H * D) + (h * D + deep)[None, :]
+        tl.store(z + at, out.to(z.dtype.element_ty), mask=(row < T)[:, None] & (deep < D)[None, :])
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _lengths(
+    z, y, u, shift, units, places, along, square, rows, T,
+    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, OUT: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """z . u; and OUT: |y + shift|^2, else z . (y + 2 shift)"""
+    row, deep = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    real, inside = row < rows, (deep < D)[None, :]
+    here = row % T
+    if LIST:
+        here = tl.load(places + row, mask=real, other=-1)
+    at, some = row[:, None] * D + deep[None, :], real[:, None] & inside
+    of_z, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
+    own = tl.load(z + at, mask=some, other=0.0).to(tl.float32) * of_z
+    out = tl.load(y + at, mask=some, other=0.0).to(tl.float32) * of_y
+    asks = (here >= 0)[:, None] & some
+    text = tl.load(u + here[:, None] * D + deep[None, :], mask=asks, other=0.0).to(tl.float32) * of_u
+    bias = tl.load(shift + deep, mask=deep < D, other=0.0)[None, :]
+    tl.store(along + row, tl.sum(own * text, 1), mask=real)
+    part = own * (out + bias * 2.0)
+    if OUT:
+        part = (out + bias) * (out + bias)
+    tl.store(square + row, tl.sum(part, 1), mask=real)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _weigh(
+    z, y, u, shift, by_along, by_square, units, places, weighted, by_u, by_shift, T, N,
+    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """Some texts with all images. The gradient by z takes the place of y"""
+    tile, deep = tl.program_id(0).to(tl.int64), tl.arange(0, BD)
+    row, inside = tile * BM + tl.arange(0, BM), (deep < D)[None, :]
+    real = row < T
+    of_z, of_y, of_u = tl.load(units), tl.load(units + 1), tl.load(units + 2)
+    of_gradient, of_weight = 1.0 / tl.load(units + 3), 1.0 / tl.load(units + 4)
+    bias = tl.load(shift + deep, mask=deep < D, other=0.0)[None, :]
+    some = real[:, None] & inside
+    text = tl.zeros([BM, BD], u.dtype.element_ty)
+    if not LIST:
+        text = tl.load(u + row[:, None] * D + deep[None, :], mask=some, other=0.0)
+    total, by_text = tl.zeros([BD], tl.float32), tl.zeros([BM, BD], tl.float32)
+    for i in range(N):
+        if LIST:
+            here = tl.load(places + i * T + row, mask=real, other=-1)
+            asks = (here >= 0)[:, None] & inside
+            text = tl.load(u + here[:, None] * D + deep[None, :], mask=asks, other=0.0)
+        along = tl.load(by_along + i * T + row, mask=real, other=0.0)[:, None]
+        square = tl.load(by_square + i * T + row, mask=real, other=0.0)[:, None]
+        at = (i * T + row)[:, None] * D + deep[None, :]
+        own = tl.load(z + at, mask=some, other=0.0).to(tl.float32)
+        out = tl.load(y + at, mask=some, other=0.0).to(tl.float32) * of_y + bias
+        by = along * (text.to(tl.float32) * of_u) + square * out * 2.0
+        tl.store(y + at, (by * of_gradient).to(y.dtype.element_ty), mask=some)
+        part = own * (square * of_weight)
+        tl.store(weighted + at, part.to(weighted.dtype.element_ty), mask=some)
+        total += tl.sum(part, 0)
+        if not LIST:
+            by_text += own * along
+    tl.store(by_shift + tile * D + deep, total, mask=deep < D)
+    if not LIST:
+        tl.store(by_u + row[:, None] * D + deep[None, :], by_text * of_z, mask=some)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _unattend(
+    q, key, value, mask, by_z, unit, places, by_text, by_key, by_value, T, N, M, tiles,
+    H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    split, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i, h = ih // H, ih % H
+    col, deep = tl.arange(0, BL), tl.arange(0, BD)
+    there = (col < L)[:, None] & (deep < D)[None, :]
+    place = ((h * N + i) * L + col)[:, None] * D + deep[None, :]
+    k, v = tl.load(key + place, mask=there, other=0.0), tl.load(value + place, mask=there, other=0.0)
+    off = tl.where(col < L, 0.0, float("-inf"))
+    if MASK:
+        off += tl.load(mask + i * L + col, mask=col < L, other=0.0)
+    of_fit = tl.load(unit)
     dk, dv = tl.zeros([BL, BD], tl.float32), tl.zeros([BL, BD], tl.float32)
     for tile in range(split * tiles, split * tiles + tiles):
         row = tile * BM + tl.arange(0, BM)
         text, real = _texts(places, row, i, T, LIST)
-        some, lane = real[:, None] & (deep < D)[None, :], (h * D + deep)[None, :]
+        some = real[:, None] & (deep < D)[None, :]
         query = tl.load(
             q + (h * (M if LIST else T) + text)[:, None] * D + deep[None, :], mask=some, other=0.0
         )
-        a = _attention(query, k, off, unit, PREC)
-        at = row[:, None] * (H * D) + lane
-        ba = tl.load(by_along + i * T + row, mask=row < T, other=0.0)[:, None]
-        bs = tl.load(by_square + i * T + row, mask=row < T, other=0.0)[:, None]
-        along = tl.load(u + (text[:, None] * (H * D) + lane), mask=some, other=0.0).to(tl.float32) * of_u
-        out = tl.load(y + i * T * (H * D) + at, mask=some, other=0.0).to(tl.float32) * of_y + bias
-        dz = tl.where(some, ba * along + 2.0 * bs * out, 0.0).to(v.dtype)
+        at = (i * T + row)[:, None] * (H * D) + (h * D + deep)[None, :]
+        dz = tl.load(by_z + at, mask=some, other=0.0)
+        a = _attention(query, k, off, of_fit, PREC)
         f = a * tl.dot(dz, tl.trans(v), input_precision=PREC)
         f -= a * tl.sum(f, 1)[:, None]
         dv = tl.dot(tl.trans(a.to(v.dtype)), dz, dv, input_precision=PREC)
         dk = tl.dot(tl.trans(f.to(k.dtype)), query, dk, input_precision=PREC)
         if LIST:  # texts of other images are others: here is the last place where keys are at hand
             dq = tl.dot(f.to(k.dtype), k, input_precision=PREC)
-            tl.store(by_text + i * T * (H * D) + at, dq.to(by_text.dtype.element_ty), mask=some)
+            tl.store(by_text + at, dq.to(by_text.dtype.element_ty), mask=some)
         else:
             to = ((h * T + row).to(tl.int64) * N + i)[:, None] * L + col[None, :]
             of_logits = f.to(by_text.dtype.element_ty)
@@ -181,34 +199,6 @@ def _unattend(
     place = part + col[:, None] * D + deep[None, :]
     tl.store(by_key + place, dk, mask=there)
     tl.store(by_value + place, dv, mask=there)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _outer(
-    z, weight, by_matrix, by_shift, rows, tiles,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """The share of some tiles of rows in a block of the matrix: none below the diagonal, twice above it"""
-    left, right, split = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    down, across = left * BN + tl.arange(0, BN), right * BN + tl.arange(0, BN)
-    acc, total = tl.zeros([BN, BN], tl.float32), tl.zeros([BN], tl.float32)
-    if left <= right:
-        for tile in range(split * tiles, split * tiles + tiles):
-            row = tile * BM + tl.arange(0, BM)
-            by = tl.load(weight + row, mask=row < rows, other=0.0)
-            inside, at = (row < rows)[:, None], row[:, None] * D
-            one = tl.load(z + at + down[None, :], mask=inside & (down < D)[None, :], other=0.0)
-            other = tl.load(z + at + across[None, :], mask=inside & (across < D)[None, :], other=0.0)
-            here = other.to(tl.float32) * by[:, None]
-            if left == right:
-                total += tl.sum(here, 0)
-            acc = tl.dot(tl.trans(one), here.to(one.dtype), acc, input_precision=PREC)
-    if left < right:
-        acc *= 2.0
-    at = (split * D + down)[:, None] * D + across[None, :]
-    tl.store(by_matrix + at, acc, mask=(down < D)[:, None] & (across < D)[None, :])
-    if left == right:
-        tl.store(by_shift + split * D + down, total, mask=down < D)
 
 
 def sizes(slots: int, width: int) -> dict[str, int]:
@@ -221,20 +211,20 @@ def settings(kernel: str, slots: int = 0, width: int = 0, older: bool = False) -
     """The tile of a kernel and its launch settings. older: than sm_90"""
     large = max(slots, width) > 64
     tile, warps = TILE[kernel][large], WARPS[kernel][large]
-    if older:
+    if older and not large:
         tile, warps = OLDER.get(kernel, (tile, warps))
     return tile, {"num_warps": warps, "num_stages": STAGES[kernel], **FUSION}
 
 
-def columns(width: int) -> tuple[int, int]:
-    """Columns of a block of a matrix, and how many blocks there are."""
-    wide = min(128, max(16, triton.next_power_of_2(width)))
-    return wide, triton.cdiv(width, wide)
+def whole_rows(kernel: str, width: int) -> dict[str, int]:
+    """Constants of a kernel that has whole rows of z."""
+    wide = triton.next_power_of_2(width)
+    return {"D": width, "BM": max(1, NUMBERS[kernel] // wide), "BD": wide}
 
 
-def split(tiles: int, programs: int) -> tuple[int, int]:
-    """How often to split tiles that are added up by so many programs, and the tiles of a split."""
-    splits = max(1, min(tiles, PROGRAMS // max(1, programs)))
+def split(tiles: int, programs: int, times: int = 1) -> tuple[int, int]:
+    """How often to split tiles that so many programs pass over, and the tiles of a split."""
+    splits = max(1, min(tiles, times * PROGRAMS // max(1, programs)))
     return splits, triton.cdiv(tiles, splits)
 
 
@@ -254,12 +244,13 @@ def attend(
     heads, images, slots, width = key.shape
     texts, (tile, launch) = (q if places is None else places).shape[1], settings("attend", slots, width)
     z = value.new_empty(images, texts, heads * width)
+    splits, tiles = split(triton.cdiv(texts, tile), images * heads, SHORT)
     if z.numel():
         with torch.cuda.device_of(key):
-            _attend[(triton.cdiv(texts, tile), images * heads)](
+            _attend[(splits, images * heads)](
                 q, key, value, key if mask is None else mask, unit, q if places is None else places, z,
-                texts, images, q.shape[1], H=heads, BM=tile, MASK=mask is not None, LIST=places is not None,
-                PREC=precision(q), **sizes(slots, width), **launch,
+                texts, images, q.shape[1], tiles, H=heads, BM=tile, MASK=mask is not None,
+                LIST=places is not None, PREC=precision(q), **sizes(slots, width), **launch,
             )  # fmt: skip
     return z
 
@@ -274,45 +265,72 @@ def _(
 
 @torch.library.custom_op("grainline::lengths", mutates_args=())
 def lengths(
-    z: Tensor,
-    matrix: Tensor,
-    shift: Tensor,
-    u: Tensor,
-    units: Tensor,
-    keep: bool,
-    triangle: bool,
-    places: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """z [r, T, D], matrix [D, D], shift [D], u [T, D] -> y = z @ matrix in units; two inner products [r, T]
+    z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: Tensor, out: bool, places: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """z, y [r, T, D], u [T, D], shift [D] -> two inner products of pairs [r, T]
 
-    along    z . u
-    square   keep: z . (y + 2 shift); else |y + shift|^2, and no y [0]
-    units    [3] those of z, y and u
-    triangle the matrix has zeros above its diagonal
+    First z . u. out: then |y + shift|^2, else z . (y + 2 shift). units [3] of z, y and u
 
     The products are those of the tensors that stand behind the units.
     """
     images, texts, width = z.shape
-    rows, (tile, launch) = images * texts, settings("lengths")
-    wide, blocks = columns(width)
-    y = torch.empty_like(z) if keep else z.new_empty(0)
-    along, square = (torch.empty(blocks, rows, dtype=torch.float32, device=z.device) for _ in range(2))
-    if rows:
+    constants = whole_rows("lengths", width)
+    along, square = (torch.empty(images, texts, dtype=torch.float32, device=z.device) for _ in range(2))
+    if along.numel():
         with torch.cuda.device_of(z):
-            _lengths[(blocks, triton.cdiv(rows, tile))](
-                z, matrix, shift, u, units, z if places is None else places, y if keep else z, along, square,
-                rows, texts, D=width, BM=tile, BN=wide, BK=min(64, wide), KEEP=keep, TRIANGLE=triangle,
-                LIST=places is not None, PREC=precision(z), **launch,
+            _lengths[(triton.cdiv(images * texts, constants["BM"]),)](
+                z, y, u, shift, units, z if places is None else places, along, square, images * texts, texts,
+                OUT=out, LIST=places is not None, **constants, **FUSION,
             )  # fmt: skip
-    return y, along.sum(0).view(images, texts), square.sum(0).view(images, texts)
+    return along, square
 
 
 @lengths.register_fake
 def _(
-    z: Tensor, matrix: Any, shift: Tensor, u: Any, units: Any, keep: bool, triangle: bool, places: Any = None
+    z: Tensor, y: Any, u: Any, shift: Tensor, units: Any, out: Any, places: Any = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
+
+
+@torch.library.custom_op("grainline::weigh", mutates_args=("y",))
+def weigh(
+    z: Tensor,
+    y: Tensor,
+    u: Tensor,
+    shift: Tensor,
+    by_along: Tensor,
+    by_square: Tensor,
+    units: Tensor,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y = torch.empty_like(z) if keep else z.new_empty(0)
-    return y, shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
+    """w z [r, T, D] as operands, the sum over images of by_along z [T, D], and of w z over all pairs [D]
+
+    y becomes the gradient by z: by_along u + 2 by_square (y + shift). The second has its values, the third is
+    in units; with places there is no second [0].
+
+    z, y, u, shift as of `lengths`; by_along, by_square [r, T] float32 gradients
+    units  [5] of z, y, u, of the gradient by z, and of the weight w, which is by_square in it
+    """
+    images, texts, width = z.shape
+    listed, constants = places is not None, whole_rows("weigh", width)
+    programs = triton.cdiv(texts, constants["BM"])
+    weighted, by_u = torch.empty_like(z), shift.new_empty(0 if listed else texts, width)
+    by_shift = shift.new_empty(programs, width)
+    with torch.cuda.device_of(z):
+        _weigh[(programs,)](
+            z, y, u, shift, by_along, by_square, units, places if listed else z, weighted, by_u, by_shift,
+            texts, images, LIST=listed, **constants, **FUSION,
+        )  # fmt: skip
+    return weighted, by_u, by_shift.sum(0)
+
+
+@weigh.register_fake
+def _(
+    z: Tensor, y: Any, u: Any, shift: Tensor, by_along: Any, by_square: Any, units: Any,
+    places: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    by_u = shift.new_empty(0 if places is not None else z.shape[1], z.shape[2])
+    return torch.empty_like(z), by_u, torch.empty_like(shift)
 
 
 @torch.library.custom_op("grainline::unattend", mutates_args=())
@@ -321,24 +339,18 @@ def unattend(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    u: Tensor,
-    y: Tensor,
-    shift: Tensor,
-    by_along: Tensor,
-    by_square: Tensor,
-    units: Tensor,
+    by_z: Tensor,
+    unit: Tensor,
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by logits [heads, T, r, L], keys and values [r, heads, L, d], the last two in float32
 
     With places the first is that by queries of pairs [r, C, D], not set where there is no text.
-    q, key, value, mask as of `attend`; u [T, D], y [r, T, D], shift [D] as of `lengths`
-    by_along, by_square  [r, T] float32 gradients, in units that keep those of z in the range of operands
-    units                [3] of logits, y and u
+    q, key, value, mask, unit as of `attend`; by_z [r, T, D], whose unit all have
     """
     heads, images, slots, width = key.shape
     listed, texts = places is not None, (q if places is None else places).shape[1]
-    tile, launch = settings(LISTED if listed else "unattend", slots, width)
+    tile, launch = settings(LISTED if listed else "unattend", slots, width, is_older(key))
     splits, tiles = split(triton.cdiv(texts, tile), images * heads)
     by_text = value.new_empty((images, texts, heads * width) if listed else (heads, texts, images, slots))
     by_key, by_value = (
@@ -348,46 +360,20 @@ def unattend(
     if by_text.numel():
         with torch.cuda.device_of(key):
             _unattend[(splits, images * heads)](
-                q, key, value, key if mask is None else mask, u, y, shift, by_along, by_square, units,
-                places if listed else q, by_text, by_key, by_value, texts, images, q.shape[1], tiles,
-                H=heads, BM=tile, MASK=mask is not None, LIST=listed, PREC=precision(q),
-                **sizes(slots, width), **launch,
+                q, key, value, key if mask is None else mask, by_z, unit, places if listed else q,
+                by_text, by_key, by_value, texts, images, q.shape[1], tiles, H=heads, BM=tile,
+                MASK=mask is not None, LIST=listed, PREC=precision(q), **sizes(slots, width), **launch,
             )  # fmt: skip
     return by_text, by_key.sum(0), by_value.sum(0)
 
 
 @unattend.register_fake
 def _(
-    q: Tensor, key: Tensor, value: Tensor, mask: Any, u: Any, y: Any, shift: Any,
-    by_along: Tensor, by_square: Any, units: Any, places: Tensor | None = None,
+    q: Tensor, key: Tensor, value: Tensor, mask: Any, by_z: Any, unit: Tensor, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     heads, images, slots, width = key.shape
-    other = by_along.new_empty(images, heads, slots, width)
+    other = unit.new_empty(images, heads, slots, width)
     shape = (heads, q.shape[1], images, slots)
     if places is not None:
         shape = (*places.shape, heads * width)
     return value.new_empty(shape), other, torch.empty_like(other)
-
-
-@torch.library.custom_op("grainline::outer", mutates_args=())
-def outer(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """z [R, D], weight [R] float32 -> sums over rows of w z z' [D, D] and of w z [D], both in float32
-
-    Blocks of the matrix above the diagonal count twice and those below it are zeros: as the gradient of a
-    matrix that is symmetric, that is the same. weight is in a unit that keeps w z in the range of operands.
-    """
-    (rows, width), (tile, launch) = z.shape, settings("outer", older=is_older(z))
-    wide, blocks = columns(width)
-    splits, tiles = split(triton.cdiv(rows, tile), blocks * (blocks + 1) // 2)
-    by_matrix, by_shift = (weight.new_empty(splits, *shape) for shape in ((width, width), (width,)))
-    with torch.cuda.device_of(z):
-        _outer[(blocks, blocks, splits)](
-            z, weight, by_matrix, by_shift, rows, tiles, D=width, BM=tile, BN=wide, PREC=precision(z),
-            **launch,
-        )  # fmt: skip
-    return by_matrix.sum(0), by_shift.sum(0)
-
-
-@outer.register_fake
-def _(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return weight.new_empty(z.shape[1], z.shape[1]), weight.new_empty(z.shape[1])

@@ -36,8 +36,14 @@ class Chunk(NamedTuple):
     value: Scaled  # [heads, r * L, d]
 
 
-ByPooled = tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]
-"""The gradients by along and square [r, T] in a unit, w [D]; that unit, and that of y."""
+class Pooled(NamedTuple):
+    """What texts pool of a chunk of images, in front of a cosine."""
+
+    z: Tensor  # [r, T, D] operands
+    y: Tensor  # [r, T, D] S z, operands
+    u: Tensor  # [T, D] operands
+    shift: Tensor  # [D] w
+    units: tuple[Tensor, ...]  # of z, y and u
 
 
 class Chunked(Score):
@@ -137,60 +143,73 @@ class ChunkedDense(Chunked):
         shared: Parts,
         known: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Vjp]:
-        by, (mix, shift, size, scale, bias) = self.by, shared
+        (mix, shift, size, scale, bias) = shared
         (chunk, z), u, matrix = self.pool(rows, cols), self.once(cols[1]), self.once(mix)
-        of_value = chunk.value.unit
-        of_y = of_value * matrix.unit
-        y, along, square = self.lengths(z, matrix.x, shift, u.x.flatten(1), (of_value, of_y, u.unit))
+        units = chunk.value.unit, chunk.value.unit * matrix.unit, u.unit
+        pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
+        along, square = self.lengths(pooled)
         along, square = along + cols[2], square + size
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            (by_key, by_value), (by_query, by_u, by_c) = sums[:2], sums[len(rows) : -len(shared)]
+            by_rows, (by_query, by_u, by_c) = sums[:2], sums[len(rows) : -len(shared)]
             by_mix, by_shift, *alone = sums[-len(shared) :]
             by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
             add_alone(by_c, alone, by_along, facts)
-            by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
-            unit = by.slopes(by_along, u.unit)
-            by_z = by_along / unit, by_square / unit, shift, (unit, of_y)
-            self.pull_pool((rows, cols), chunk, y, by_z, (by_key, by_value, by_query))
-            if by_u is not None:
-                by_u += (fused(over_images)(z, by_along) * of_value).view_as(by_u)
-            self.pull_square(z, by_square, of_value, (by_mix, by_shift))
+            by = tuple(self.alive(rows, x) for x in (by_along, by_square))
+            by_z, unit = self.pull_lengths(pooled, by, (by_u, by_mix, by_shift))
+            self.pull_pool((rows, cols), chunk, by_z, unit, (*by_rows, by_query))
 
         return scale * fused(cosine)(along, square) + bias, pull
 
-    def lengths(
-        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """y = S z; z . u and z . (y + 2 w): [r, T, D] and [r, T]. units: of z, y and u"""
-        y = self.by.narrow(z.flatten(0, 1), matrix).view_as(z)
-        return y, *fused(products)(z, y, u, shift, units)
+    def product(self, z: Tensor, matrix: Tensor) -> Tensor:
+        """y = S z, as operands"""
+        return self.by.narrow(z.flatten(0, 1), matrix).view_as(z)
+
+    def lengths(self, pooled: Pooled) -> tuple[Tensor, Tensor]:
+        """z . u and z . (y + 2 w): [r, T] each"""
+        return tuple(fused(products)(*pooled))
+
+    def pull_lengths(self, pooled: Pooled, by: Parts, sums: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Add the gradients by u, S and w, from those by along and square [r, T]. Returns that by z,
+        as operands, and its unit."""
+        (z, y, u, shift, (of_z, of_y, of_u)), (by_along, by_square), (by_u, *others) = pooled, by, sums
+        if by_u is not None:
+            by_u += (fused(over_images)(z, by_along) * of_z).view_as(by_u)
+        weight, unit = self.by.scaled(by_square), self.by.slopes(by_along, of_u)
+        half = self.by.cast(fused(weighted)(z, weight.x))
+        total = self.by.wide(weight.x.reshape(1, -1), z.flatten(0, 1))[0]
+        self.pull_square(z, half, total, weight.unit * of_z, of_z, others)
+        of_z_in_unit = by_along / unit, by_square / unit, of_u, of_y
+        return self.by.cast(fused(by_pooled)(u, y, shift, *of_z_in_unit)), unit
 
     def pull_square(
-        self, z: Tensor, by_square: Tensor, of_value: Tensor, sums: Sequence[Tensor | None]
+        self,
+        z: Tensor,
+        weighted: Tensor,
+        total: Tensor,
+        unit: Tensor,
+        of_z: Tensor,
+        sums: Sequence[Tensor | None],
     ) -> None:
-        """Add the gradients by S and w, from that by the square [r, T]."""
-        flat, weight, (by_mix, by_shift) = z.flatten(0, 1), self.by.scaled(by_square), sums
+        """Add the gradients by S and w, from w z [r, T, D] and its sum [D] in a unit."""
+        by_mix, by_shift = sums
         if by_mix is not None:
-            half = self.by.cast(fused(weighted)(z, weight.x)).flatten(0, 1)
-            self.add_symmetric(by_mix, half, flat, weight.unit * of_value.square())
+            self.add_symmetric(by_mix, weighted.flatten(0, 1), z.flatten(0, 1), unit * of_z)
         if by_shift is not None:
-            add(by_shift, self.by.wide(weight.x.reshape(1, -1), flat)[0], 2 * weight.unit * of_value)
+            add(by_shift, total, 2 * unit)
 
     def pull_pool(
         self,
-        tile: tuple[Parts, Parts],
+        tile: tuple[Parts, Parts],  # noqa: ARG002
         chunk: Chunk,
-        y: Tensor,
-        by_z: ByPooled,
-        sums: Sequence[Tensor | None],
+        by_z: Tensor,
+        unit: Tensor,
+        sums: Sequence[Any],
     ) -> None:
-        """Add the gradients by keys, values and queries, from those by what is pooled."""
-        by, (by_along, by_square, shift, (unit, of_y)) = self.by, by_z
-        by_key, by_value, by_query = sums
-        u, sides = self.once(tile[1][1]), (chunk.key, chunk.query)
-        parts = by.cast(fused(by_pooled)(u.x.flatten(1), y, shift, by_along, by_square, u.unit, of_y))
-        parts_of = parts.tensor_split(len(chunk.key.x), -1)
+        """Add the gradients by keys, values and queries, from that by what is pooled, in a unit."""
+        by, (by_key, by_value, by_query) = self.by, sums
+        sides = chunk.key, chunk.query
+        parts_of = by_z.tensor_split(len(chunk.key.x), -1)
         for head, (a, here) in enumerate(zip(chunk.weight, parts_of, strict=True)):
             value = by_image(chunk.value.x[head], a)
             if by_value is not None:

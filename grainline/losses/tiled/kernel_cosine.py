@@ -12,12 +12,12 @@ from torch import Tensor
 
 from grainline.kernels import launch
 from grainline.losses.tiled.chunked_cosine import (
-    ByPooled,
     Chunk,
     Chunked,
     ChunkedDense,
     ChunkedGram,
     ChunkedOutward,
+    Pooled,
     add,
     add_alone,
     cosine,
@@ -69,34 +69,51 @@ class KernelDense(_Pools, ChunkedDense):
     """As `ChunkedDense`."""
 
     def stored(self, points: int, width: int) -> int:
-        return self.by.size * (points + 2 * width)  # the gradient by logits; z and y
+        return self.by.size * (points + 3 * width)  # the gradient by logits; z, y and w z
+
+    def lengths(self, pooled: Pooled) -> tuple[Tensor, Tensor]:
+        return launch.run(
+            "lengths", lambda: lengths(pooled, False), lambda: super(KernelDense, self).lengths(pooled)
+        )
+
+    def pull_lengths(self, pooled: Pooled, by: Parts, sums: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        unit, of_z = self.by.slopes(by[0], pooled.units[2]), pooled.units[0]
+        read = launch.run("weigh", lambda: self.weigh(pooled, by, unit), lambda: None)
+        if read is None:
+            return super().pull_lengths(pooled, by, sums)
+        (half, by_u, total, turn), (of_u, *others) = read, sums
+        if of_u is not None:
+            of_u += by_u.view_as(of_u)
+        self.pull_square(pooled.z, half, total, turn * of_z, of_z, others)
+        return pooled.y, unit
+
+    def weigh(
+        self, pooled: Pooled, by: Parts, unit: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Of `kernels/pooled.py`, which puts the gradient by z where y is; and the unit of w."""
+        from grainline.kernels.pooled import weigh
+
+        turn = self.by.slopes(by[1], torch.ones_like(unit))
+        units = torch.stack([*pooled.units, unit, turn])
+        return *weigh(*pooled[:4], *(x.contiguous() for x in by), units, places), turn
 
     def pull_pool(
-        self,
-        tile: tuple[Parts, Parts],
-        chunk: Chunk,
-        y: Tensor,
-        by_z: ByPooled,
-        sums: Sequence[Tensor | None],
+        self, tile: tuple[Parts, Parts], chunk: Chunk, by_z: Tensor, unit: Tensor, sums: Sequence[Any]
     ) -> None:
-        rows, cols = tile
-        by_along, by_square, shift, (unit, of_y) = by_z
-        u, of_value = self.once(cols[1]), chunk.value.unit
+        (rows, cols), of_fit = tile, chunk.key.unit * chunk.query.unit
 
         def kernel() -> tuple[Tensor, Tensor, Tensor]:
             from grainline.kernels.pooled import unattend
 
-            units = torch.stack([chunk.key.unit * chunk.query.unit, of_y, u.unit])
-            by = u.x.flatten(1), y, shift, by_along.contiguous(), by_square.contiguous()
-            return unattend(*attention(chunk, len(rows[0])), self.mask(rows), *by, units)
+            return unattend(*attention(chunk, len(rows[0])), self.mask(rows), by_z, of_fit)
 
         read = None if chunk.weight else launch.run("unattend", kernel, lambda: None)
         if read is None:  # a kernel was refused
             whole = chunk if chunk.weight else self.attend(rows, cols)
-            super().pull_pool(tile, whole, y, by_z, sums)
+            super().pull_pool(tile, whole, by_z, unit, sums)
             return
         by_fit, parts_of_key, parts_of_value = read
-        by_key, by_value, by_query = sums
+        (by_key, by_value, by_query), of_value = sums, chunk.value.unit
         if by_key is not None:
             add(by_key, parts_of_key, unit * of_value * chunk.query.unit)
         if by_value is not None:
@@ -105,23 +122,12 @@ class KernelDense(_Pools, ChunkedDense):
             by_each = self.by.wide(by_fit.flatten(2), chunk.key.x)
             add(by_query.transpose(0, 1), by_each, unit * of_value * chunk.key.unit)
 
-    def pull_square(
-        self, z: Tensor, by_square: Tensor, of_value: Tensor, sums: Sequence[Tensor | None]
-    ) -> None:
-        unit = self.by.slopes(by_square, of_value)
 
-        def kernel() -> tuple[Tensor, Tensor]:
-            from grainline.kernels.pooled import outer
+def lengths(pooled: Pooled, out: bool, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The inner products of `kernels/pooled.py`."""
+    from grainline.kernels.pooled import lengths
 
-            return outer(z.flatten(0, 1), (by_square / (unit / of_value)).flatten())
-
-        read = launch.run("outer", kernel, lambda: None)
-        if read is None:
-            super().pull_square(z, by_square, of_value, sums)
-            return
-        for into, x, one in zip(sums, read, (unit * of_value, 2 * unit), strict=True):
-            if into is not None:
-                add(into, x, one)
+    return lengths(*pooled[:4], torch.stack(pooled.units), out, places)
 
 
 class KernelOutward(_Pools, ChunkedOutward):
@@ -131,10 +137,8 @@ class KernelOutward(_Pools, ChunkedOutward):
         self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         def kernel() -> tuple[Tensor, Tensor]:
-            from grainline.kernels.pooled import lengths
-
-            turned = matrix.T.contiguous()
-            return lengths(z, turned, shift, u, torch.stack(units), False, self.blocks > 1)[1:]
+            y = self.by.narrow(z.flatten(0, 1), matrix.T).view_as(z)
+            return lengths(Pooled(z, y, u, shift, units), True)
 
         return launch.run(
             "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)

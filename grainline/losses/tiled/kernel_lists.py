@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from grainline.kernels import launch
-from grainline.losses.tiled.chunked_cosine import add, add_alone, cosine, slopes
+from grainline.losses.tiled.chunked_cosine import Pooled, add, add_alone, cosine, slopes
 from grainline.losses.tiled.conditioned_cosine import Dense
-from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits
+from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits, lengths
 from grainline.losses.tiled.operands import Operands, fused
 from grainline.losses.tiled.pair_mask import SampledLists, SampledMask, Tile
 from grainline.losses.tiled.scores import Parts, Score, Vjp
@@ -86,7 +86,7 @@ class KernelLists(KernelDense):
     fixed = 3
 
     def stored(self, points: int, width: int) -> int:  # noqa: ARG002
-        return self.by.size * 3 * width  # z, y and the gradient by queries
+        return self.by.size * 4 * width  # z, y, w z and the gradient by queries
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:
         """Some images with all their places."""
@@ -99,53 +99,60 @@ class KernelLists(KernelDense):
         shared: Parts,
         known: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Vjp]:
-        by, places, (mix, shift, size, scale, bias) = self.by, rows[2], shared
+        places, (mix, shift, size, scale, bias) = rows[2], shared
         chunk, u, matrix = self.chunk(rows, cols), self.once(cols[1]), self.once(mix)
         of_fit, of_value = chunk.key.unit * chunk.query.unit, chunk.value.unit
-        of_y, sides = of_value * matrix.unit, attention(chunk, len(places))
+        units, sides = (of_value, of_value * matrix.unit, u.unit), attention(chunk, len(places))
 
         def kernel() -> Any:
-            from grainline.kernels.pooled import attend, lengths
+            from grainline.kernels.pooled import attend
 
             z = attend(*sides, self.mask(rows), of_fit, places)
-            units = torch.stack([of_value, of_y, u.unit])
-            return z, *lengths(z, matrix.x, shift, u.x.flatten(1), units, True, False, places)
+            pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
+            return pooled, *lengths(pooled, False, places)
 
         read = launch.run(NAMES[0], kernel, lambda: None)
         if read is None:
             return by_copies(rows, cols, shared)
-        z, y, along, square = read
+        pooled, along, square = read
         along, square = along + cols[2][places.clamp(min=0)], square + size
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
-            alive = [self.alive(rows, x) for x in (by_along, by_square)]
-            unit = by.slopes(alive[0], u.unit)
+            alive = tuple(self.alive(rows, x) for x in (by_along, by_square))
+            unit = self.by.slopes(alive[0], u.unit)
+            by_mix, by_shift, *alone = sums[-len(shared) :]
 
             def kernel() -> tuple[Tensor, ...]:
                 from grainline.kernels.lists import collect, invert
                 from grainline.kernels.pooled import unattend
 
-                given = u.x.flatten(1), y, shift, *((x / unit).contiguous() for x in alive)
-                units = torch.stack([of_fit, of_y, u.unit])
-                by_text, *by_rows = unattend(*sides, self.mask(rows), *given, units, places)
+                half, _, total, turn = self.weigh(pooled, alive, unit, places)
+                by_text, *by_rows = unattend(*sides, self.mask(rows), pooled.y, of_fit, places)
                 inverted = invert(places, len(cols[2]))
                 by_query = collect(by_text, None, *inverted)[0]
-                return *by_rows, by_query, *collect(z, by_along.contiguous(), *inverted)
+                by_u = collect(pooled.z, by_along.contiguous(), *inverted)
+                return (half, total, turn), *by_rows, by_query, *by_u
 
             back = launch.run(NAMES[1], kernel, lambda: None)
             if back is None:
                 by_copies(rows, cols, shared)[1](by_logits, sums)
                 return
+            (half, total, turn), *back = back
+            self.pull_square(pooled.z, half, total, turn * of_value, of_value, (by_mix, by_shift))
             of_pair = unit * of_value
-            units = of_pair * chunk.query.unit, unit, of_pair * chunk.key.unit, of_value, unit.new_ones(())
+            of_each = (
+                of_pair * chunk.query.unit,
+                unit,
+                of_pair * chunk.key.unit,
+                of_value,
+                torch.ones_like(unit),
+            )
             into = *sums[:2], *sums[len(rows) : -len(shared)]
-            for one, x, of_x in zip(into, back, units, strict=True):
+            for one, x, of_x in zip(into, back, of_each, strict=True):
                 if one is not None:
                     add(one, x.view_as(one), of_x)
-            by_mix, by_shift, *alone = sums[-len(shared) :]
             add_alone(None, alone, by_along, facts)
-            self.pull_square(z, alive[1], of_value, (by_mix, by_shift))
 
         return scale * fused(cosine)(along, square) + bias, pull
 
