@@ -173,21 +173,23 @@ def losses(number: int, repeats: int) -> None:
     most = {"G1 all": 120.0, "G2 all, one head": 45.0}
     share = {"G1 all": 40.0, "G2 all, one head": 45.0}  # of the ceiling
     top = product_speed(torch.float16, SIDE * number // IMAGES, repeats)
-    for word, goal in product(WORDS, bench_pooled.GOALS):
-        with products(word):
-            found = cost(prepared("tiles", goal, number), repeats)
-        gate = most.get(goal.name) if word == "half" else None
-        pairs = _pairs(goal, number)
-        facts = {"images": number, "pairs_per_s": pairs / found.ms * 1e3}
-        facts |= speed(pairs * work(goal.heads), found.ms)
-        report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
-        if gate:
-            of = 100 * facts["tflops"] / top
-            report(f"{goal.name} B={number}, {word}: of the ceiling", of, "%", at_least=share[goal.name])
-        report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate and 1536.0)
-    for word, goal in product(WORDS, bench_pooled.GOALS):
-        with products(word):
-            against(goal, number, word, repeats)
+    for word in WORDS:
+        for goal in bench_pooled.GOALS:
+            with products(word):
+                found = cost(prepared("tiles", goal, number), repeats)
+            gate = most.get(goal.name) if word == "half" else None
+            pairs = _pairs(goal, number)
+            facts = {"images": number, "pairs_per_s": pairs / found.ms * 1e3}
+            facts |= speed(pairs * work(goal.heads), found.ms)
+            report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
+            if gate:
+                of = 100 * facts["tflops"] / top
+                what = f"{goal.name} B={number}, {word}: of the ceiling"
+                report(what, of, "%", at_least=share[goal.name])
+            report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate and 1536.0)
+        for goal in bench_pooled.GOALS:
+            with products(word):
+                against(goal, number, word, repeats)
 
 
 def work(heads: int, learns: bool = True) -> int:

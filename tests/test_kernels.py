@@ -398,6 +398,7 @@ WHOLE = {
     "col_ids": "*i32",
     "n": "i32",
     "m": "i32",
+    "vectors": "i32",
     "own": "fp32",
     "sibling": "fp32",
     "decay": "fp32",

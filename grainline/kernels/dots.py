@@ -33,7 +33,7 @@ LAUNCH = {
     "binary": ((64, 64), 8, 3),
 }
 DEEP = 64  # of the width, at a time
-LENGTHS = ["n", "m"]
+LENGTHS = ["n", "m", "vectors"]
 
 
 @triton.jit
@@ -99,6 +99,16 @@ def _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay):
 
 
 @triton.jit
+def _store(by, out, of_row, vectors, BM: tl.constexpr, BN: tl.constexpr):
+    """A tile of rows of so many vectors of 8; columns beyond m are for nobody"""
+    wide = vectors * 8
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    col = tl.program_id(1) * BN + tl.arange(0, BN)
+    to = out + row[:, None] * wide + col[None, :]
+    tl.store(to, by.to(out.dtype.element_ty), mask=of_row[:, None] & (col < wide)[None, :])
+
+
+@triton.jit
 def _log_sum(x, axis: tl.constexpr):
     top = tl.max(x, axis, keep_dims=True)
     zero = tl.where(top == float("-inf"), 0.0, top)
@@ -154,7 +164,7 @@ def _share(x, facts, place, axis: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _slopes(
-    left, right, row_ids, col_ids, unit, of_rows, of_cols, scale, out, n, m, own, sibling, decay,
+    left, right, row_ids, col_ids, unit, of_rows, of_cols, scale, out, n, m, vectors, own, sibling, decay,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BOTH: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
@@ -173,9 +183,7 @@ def _slopes(
     if BOTH:
         by += _share(x, of_cols, col, 0)
     by = tl.where(less < float("inf"), by - less, 0.0)
-    by *= tl.load(scale)
-    to = out + row[:, None] * m + col[None, :]
-    tl.store(to, by.to(out.dtype.element_ty), mask=of_row[:, None] & of_col[None, :])
+    _store(by * tl.load(scale), out, of_row, vectors, BM, BN)
 
 
 @triton.jit
@@ -187,7 +195,7 @@ def _log1p(x):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _binary(
-    left, right, row_ids, col_ids, unit, shares, scale, losses, out, n, m, own, sibling, decay,
+    left, right, row_ids, col_ids, unit, shares, scale, losses, out, n, m, vectors, own, sibling, decay,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LEARNS: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
@@ -203,9 +211,7 @@ def _binary(
     if LEARNS:
         small = tl.exp2(tl.abs(x) * (-LOG2E))  # of two exponentials the one that is 1 at most
         by = tl.where(x < 0, small, 1.0) / (1.0 + small) * counts
-        by *= (tl.load(shares + row) * tl.load(scale))[:, None]
-        to = out + row[:, None] * m + col[None, :]
-        tl.store(to, by.to(out.dtype.element_ty), mask=of_row[:, None] & of_col[None, :])
+        _store(by * (tl.load(shares + row) * tl.load(scale))[:, None], out, of_row, vectors, BM, BN)
     loss = (tl.maximum(x, 0.0) + _log1p(tl.exp2(tl.abs(x) * (-LOG2E)))) * tl.abs(counts)
     tl.store(losses + tl.program_id(1).to(tl.int64) * n + row, tl.sum(loss, 1), mask=of_row)
 
@@ -217,6 +223,11 @@ def settings(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     constants = {"D": width, "BM": high, "BN": wide, "BK": deep}
     precision = "ieee" if dtype == torch.float32 else "tf32"
     return constants | {"PREC": precision, "num_warps": warps, "num_stages": stages, **FUSION}
+
+
+def room(rows: Tensor, cols: Tensor) -> Tensor:
+    """For the slopes of all pairs, in rows of whole vectors"""
+    return rows.new_empty(len(rows), triton.cdiv(len(cols), 8) * 8)
 
 
 def grid(kernel: str, rows: Tensor, cols: Tensor) -> tuple[int, int]:
@@ -279,14 +290,14 @@ def slopes(
     of_rows  [n, 3] lse, force and pull (`pair_loss._Second`)
     of_cols  [m, 3], or None: those of rows alone
     """
-    out = rows.new_empty(len(rows), len(cols))
+    out = room(rows, cols)
     with torch.cuda.device_of(rows):
         _slopes[grid("slopes", rows, cols)](
             rows, cols, row_ids, col_ids, unit, of_rows, of_rows if of_cols is None else of_cols, scale, out,
-            len(rows), len(cols), *weights, BOTH=of_cols is not None,
+            len(rows), len(cols), out.shape[1] // 8, *weights, BOTH=of_cols is not None,
             **settings("slopes", rows.shape[1], rows.dtype),
         )  # fmt: skip
-    return out
+    return out[:, : len(cols)]
 
 
 @slopes.register_fake
@@ -316,13 +327,13 @@ def binary(
     """
     high, wide = grid("binary", rows, cols)
     losses = unit.new_empty(wide, len(rows))
-    out = rows.new_empty(len(rows), len(cols) * learns)
+    out = room(rows, cols[: len(cols) * learns])
     with torch.cuda.device_of(rows):
         _binary[(high, wide)](
-            rows, cols, row_ids, col_ids, unit, share, scale, losses, out, len(rows), len(cols), *weights,
-            LEARNS=learns, **settings("binary", rows.shape[1], rows.dtype),
+            rows, cols, row_ids, col_ids, unit, share, scale, losses, out, len(rows), len(cols),
+            out.shape[1] // 8, *weights, LEARNS=learns, **settings("binary", rows.shape[1], rows.dtype),
         )  # fmt: skip
-    return losses.sum(0), out
+    return losses.sum(0), out[:, : len(cols) * learns]
 
 
 @binary.register_fake
