@@ -21,6 +21,7 @@ where no number means anything. `benchmarks.gpu_blocks` runs the parts one by on
 
 import argparse
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -374,7 +375,7 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | Non
         with torch.profiler.profile(activities=activities) as record:
             call()
     events = record.key_averages()
-    launches = sum(event.count for event in events if "LaunchKernel" in event.key)
+    launches = sum(event.count for event in events if re.search("LaunchKernel|GraphLaunch", event.key))
     report(f"{name}: launches", launches, "", at_most=gate)
     report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
     on_device = [

@@ -14,6 +14,7 @@ kernels, some percent, are left out.
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,14 +127,19 @@ def flop_of_packed(products: int) -> Callable[..., int]:
     return count
 
 
+def flop_of_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of [..., n, k] @ [..., k, m], whose type of the result torch takes for its shape"""
+    return 2 * math.prod(a) * int(b[-1])
+
+
 def tflop(step: Callable[[], None]) -> float:
     """Of a step, in 10**12."""
-    packed: dict[Any, Any] = {}
+    packed: dict[Any, Any] = {torch.ops.aten.mm: flop_of_product, torch.ops.aten.bmm: flop_of_product}
     if attention._has_varlen:
-        import torch.nn.attention.varlen  # makes the operators
+        importlib.import_module("torch.nn.attention.varlen")  # makes the operators
 
         operators = torch.ops.torch_attn
-        packed = {
+        packed |= {
             operators._varlen_attn: flop_of_packed(2),
             operators._varlen_attn_backward: flop_of_packed(5),
         }

@@ -20,7 +20,7 @@ from grainline.losses import text_conditioned
 from grainline.losses.calibrated import beta_bce, beta_ce_both
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine, kernel_lists, replayed
-from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.operands import Operands, half_products
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
@@ -253,6 +253,44 @@ def test_losses_by_a_graph_are_those_of_the_tiles(half: bool, monkeypatch: pytes
         compare()
     assert len(replayed._GRAPHS.graphs) == 1
     assert not replayed._GRAPHS.failed
+
+
+@pytest.mark.parametrize("heads", [8, 1])
+def test_tiles_that_a_graph_replays_are_those_that_are_launched(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through S and through Gram matrices; the last of seven tiles is lower."""
+    pool, place = ConditionedPool(512, heads).cuda(), torch.arange(800).cuda()
+    segments, texts = torch.randn(100, 64, 512).cuda(), unit(torch.randn(800, 512).cuda())
+    sides = row_ids(place[:100], place[:100]), row_ids(place, place // 8)
+    learnt = [segments.requires_grad_(), texts.requires_grad_(), *pool.parameters()]
+    scale, bias = (torch.tensor([x]).cuda() for x in (14.3, -10.0))
+
+    def once() -> list[Tensor]:
+        with half_products(True), monkeypatch.context() as patch:
+            score, of_images, _ = text_conditioned.image_side(pool, segments, None)
+            stored = text_conditioned.chunked(score, of_images, Operands(torch.float16)).stored(
+                heads * 64, 512
+            )
+            patch.setattr(chunked_cosine, "ROOM", 16 * 800 * stored)
+            pairs = part_pairs(*sides, "all", CLOCK)
+            loss = part_loss(pool, (segments, None), texts, pairs, scale, bias)
+        return [loss.total.detach(), *torch.autograd.grad(loss.total, learnt)]
+
+    captures = list[Any]()
+    take = replayed.captured
+    monkeypatch.setattr(replayed, "captured", lambda *given: captures.append(take(*given)) or captures[-1])
+    found, again = once(), once()
+    assert len(captures) == 2
+    assert all(captures), "none was refused"
+    with unwaited():
+        once()
+    monkeypatch.setenv(graphs.VARIABLE, "off")
+    launched = once()
+    assert len(captures) == 3
+    for a, b, c in zip(found, again, launched, strict=True):
+        assert torch.equal(a, b)
+        assert float((a - c).norm()) <= 1e-5 * float(c.norm())
 
 
 @pytest.mark.parametrize("form", ["ce", "bce"])

@@ -27,10 +27,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Rows and columns of a program, warps and stages: registers suffice on sm_80 and sm_90
 # (tests/test_kernels.py). What a program of `hits` finds out first takes longer than the rest.
 LAUNCH = {
-    "sums": ((128, 256), 8, 3),
-    "hits": ((64, 64), 8, 1),
-    "slopes": ((128, 64), 8, 3),
-    "binary": ((64, 64), 8, 3),
+    "sums": ((128, 128), 4, 3),
+    "hits": ((64, 64), 4, 3),
+    "slopes": ((64, 64), 4, 3),
+    "binary": ((64, 64), 4, 3),
 }
 DEEP = 64  # of the width, at a time
 LENGTHS = ["n", "m", "vectors"]

@@ -28,9 +28,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # head at most, on sm_80 (tests/test_kernels.py).
 TILE = {"attend": (64, 64), "unattend": (64, 32), "gram": (64, 32), "ungram": (64, 32)}
 WARPS = {"attend": (4, 8), "unattend": (4, 8), "gram": (8, 8), "ungram": (8, 8)}
-STAGES = {"attend": 3, "unattend": 3, "gram": 1, "ungram": 3}
+STAGES = {"attend": (3, 3), "unattend": (3, 2), "gram": (1, 1), "ungram": (3, 3)}
 LISTED = "unattend of lists"  # one product more, and less room for texts
-TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: 2}
+TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: (2, 2)}
 OLDER = {"unattend": (32, 4)}  # tile and warps before sm_90, where others take too many registers
 NUMBERS = {"lengths": 2048, "weigh": 4096}  # of a tile of a program that has whole rows of z
 # What changes from batch to batch is no reason to compile again.
@@ -213,7 +213,7 @@ def settings(kernel: str, slots: int = 0, width: int = 0, older: bool = False) -
     tile, warps = TILE[kernel][large], WARPS[kernel][large]
     if older and not large:
         tile, warps = OLDER.get(kernel, (tile, warps))
-    return tile, {"num_warps": warps, "num_stages": STAGES[kernel], **FUSION}
+    return tile, {"num_warps": warps, "num_stages": STAGES[kernel][large], **FUSION}
 
 
 def whole_rows(kernel: str, width: int) -> dict[str, int]:

@@ -137,11 +137,16 @@ def _side(device: torch.device, stream: int) -> torch.cuda.Stream:  # noqa: ARG0
     return torch.cuda.Stream(device)
 
 
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """What graphs for the current stream are captured on."""
+    return _side(device, torch.cuda.current_stream(device).cuda_stream)
+
+
 def capture(function: Function, inputs: Inputs) -> tuple[Callable[[], object], Tensor]:
     """A call of the function with these tensors on a GPU: what replays it, and its result each time."""
     device = next(x.device for x in inputs if x is not None)
     here, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
-    side = _side(device, here.cuda_stream)
+    side = side_stream(device)
     side.wait_stream(here)
     with torch.cuda.stream(side):  # around the capture too: where that fails, torch stays on its stream
         for _ in range(WARM):

@@ -21,7 +21,7 @@ from torch import Tensor
 from grainline.losses.tiled.kernel_dots import KernelDots
 from grainline.losses.tiled.operands import exact, fused, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.replayed import Replayed, few, replays
+from grainline.losses.tiled.replayed import Replayed, few, in_turn, repeats, replays
 from grainline.losses.tiled.scores import Parts, Score, only_once
 from grainline.types import Mean, full
 
@@ -390,10 +390,20 @@ class _OnePass(torch.autograd.Function):
 
 def _only_pass(walk: TileWalk, tensors: Parts, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """The losses of rows [n], and the sums of gradients."""
-    sums, shares = zeros(tensors, wanted), walk.shares[0]
-    losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
+    sums = zeros(tensors, wanted)
+    losses = walk.shares[0].new_zeros(len(walk.shares[0]), dtype=tensors[0].dtype)
+    given = walk, tensors, sums, losses
+    if repeats(walk, tensors, sums):
+        in_turn(_each_tile, *given)
+    else:
+        _each_tile(*given)
+    return losses, sums
+
+
+def _each_tile(walk: TileWalk, tensors: Parts, sums: Sequence[Tensor | None], losses: Tensor) -> None:
+    """Add the losses and gradients of all tiles."""
     for tile, here, where in walk.each(tensors):
-        share = shares[tile.rows].to(losses.dtype)
+        share = walk.shares[0][tile.rows].to(losses.dtype)
         if any(x is not None for x in sums):
             logits, pull = walk.score.forward_with_vjp(*here)
             parts = walk.part(sums, tile)
@@ -403,4 +413,3 @@ def _only_pass(walk: TileWalk, tensors: Parts, wanted: Sequence[bool]) -> tuple[
         else:
             logits = walk.score.tile(*here)
         losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
-    return losses, sums
