@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from test_beta import Beta, dense_beta_bce, dense_beta_ce, drawn, pairs_of, slot_keys
-from test_kernels import INTERPRETED
+from test_kernels import INTERPRETED, interpreted
 from test_kernels_more import calls
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.kernels import launch
 from grainline.losses import calibrated
@@ -228,3 +229,25 @@ def test_ids_are_numbered_by_their_first_place() -> None:
     of_rows, of_cols = kernel_dots.described(pairs_of(keys, rows(keys, slice(1, 3)), Beta(0.5)))
     assert of_rows.T.tolist() == [[0, -1, 1], [0, -1, -1], [0, 1, 2], [0, 1, 2]]
     assert of_cols.T.tolist() == [[-2, 1], [-2, -2], [1, 2], [1, 2]]
+
+
+@interpreted
+def test_slopes_have_the_strides_that_a_compiler_expects() -> None:
+    from grainline.kernels import dots
+
+    rows, cols, one = torch.randn(5, 16), torch.randn(10, 16), torch.ones(())
+    ids = torch.zeros(10, 4, dtype=torch.int32)
+    given = rows, cols, ids[:5], ids, one, [1.0, 0.5, 0.0]
+    facts = torch.ones(5, 3)
+
+    def both() -> list[Tensor]:
+        return [
+            dots.slopes(*given, facts, None, one),
+            dots.binary(*given, facts[:, 0].contiguous(), one, True)[1],
+        ]
+
+    found = both()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = both()
+    for x, fake in zip(found, fakes, strict=True):
+        assert (x.shape, x.stride()) == (fake.shape, fake.stride()) == ((5, 10), (16, 1))

@@ -25,7 +25,7 @@ from grainline.kernels.launch import FUSION
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Rows and columns of a program, warps and stages: registers suffice on sm_80 and sm_90
-# (tests/test_kernels.py). What a program of `hits` finds out first takes longer than the rest.
+# (tests/test_kernels.py).
 LAUNCH = {
     "sums": ((128, 128), 4, 3),
     "hits": ((64, 64), 4, 3),
@@ -100,7 +100,7 @@ def _weights(row_ids, col_ids, row, col, i, j, own, sibling, decay):
 
 @triton.jit
 def _store(by, out, of_row, vectors, BM: tl.constexpr, BN: tl.constexpr):
-    """A tile of rows of so many vectors of 8; columns beyond m are for nobody"""
+    """A tile of rows of so many vectors of 8; those from column m on are padding, with any values"""
     wide = vectors * 8
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     col = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -227,7 +227,7 @@ def settings(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 def room(rows: Tensor, cols: Tensor) -> Tensor:
     """For the slopes of all pairs, in rows of whole vectors"""
-    return rows.new_empty(len(rows), triton.cdiv(len(cols), 8) * 8)
+    return rows.new_empty(len(rows), (len(cols) + 7) // 8 * 8)
 
 
 def grid(kernel: str, rows: Tensor, cols: Tensor) -> tuple[int, int]:
@@ -285,7 +285,7 @@ def slopes(
     of_cols: Tensor | None,
     scale: Tensor,
 ) -> Tensor:
-    """scale times the gradient by the logits, in the type of rows: [n, m]
+    """scale times the gradient by the logits, in the type of rows: [n, m], in rows of whole vectors of 8
 
     of_rows  [n, 3] lse, force and pull (`pair_loss._Second`)
     of_cols  [m, 3], or None: those of rows alone
@@ -305,7 +305,7 @@ def _(
     rows: Tensor, cols: Tensor, row_ids: Any, col_ids: Any, unit: Any, weights: Any,
     of_rows: Any, of_cols: Any, scale: Any,
 ) -> Tensor:  # fmt: skip
-    return rows.new_empty(len(rows), len(cols))
+    return room(rows, cols)[:, : len(cols)]
 
 
 @torch.library.custom_op("grainline::dot_binary", mutates_args=())
@@ -341,4 +341,5 @@ def _(
     rows: Tensor, cols: Tensor, row_ids: Any, col_ids: Any, unit: Tensor, weights: Any,
     share: Any, scale: Any, learns: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return unit.new_empty(len(rows)), rows.new_empty(len(rows), len(cols) * learns)
+    some = cols[: len(cols) * learns]
+    return unit.new_empty(len(rows)), room(rows, some)[:, : len(some)]

@@ -4,7 +4,7 @@
               image and head stay where they are
     lengths   the two inner products that a cosine needs, from z and y = z M, which is a product of cuBLAS
     weigh     the gradient by z, w z and what is summed over images, in one pass over z and y
-    unattend  gradients by logits, keys and values, as `attend`, with sums where it is
+    unattend  gradients by logits, keys and values: as `attend`, with the last two in registers
 
 No two programs add to one number: parts [splits, ...] are added afterwards, so the bits are the same in each
 run. r images, T texts, L segments, heads of width d; D = heads * d. Operands are in units (`operands.py`).
@@ -35,7 +35,7 @@ OLDER = {"unattend": (32, 4)}  # tile and warps before sm_90, where others take 
 NUMBERS = {"lengths": 2048, "weigh": 4096}  # of a tile of a program that has whole rows of z
 # What changes from batch to batch is no reason to compile again.
 LENGTHS = ["T", "N", "M", "rows", "tiles"]
-PROGRAMS = 264  # of a kernel that adds up: two for each processor of an H100, all at once
+PROGRAMS = 264  # of a kernel that passes over texts: two for each processor of an H100, all at once
 SHORT = 2  # times as many of `attend`, whose programs have fewer registers
 
 

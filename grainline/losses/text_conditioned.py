@@ -271,11 +271,12 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
         score, of_images, shared = _gram(pool, key_values)
         return chunked(score, of_images, by) if large else score, of_images, (*shared, *alone)
     blocks, matrix, shift = 1, out, bias
-    if len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
+    kernels = large and fits(by, key_values.key)  # they have no use for the zeros of a triangle
+    if not kernels and len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
         turn, matrix = torch.linalg.qr(out)
         blocks, shift = BLOCKS, turn.T @ bias
     if large:
-        outward = KernelOutward if fits(by, key_values.key) else ChunkedOutward
+        outward = KernelOutward if kernels else ChunkedOutward
         return outward(by, blocks), _rows(key_values), (matrix, shift, *alone)
     return Outward(blocks), _rows(key_values), (matrix.to(dtype), shift, *alone)
 

@@ -28,6 +28,7 @@ FEW = 2**23  # pairs; a graph has their logits, slopes and masks in memory, some
 LEAST = 4  # tiles; a capture takes as long as a tile
 _GRAPHS = Graphs()
 _LAST: dict[torch.device, Any] = {}  # the last graph of tiles
+_FAILED: set[torch.device] = set()  # where tiles are not captured
 _IDS = len(RowIds._fields)
 
 
@@ -176,6 +177,7 @@ def repeats(walk: Any, tensors: Sequence[Tensor], sums: Sequence[Any]) -> bool:
     if not (learns and walk.score.repeats and on_gpu(tensors[0]) and len(tiles) >= LEAST):
         return False
     alike = all(tile[1:] == tiles[0][1:] for tile in tiles)
+    alike = alike and tensors[0].device not in _FAILED
     return alike and os.environ.get(VARIABLE) != "off" and not capturing()
 
 
@@ -221,6 +223,10 @@ def captured(function: Callable[[], None], device: torch.device) -> Callable[[],
             finally:
                 graph.capture_end()
     except Exception as error:  # whatever a driver or a library raises
+        if any(type(x).__name__ == "OutOfMemoryError" for x in (error, error.__context__)):
+            _LAST.pop(device, None)  # its memory may be what the next step lacks
+            return None
+        _FAILED.add(device)
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         logging.getLogger(__name__).warning("tiles of a loss are no CUDA graph, and slower: %s", why)
         return None

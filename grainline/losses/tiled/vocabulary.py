@@ -19,8 +19,8 @@ TILE = {"cpu": 2**22}
 """Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""
 ELSEWHERE = 2**26
 SHARES = 2.0**-12
-"""Of the unit of tokens, the unit of a token times its share 1 / rest. rest is between 1 and the number of
-entries, so its largest value is 2**12 and that of a token that knows nothing of 2**16 entries 2**-4."""
+"""hidden / rest is stored in units of so much times that of hidden. rest is between 1 and the number of
+entries: values are 2**12 at most, and those of a token to which 2**16 entries are alike 2**-4."""
 
 
 def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
