@@ -36,7 +36,6 @@ NUMBERS = {"lengths": 2048, "weigh": 4096}  # of a tile of a program that has wh
 # What changes from batch to batch is no reason to compile again.
 LENGTHS = ["T", "N", "M", "rows", "tiles"]
 PROGRAMS = 264  # of a kernel that passes over texts: two for each processor of an H100, all at once
-SHORT = 2  # times as many of `attend`, whose programs have fewer registers
 
 
 @triton.jit
@@ -223,7 +222,10 @@ def whole_rows(kernel: str, width: int) -> dict[str, int]:
 
 
 def split(tiles: int, programs: int, times: int = 1) -> tuple[int, int]:
-    """How often to split tiles that so many programs pass over, and the tiles of a split."""
+    """How often to split tiles that so many programs pass over, and the tiles of a split.
+
+    times  so many times `PROGRAMS` run at once
+    """
     splits = max(1, min(tiles, times * PROGRAMS // max(1, programs)))
     return splits, triton.cdiv(tiles, splits)
 
@@ -244,7 +246,7 @@ def attend(
     heads, images, slots, width = key.shape
     texts, (tile, launch) = (q if places is None else places).shape[1], settings("attend", slots, width)
     z = value.new_empty(images, texts, heads * width)
-    splits, tiles = split(triton.cdiv(texts, tile), images * heads, SHORT)
+    splits, tiles = split(triton.cdiv(texts, tile), images * heads, times=2)  # fewer registers
     if z.numel():
         with torch.cuda.device_of(key):
             _attend[(splits, images * heads)](

@@ -157,9 +157,8 @@ def flair_loss(c: Case) -> Outcome:
     pair = method.before_gather(
         Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner))
     )
-    drawn = (
-        "grainline.losses.tiled.pair_mask.hash_pairs"  # on a GPU its columns are captions, on a CPU images
-    )
+    # Columns are captions on a GPU, and images on a CPU.
+    drawn = "grainline.losses.tiled.pair_mask.hash_pairs"
     with patch(drawn, lambda _, images, of_cols: batch.negatives[images][:, of_cols]):
         found = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]

@@ -177,9 +177,10 @@ class ChunkedDense(Chunked):
         if by_u is not None:
             by_u += (fused(over_images)(z, by_along) * of_z).view_as(by_u)
         weight, unit = self.by.scaled(by_square), self.by.slopes(by_along, of_u)
-        half = self.by.cast(fused(weighted)(z, weight.x))
         total = self.by.wide(weight.x.reshape(1, -1), z.flatten(0, 1))[0]
-        self.pull_square(z, half, total, weight.unit * of_z, of_z, others)
+        self.pull_square(
+            z, self.by.cast(fused(weighted)(z, weight.x)), total, weight.unit * of_z, of_z, others
+        )
         of_z_in_unit = by_along / unit, by_square / unit, of_u, of_y
         return self.by.cast(fused(by_pooled)(u, y, shift, *of_z_in_unit)), unit
 

@@ -1,4 +1,4 @@
-"""`chunked_cosine` with kernels for its large parts: attention, the way back through it, lengths of scores.
+"""`chunked_cosine` with kernels for all of a tile but its products: attention, lengths, and the way back.
 
 Weights are never stored: the kernels of the way back compute them again while what is of an image stays where
 it is. Where a kernel is refused, torch computes its part (`kernels/launch.py`).
@@ -73,7 +73,9 @@ class KernelDense(_Pools, ChunkedDense):
 
     def lengths(self, pooled: Pooled) -> tuple[Tensor, Tensor]:
         return launch.run(
-            "lengths", lambda: lengths(pooled, False), lambda: super(KernelDense, self).lengths(pooled)
+            "lengths",
+            lambda: lengths_by_kernel(pooled, False),
+            lambda: super(KernelDense, self).lengths(pooled),
         )
 
     def pull_lengths(self, pooled: Pooled, by: Parts, sums: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
@@ -123,7 +125,7 @@ class KernelDense(_Pools, ChunkedDense):
             add(by_query.transpose(0, 1), by_each, unit * of_value * chunk.key.unit)
 
 
-def lengths(pooled: Pooled, out: bool, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def lengths_by_kernel(pooled: Pooled, out: bool, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The inner products of `kernels/pooled.py`."""
     from grainline.kernels.pooled import lengths
 
@@ -138,7 +140,7 @@ class KernelOutward(_Pools, ChunkedOutward):
     ) -> tuple[Tensor, Tensor]:
         def kernel() -> tuple[Tensor, Tensor]:
             y = self.by.narrow(z.flatten(0, 1), matrix.T).view_as(z)
-            return lengths(Pooled(z, y, u, shift, units), True)
+            return lengths_by_kernel(Pooled(z, y, u, shift, units), True)
 
         return launch.run(
             "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)

@@ -15,7 +15,7 @@ from torch import Tensor
 from grainline.kernels import launch
 from grainline.losses.tiled.chunked_cosine import Pooled, add, add_alone, cosine, slopes
 from grainline.losses.tiled.conditioned_cosine import Dense
-from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits, lengths
+from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits, lengths_by_kernel
 from grainline.losses.tiled.operands import Operands, fused
 from grainline.losses.tiled.pair_mask import SampledLists, SampledMask, Tile
 from grainline.losses.tiled.scores import Parts, Score, Vjp
@@ -109,7 +109,7 @@ class KernelLists(KernelDense):
 
             z = attend(*sides, self.mask(rows), of_fit, places)
             pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
-            return pooled, *lengths(pooled, False, places)
+            return pooled, *lengths_by_kernel(pooled, False, places)
 
         read = launch.run(NAMES[0], kernel, lambda: None)
         if read is None:

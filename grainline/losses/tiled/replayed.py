@@ -113,62 +113,45 @@ Walk = Callable[[Any, Parts, Sequence[Any], Tensor], None]
 """What adds the gradients and losses of the tiles of a walk to sums: of the walk, tensors, sums, losses."""
 
 
-class _Copy(NamedTuple):
-    """A tile as a walk of its own, whose rows are copies, and the sums of these."""
+class _Part(NamedTuple):
+    """What a `Walk` takes: all tiles, or one tile as a walk of its own."""
 
     walk: Any
     tensors: Parts
-    sums: list[Any]
+    sums: Sequence[Any]
     losses: Tensor
 
-    def run(self, each: Walk) -> None:
-        """The tile, with new sums of its rows."""
-        for x in (*self.sums[: self.walk.counts[0]], self.losses):
-            if x is not None:
-                x.zero_()
-        each(self.walk, self.tensors, self.sums, self.losses)
+    def with_rows(self, change: Callable[[Tensor], Tensor]) -> "_Part":
+        """With a change of every tensor of rows, the sums and losses of rows among them."""
+        blocks, shares, number = self.walk.blocks, self.walk.shares, self.walk.counts[0]
+        lists = {name: change(getattr(blocks, name)) for name in _lists(blocks)}
+        blocks = blocks._replace(rows=RowIds(*map(change, blocks.rows)), **lists)
+        tensors, sums = (
+            tuple(x if x is None or i >= number else change(x) for i, x in enumerate(some))
+            for some in (self.tensors, self.sums)
+        )
+        walk = self.walk._replace(blocks=blocks, shares=(change(shares[0]), shares[1]))
+        return _Part(walk, tensors, sums, change(self.losses))
 
-    def fill(self, other: "_Copy") -> None:
-        """Take the rows of another tile."""
-        for into, x in zip(_rows(self.walk, self.tensors), _rows(other.walk, other.tensors), strict=True):
-            into.copy_(x)
+    def tile(self, tile: Any) -> "_Part":
+        """One of the tiles, by views."""
+        part = self.with_rows(lambda x: x[tile.rows])
+        alone = tile._replace(rows=slice(0, len(part.losses)))
+        return part._replace(walk=part.walk._replace(tiles=(alone,)))
 
-    def empty(self, other: "_Copy") -> None:
-        """Write the sums of rows to those of another tile."""
-        rows = self.walk.counts[0]
-        for x, into in zip((*self.sums[:rows], self.losses), (*other.sums[:rows], other.losses), strict=True):
-            if x is not None:
-                into.copy_(x)
+    def reads(self) -> list[Tensor]:
+        """Of rows."""
+        blocks = self.walk.blocks
+        lists = [getattr(blocks, name) for name in _lists(blocks)]
+        return [*self.tensors[: self.walk.counts[0]], self.walk.shares[0], *blocks.rows, *lists]
 
-
-def _rows(walk: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """All that is of rows."""
-    blocks = walk.blocks
-    return [
-        *tensors[: walk.counts[0]],
-        walk.shares[0],
-        *blocks.rows,
-        *(getattr(blocks, x) for x in _lists(blocks)),
-    ]
+    def writes(self) -> list[Tensor]:
+        """Of rows."""
+        return [x for x in (*self.sums[: self.walk.counts[0]], self.losses) if x is not None]
 
 
 def _lists(blocks: Any) -> list[str]:
     return [name for name in ("places", "same") if name in blocks._fields]
-
-
-def _part(walk: Any, tile: Any, tensors: Sequence[Tensor], sums: Sequence[Any], losses: Tensor) -> _Copy:
-    """A tile by views of its rows."""
-    number, blocks = walk.counts[0], walk.blocks
-
-    def cut(some: Sequence[Any]) -> list[Any]:
-        return [x if x is None or i >= number else x[tile.rows] for i, x in enumerate(some)]
-
-    lists = {name: getattr(blocks, name)[tile.rows] for name in _lists(blocks)}
-    blocks = blocks._replace(rows=RowIds(*(x[tile.rows] for x in blocks.rows)), **lists)
-    alone = tile._replace(rows=slice(0, tile.rows.stop - tile.rows.start))
-    shares = walk.shares[0][tile.rows], walk.shares[1]
-    walk = walk._replace(blocks=blocks, tiles=(alone,), shares=shares)
-    return _Copy(walk, tuple(cut(tensors)), cut(sums), losses[tile.rows])
 
 
 def repeats(walk: Any, tensors: Sequence[Tensor], sums: Sequence[Any]) -> bool:
@@ -183,31 +166,31 @@ def repeats(walk: Any, tensors: Sequence[Tensor], sums: Sequence[Any]) -> bool:
 
 def in_turn(each: Walk, walk: Any, tensors: Parts, sums: Sequence[Any], losses: Tensor) -> None:
     """All tiles, most of them by a graph."""
-    first, second, *others = (_part(walk, tile, tensors, sums, losses) for tile in walk.tiles)
+    whole = _Part(walk, tensors, sums, losses)
+    first, second, *others = map(whole.tile, walk.tiles)
     each(*first)  # compiles, and fills what is made once
-    copy = _with_rows_of_its_own(second)
-    copy.run(each)  # what is captured has run as it is
-    copy.empty(second)
-    replay = captured(partial(copy.run, each), tensors[0].device)
+    copy = second.with_rows(torch.clone)
+
+    def run() -> None:
+        for x in copy.writes():
+            x.zero_()
+        each(*copy)
+
+    run()  # what is captured has run as it is
+    _copy(copy.writes(), second.writes())
+    replay = captured(run, tensors[0].device)
     for tile in others:
         if replay is None or len(tile.losses) != len(copy.losses):
             each(*tile)
             continue
-        copy.fill(tile)
+        _copy(tile.reads(), copy.reads())
         replay()
-        copy.empty(tile)
+        _copy(copy.writes(), tile.writes())
 
 
-def _with_rows_of_its_own(part: _Copy) -> _Copy:
-    walk, blocks, number = part.walk, part.walk.blocks, part.walk.counts[0]
-    lists = {name: getattr(blocks, name).clone() for name in _lists(blocks)}
-    blocks = blocks._replace(rows=RowIds(*(x.clone() for x in blocks.rows)), **lists)
-    walk = walk._replace(blocks=blocks, shares=(walk.shares[0].clone(), walk.shares[1]))
-    tensors, sums = (
-        [x if x is None or i >= number else x.clone() for i, x in enumerate(some)]
-        for some in (list(part.tensors), part.sums)
-    )
-    return _Copy(walk, tuple(tensors), sums, part.losses.clone())
+def _copy(tensors: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    for x, to in zip(tensors, into, strict=True):
+        to.copy_(x)
 
 
 def captured(function: Callable[[], None], device: torch.device) -> Callable[[], object] | None:
