@@ -321,12 +321,12 @@ class ChunkedOutward(Chunked):
 def add_alone(
     by_c: Tensor | None, alone: Sequence[Tensor | None], by_along: Tensor, facts: tuple[Tensor, ...]
 ) -> None:
-    """Add the gradients by c of texts, and by |b_o|^2, scale and bias."""
+    """Add the gradients by c of texts, and by |b_o|^2, scale and bias. facts: of `slopes`"""
     if by_c is not None:
         by_c += by_along.sum(0)
     for one, by in zip(alone, facts, strict=True):
         if one is not None:
-            one += by
+            one += by.sum()
 
 
 # What is no product: on a GPU one or two kernels each. Operands are in units, all other tensors as they are.
@@ -367,12 +367,15 @@ def cosine(along: Tensor, square: Tensor) -> Tensor:
 
 
 def slopes(by_logits: Tensor, along: Tensor, square: Tensor, scale: Tensor) -> Any:
-    """Gradients by along and square [r, T]; by |b_o|^2, scale and bias."""
+    """Gradients by along and square [r, T]; by |b_o|^2, scale and bias, not summed over texts: [T] each.
+
+    A sum over everything would be compiled for a single processor.
+    """
     inverse = square.clamp(min=TINY).rsqrt()
     near = along * inverse
     by_along = scale * by_logits * inverse
     by_square = -0.5 * by_along * near * inverse * (square > TINY)
-    return by_along, by_square, (by_square.sum(), (by_logits * near).sum(), by_logits.sum())
+    return by_along, by_square, (by_square.sum(0), (by_logits * near).sum(0), by_logits.sum(0))
 
 
 def by_pooled(
