@@ -10,16 +10,15 @@ import pytest
 import torch
 import tuning
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.config import parse
 from grainline.encoders.pretrained import build_pretrained
-from grainline.encoders.text import TextConfig, TextTransformer, length_groups
+from grainline.encoders.text import TextConfig, TextTransformer, length_groups, packed_rows
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import Around, ViT, ViTConfig, waves
 from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, clamp_scales
-from grainline.nn.attention import Block, Packed, Stack, attend_packed
+from grainline.nn.attention import Block, Stack
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
 from grainline.training.step import LoraConfig, add_lora
 from grainline.types import Images, Texts, rows
@@ -318,7 +317,7 @@ def test_neither_groups_nor_packing_changes_outputs_or_gradients(
             assert {shape[0] for shape in shapes} == {64}
             assert {shape[1] for shape in shapes} <= {16, 20}, "the context is 20"
         if way == "packed":
-            assert shapes == [(1, sum(lengths))]
+            assert shapes == [(8, 128)], "rows are a multiple of 8"
         loss = (read.pooled * weight).sum() + (read.tokens * mask[..., None]).square().sum()
         loss.backward()
         found.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
@@ -350,13 +349,13 @@ def test_packing_changes_nothing_of_a_clip_of_the_library(
             add_lora(model, LoraConfig(rank=2, targets=".*[qv]_proj"))
             for p in (p for p in model.parameters() if p.requires_grad):
                 nn.init.normal_(p)
-        lengths_read: list[int] = []
+        rows_read: list[tuple[int, ...]] = []
         model.model.encoder.layers[0].register_forward_pre_hook(
-            lambda _, args, read=lengths_read: read.append(args[0].shape[1])
+            lambda _, args, read=rows_read: read.append(tuple(args[0].shape[:2]))
         )
         monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, way=way: way == "packed")
         read = model(ids, mask)
-        assert (lengths_read == [sum(lengths)]) == (way == "packed")
+        assert (rows_read == [(8, 128)]) == (way == "packed")
         (read.pooled * weight).sum().add((read.tokens * mask[..., None]).square().sum()).backward()
         learnt = [p.grad for p in model.parameters() if p.requires_grad]
         found.append([read.pooled, read.tokens * mask[..., None], *learnt])
@@ -470,12 +469,29 @@ def test_layers_that_draw_for_each_row_read_padded_texts(monkeypatch: pytest.Mon
     assert not model.packs(ids)
 
 
-def test_packed_attention_is_that_of_torch_on_a_gpu() -> None:
-    """Its call alone, on tensors without content."""
-    with FakeTensorMode():
-        q = torch.empty(30, 2, 64, device="cuda", dtype=torch.float16)
-        packed = Packed(torch.empty(5, device="cuda", dtype=torch.int32), 16)
-        assert attend_packed(q, q, q, packed, causal=True).shape == q.shape
+@pytest.mark.parametrize("longest", [0, 1, 40, 130, 512])
+def test_every_token_stands_in_one_row_and_texts_stand_whole(longest: int) -> None:
+    g = torch.Generator().manual_seed(longest)
+    mask = torch.arange(600) < torch.randint(0, longest + 1, (300, 1), generator=g)
+    mask[7] = torch.rand(600, generator=g) < longest / 1000  # its tokens are no run
+    place = packed_rows(mask)
+    real = place[place >= 0]
+    assert torch.equal(real.sort().values, mask.flatten().nonzero()[:, 0])
+    assert place.shape[0] % 8 == 0
+    assert place.shape[1] == max(128, 64 * math.ceil(int(mask.sum(1).max()) / 64))
+    for text in range(300):
+        rows, columns = ((place // 600 == text) & (place >= 0)).nonzero(as_tuple=True)
+        assert len(rows.unique()) <= 1
+        assert torch.equal(columns, torch.arange(len(columns)) + (columns[0] if len(columns) else 0))
+        assert torch.equal(place[rows, columns] % 600, mask[text].nonzero()[:, 0]), "in their order"
+
+
+def test_rows_that_texts_share_are_nearly_full() -> None:
+    for mean, context, most in ((12, 77, 1.08), (28, 77, 1.08), (60, 77, 1.15), (150, 248, 1.3)):
+        g = torch.Generator().manual_seed(0)
+        length = torch.normal(mean, mean / 3, (4000, 1), generator=g).round().clamp(3, context)
+        mask = torch.arange(context) < length
+        assert packed_rows(mask).numel() <= most * int(mask.sum()), mean
 
 
 # Blocks, pools, scales

@@ -1,7 +1,7 @@
 """A text transformer, causal or bidirectional, of any context length, trained from scratch.
 
 A batch is cut at its longest text, and a batch of very unequal lengths is encoded in a few groups of similar
-length, or on a GPU without padding, one text behind the other; all of this changes nothing but the cost.
+length, or on a GPU with several texts in a row; all of this changes nothing but the cost.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.encoders.base import Layered, ScratchConfig, TextTokens
-from grainline.nn.attention import PROJECTIONS, Packed, Stack, can_pack
+from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.hashing import has_noise, some_rows
 from grainline.nn.pooling import mean_pool
 from grainline.nn.runtime import is_static
@@ -93,22 +93,83 @@ class Grouping(Layered):
         return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
 
     def packs(self, ids: Tensor) -> bool:
-        """Whether texts are read without padding: on a GPU, if no layer is compiled or draws noise."""
-        return not self.few_shapes and can_pack(ids) and not (self.training and has_noise(self))
+        """Whether texts share rows: on a GPU, if no layer draws noise and the context is not very long."""
+        return can_pack(ids) and self.context <= LONGEST and not (self.training and has_noise(self))
 
     def read_packed(
-        self, read: Callable[[Tensor, Tensor, Packed], Tensor], ids: Tensor, mask: Tensor
+        self, read: Callable[[Tensor, Tensor, Tensor], Tensor], ids: Tensor, mask: Tensor, causal: bool
     ) -> Tensor:
-        """Tokens [M, L, W], 0 for padding, of real tokens alone, one text behind the other.
+        """Tokens [M, L, W], 0 for padding, of texts that share rows and read nothing of each other.
 
-        read  ids [T], their positions [T] and where texts begin -> [T, W]
+        read  ids [R, S], their positions in their texts [R, S], and a mask [R, 1, S, S] of what each token
+              reads, -> [R, S, W]
         """
         self.check_length(mask)
-        place = from_host(lambda mask: mask.flatten().nonzero()[:, 0], mask)
-        starts = from_host(lambda mask: F.pad(mask.sum(1).cumsum(0), (1, 0)).int(), mask)
-        longest = by_host(lambda mask: int(mask.sum(1).max()) if len(mask) else 0, mask)
-        x = read(ids.flatten()[place], place % ids.shape[1], Packed(starts, longest))
-        return x.new_zeros(ids.numel(), x.shape[-1]).index_copy(0, place, x).unflatten(0, ids.shape)
+        place = from_host(packed_rows, mask)
+        text = place // mask.shape[1]  # -1 where none is
+        reads = (text[:, :, None] == text[:, None])[:, None]
+        at, behind = place.clamp(min=0), ids.numel()
+        x = read(ids.flatten()[at], at % mask.shape[1], reads.tril() if causal else reads)
+        into = x.new_zeros(behind + 1, x.shape[-1])
+        to = place.masked_fill(place < 0, behind).flatten()
+        return into.index_copy(0, to, x.flatten(0, 1))[:behind].unflatten(0, ids.shape)
+
+
+def can_pack(ids: Tensor) -> bool:
+    return ids.is_cuda
+
+
+LONGEST = 512
+"""Tokens of a text: a row has as many at least, and each of its tokens is compared with the whole row."""
+
+
+def packed_rows(mask: Tensor) -> Tensor:
+    """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, -1 where none stands.
+
+    The longest text that still fits comes next. S is a multiple of 64, at least 128, and there are few
+    different R: layers are compiled, and attention planned, for each shape.
+    """
+    length = mask.sum(1)
+    longest = int(length.max()) if len(length) else 0
+    size = max(128, 64 * -(-longest // 64))
+    parts, number = _rows_of(length.bincount().tolist(), size)
+    step = 2 ** max(3, number.bit_length() - 4)
+    place = torch.full((step * max(1, -(-number // step)), size), -1)
+    long, each, rows, first, start = torch.tensor(parts, dtype=torch.int64).view(-1, 5).T
+    many, order = each * rows, length.argsort(stable=True)
+    within = torch.arange(int(many.sum())) - (many.cumsum(0) - many).repeat_interleave(many)
+    long, each, first, start = (x.repeat_interleave(many) for x in (long, each, first, start))
+    begin = (first + within // each) * size + start + within % each * long
+    text = order[int((length == 0).sum()) :]
+    count = length[text]
+    within = torch.arange(int(count.sum())) - (count.cumsum(0) - count).repeat_interleave(count)
+    real = mask.flatten().nonzero()[:, 0]
+    ahead = (length.cumsum(0) - length)[text].repeat_interleave(count)
+    place.view(-1)[begin.repeat_interleave(count) + within] = real[ahead + within]
+    return place
+
+
+def _rows_of(left: list[int], size: int) -> tuple[list[list[int]], int]:
+    """Rows of so many tokens, from the numbers of texts by length: of each length in rows of one pattern
+    [length, texts in a row, rows, first row, tokens in front], by length; and the number of rows.
+
+    As many rows as there can be of one pattern are filled at once: a batch has a few hundred patterns.
+    """
+    lengths = [n for n in range(len(left) - 1, 0, -1) if left[n]]
+    parts, number = [], 0
+    while lengths:
+        free, pattern = size, []
+        for n in lengths:
+            if each := min(left[n], free // n):
+                pattern.append((n, each, size - free))
+                free -= n * each
+        rows = min(left[n] // each for n, each, _ in pattern)
+        for n, each, start in pattern:
+            parts.append([n, each, rows, number, start])
+            left[n] -= each * rows
+        number += rows
+        lengths = [n for n in lengths if left[n]]
+    return sorted(parts), number
 
 
 LENGTHS = 16, 24, 32, 48, 64  # and the context
@@ -144,7 +205,8 @@ class TextTransformer(Grouping):
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
         if not is_static() and self.packs(ids):
-            tokens, pooled = self._pool(self.read_packed(self._read_packed, ids, mask), mask)
+            packed = self.read_packed(self._read_packed, ids, mask, self.causal)
+            tokens, pooled = self._pool(packed, mask)
         else:
             tokens, pooled = self.read_in_groups(self._read, ids, mask, (-2, None))
         return TextTokens(pooled, tokens, mask)
@@ -153,9 +215,8 @@ class TextTransformer(Grouping):
         x = self.norm(self.stack(self.words(ids) + self.position[: ids.shape[1]], mask, self.causal))
         return self._pool(x, mask)
 
-    def _read_packed(self, ids: Tensor, position: Tensor, packed: Packed) -> Tensor:
-        x = self.words(ids) + self.position[position]
-        return self.norm(self.stack(x[None], packed, self.causal))[0]
+    def _read_packed(self, ids: Tensor, position: Tensor, reads: Tensor) -> Tensor:
+        return self.norm(self.stack(self.words(ids) + self.position[position], reads))
 
     def _pool(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if self.pool == "mean":

@@ -1,9 +1,5 @@
 """The pre-norm transformer block and a stack of them."""
 
-from importlib.util import find_spec
-from itertools import pairwise
-from typing import NamedTuple, cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,13 +8,6 @@ from grainline.nn.hashing import DropPath
 
 PROJECTIONS = r"attention\.(to_qkv|to_out)"
 """Names of the linear projections of attention inside a block."""
-
-
-class Packed(NamedTuple):
-    """Rows of different lengths, one behind the other, [1, T, W], instead of padded ones."""
-
-    starts: Tensor  # [N + 1] int32, and at its end T
-    longest: int  # no row is longer
 
 
 class Attention(nn.Module):
@@ -32,16 +21,13 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(width, 3 * width)
         self.to_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | Packed | None, causal: bool) -> Tensor:
-        """x [N, L, W], mask [N, L] bool, `Packed`, or None (everything is real) -> [N, L, W]
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [N, L, W], mask [N, L] bool, [N, 1, L, L] bool, or None (everything is real) -> [N, L, W]
 
-        With `causal`, padding stands on the right, where no real token reads it, and needs no mask.
+        A mask of four dimensions says what each token reads, and goes without `causal`. With `causal`,
+        padding stands on the right, where no real token reads it, and needs no mask.
         """
-        qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))
-        if isinstance(mask, Packed):
-            q, k, v = qkv[0].unbind(1)
-            return self.to_out(attend_packed(q, k, v, mask, causal).flatten(1)[None])
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attn_mask = None if causal else _key_mask(mask)
         return self.to_out(attend(q, k, v, attn_mask, causal).transpose(1, 2).flatten(2))
 
@@ -52,7 +38,7 @@ class ValueAttention(Attention):
     Value-only features of CLIP's vision transformers (Zhou et al., arXiv 2112.01071).
     """
 
-    def forward(self, x: Tensor, mask: Tensor | Packed | None, causal: bool) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """x [N, L, W], without mask -> [N, L, W]"""
         assert mask is None
         assert not causal
@@ -81,7 +67,9 @@ class CrossAttention(nn.Module):
 
 def _key_mask(mask: Tensor | None) -> Tensor | None:
     """[N, L] over keys: [N, 1, 1, L]. Where nothing is real, everything is read: no NaN."""
-    return None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
+    if mask is None or mask.ndim == 4:
+        return mask
+    return (mask | ~mask.any(1, keepdim=True))[:, None, None]
 
 
 def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,7 +79,7 @@ def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bool) -> Tensor:
-    """Softmax attention: q, k, v [N, heads, L, C], attn_mask [N, 1, 1, L] bool or None -> [N, heads, L, C]
+    """Softmax attention: q, k, v and the result [N, heads, L, C], attn_mask [N, 1, 1 or L, L] bool or None
 
     SDPA, except for bfloat16 on a CPU, where its kernel takes 1.8 to 9 times as long as these lines
     (docs/performance.md).
@@ -104,32 +92,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bo
     if attn_mask is not None:
         fit = fit.masked_fill(~attn_mask, -torch.inf)
     return fit.softmax(-1) @ v
-
-
-def can_pack(x: Tensor) -> bool:
-    """Whether `attend_packed` is fast for layers on this device: FlashAttention in half precision."""
-    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or not _has_varlen:
-        return False
-    half = torch.get_autocast_dtype("cuda").itemsize == 2
-    return half and torch.cuda.get_device_capability(x.device) >= (8, 0)
-
-
-_has_varlen = find_spec("torch.nn.attention.varlen") is not None  # torch 2.10 and newer
-
-
-def attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, causal: bool) -> Tensor:
-    """Softmax attention of each row to itself: q, k, v [T, heads, C] -> [T, heads, C]"""
-    if _has_varlen and q.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler: more than a second
-
-        of, longest = packed.starts, packed.longest
-        window = (-1, 0) if causal else (-1, -1)
-        return cast(Tensor, varlen_attn(q, k, v, of, of, longest, longest, window_size=window))
-    out = []
-    for start, end in pairwise(packed.starts.tolist()):
-        row = [x[start:end].transpose(0, 1)[None] for x in (q, k, v)]
-        out.append(attend(row[0], row[1], row[2], None, causal)[0].transpose(0, 1))
-    return torch.cat(out)
 
 
 def mlp(width: int, hidden: int) -> nn.Sequential:
@@ -155,7 +117,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.mlp = mlp(width, int(width * mlp_ratio))
 
-    def forward(self, x: Tensor, mask: Tensor | Packed | None = None, causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """x [N, L, W], mask as of `Attention` -> [N, L, W]"""
         x = x + self.skip_attention(self.attention(self.norm1(x), mask, causal))
         return x + self.skip_mlp(self.mlp(self.norm2(x)))
@@ -181,7 +143,7 @@ class Stack(nn.Module):
         )
         self._initialise(width, depth)
 
-    def forward(self, x: Tensor, mask: Tensor | Packed | None = None, causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """x [N, L, W], mask as of `Attention` -> [N, L, W]"""
         for block in self.blocks:
             x = block(x, mask, causal)

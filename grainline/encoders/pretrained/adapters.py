@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from grainline.encoders.base import Colour, ImageTokens, Layered, PixelEncoder, TextTokens
 from grainline.encoders.text import Grouping, at_end
 from grainline.errors import UserError
-from grainline.nn.attention import Packed, attend_packed, first_attends
+from grainline.nn.attention import first_attends
 from grainline.nn.hashing import DropPath, drop_by_rows, dropped
 from grainline.nn.positions import PartlyFrozen
 from grainline.nn.runtime import is_static
@@ -155,7 +155,7 @@ class TextEncoder(LibraryEncoder, Grouping):
             hidden, pooled = self.read(self.model, ids, mask)
             tokens = F.pad(hidden, (0, 0, 0, length - self.context))
         elif not is_static() and self.packs(ids):
-            tokens = self.read_packed(partial(_read_packed, self.model), ids, mask)
+            tokens = self.read_packed(partial(_read_packed, self.model), ids, mask, causal=True)
             pooled = at_end(tokens, mask)
         else:
             tokens, pooled = self.read_in_groups(partial(self.read, self.model), ids, mask, (-2, None))
@@ -195,15 +195,15 @@ def _read_causal(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     return hidden, at_end(hidden, mask)
 
 
-def _read_packed(model: Any, ids: Tensor, position: Tensor, packed: Packed) -> Tensor:
-    """As `_read_causal`, of texts one behind the other: ids, position [T] -> [T, W]
+def _read_packed(model: Any, ids: Tensor, position: Tensor, reads: Tensor) -> Tensor:
+    """As `_read_causal`, of texts that share rows: ids, position [R, S], reads [R, 1, S, S] -> [R, S, W]
 
     Part by part, because the library's model takes no more tokens than it has positions.
     """
     table = model.embeddings
     x = table.token_embedding(ids) + table.position_embedding(position)
-    out = model.encoder(inputs_embeds=x[None], is_causal=True, packed=packed)
-    hidden: Tensor = model.final_layer_norm(out.last_hidden_state)[0]
+    out = model.encoder(inputs_embeds=x, attention_mask=reads, is_causal=False)
+    hidden: Tensor = model.final_layer_norm(out.last_hidden_state)
     return hidden
 
 
@@ -250,7 +250,7 @@ def _grid(kind: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 # Noise by rows (`nn/hashing.py`) in models of the transformers library, not from torch's generator. Dropout
 # layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library passes its share
-# to a function of attention, and lets others register one. That one reads packed texts too.
+# to a function of attention, and lets others register one.
 
 
 ATTENTION = "grainline"
@@ -298,14 +298,10 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The library's `sdpa_attention_forward`, but dropout by rows: [N, h, L, D] -> [N, L, h, D], no weights.
 
-    With dropout all weights [N, h, L, L] are in memory at once. With `packed`, a `Packed`, N is 1.
+    With dropout all weights [N, h, L, L] are in memory at once.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    packed: Packed | None = rest.pop("packed", None)
-    if packed is not None:
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return attend_packed(q, k, v, packed, bool(is_causal))[None], None
     if not dropout:
         options = 0.0, scaling, is_causal
         return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)
