@@ -109,7 +109,7 @@ def product_speed(dtype: torch.dtype, side: int, repeats: int) -> float:
     return 2 * side**3 / cost(partial(torch.matmul, a, b), repeats).ms / 1e9
 
 
-def kernels(number: int, repeats: int) -> None:
+def kernels(number: int, repeats: int) -> None:  # noqa: PLR0915
     """Each kernel alone, for a chunk of images with all texts, at 8 heads; of Gram matrices at one, too."""
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
@@ -163,6 +163,10 @@ def kernels(number: int, repeats: int) -> None:
     ms = cost(lambda: best.selected(near, ones, ones, 0.4, True, 98), repeats).ms
     pairs = near[..., 0].numel()
     report("kernel selected, 98 of 196 patches", pairs / ms * 1e3, "pairs/s", ms=ms)
+    few = partial(half, number // 16)
+    given = few(39, 196), few(256, 196), few(196, 196).tril(), few(39, 196), few(256, 39)
+    ms, pairs = cost(lambda: best.norms(*given), repeats).ms, given[4].numel()
+    report("kernel norms of 196 patches", pairs * 196**2 / ms / 1e9, "TFLOP/s", ms=ms)
     cosine, real = torch.randn(number * 64, 41, 12, device=GPU), torch.ones(number * 64, 41, device=GPU)
     words = torch.ones(number * 64, 12, dtype=torch.bool, device=GPU)
     ms = cost(lambda: best.matched(cosine, real, words, 5, 1.0), repeats).ms
@@ -356,8 +360,14 @@ def profile(number: int, repeats: int) -> None:
     profiled("step", partial(_step, method, images, texts), repeats)
 
 
+WAITS = "Command Buffer Full", "Activity Buffer Request", "cudaDeviceSynchronize"
+"""What a profile has of a host that waits: a full queue of launches, the profiler, and the end."""
+
+
 def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | None = None) -> None:
     """Launches of a call, how long its host takes, its waits included, and what takes longest on either side.
+
+    The host's work alone is that of a profiled call, where each operation takes longer.
 
     gate  of launches
     """
@@ -378,6 +388,8 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | Non
     launches = sum(event.count for event in events if re.search("LaunchKernel|GraphLaunch", event.key))
     report(f"{name}: launches", launches, "", at_most=gate)
     report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
+    busy = sum(x.self_cpu_time_total for x in events if x.key not in WAITS) / 1e3
+    report(f"{name}: work of the host / time of the device", busy / device, "x")
     on_device = [
         (x.self_device_time_total / 1e3, x.count, x.key)
         for x in events

@@ -19,7 +19,7 @@ from grainline.nn.patch_selection.types import (
     selection_texts,
 )
 from grainline.nn.pooling import unit
-from grainline.types import Clock, Encoded, rows
+from grainline.types import Clock, Encoded, each, full, rows
 
 PATCHES, WIDTH = 12, 32
 
@@ -143,6 +143,37 @@ def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     torch.testing.assert_close(found[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("branches", ["both", "sparse", "joint"])
+@torch.no_grad()
+def test_scores_with_products_in_half_precision_are_right_to_a_thousandth(branches: str) -> None:
+    selector, (images, texts) = made(branches, torch.float32), sides(dtype=torch.float32)
+    exact = tiles(selector, images, texts)[:, :-1]
+    for scale in (1.0, 1e6):  # beyond the range of float16
+        seen = selector.load_side(images)
+        parts = ("patches", "length", "slots", "rest", "cls")
+        wide = seen._replace(**{part: scale * getattr(seen, part) for part in parts})
+        found = scoring.scores(selector, wide, selection_texts(texts), selector.top, half=True)[:, :-1]
+        error = (found - exact).abs().max()
+        assert 1e-6 < error < 3e-3
+
+
+@torch.no_grad()
+def test_a_factor_of_inner_products_is_that_of_a_decomposition() -> None:
+    """Up to the sign of its columns, of patches that nearly cancel, or are equal, or 0, too."""
+    patches = unit(torch.randn(3, 9, 20, dtype=torch.float64))
+    patches[1, 1] = 1e-3 * patches[1, 1] - patches[1, 0]
+    patches[2, 3:5] = patches[2, 2]
+    patches[2, 7] = 0
+    found, weight = selecting._factor(patches.float()), torch.randn(3, 50, 9)
+    weight[1, :, 2:] = 0
+    weight[1, :, 1] = weight[1, :, 0]
+    assert torch.equal(found, found.tril())
+    exact = (weight.double() @ patches.float().double()).norm(dim=-1)
+    torch.testing.assert_close((weight @ found).norm(dim=-1).double(), exact, rtol=3e-4, atol=1e-6)
+    by_rotation = (weight @ selecting._basis(patches.float())).norm(dim=-1).double()
+    torch.testing.assert_close(by_rotation, exact, rtol=3e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("gap", [0.1, 1e-3])
 @torch.no_grad()
 def test_tokens_whose_patches_nearly_cancel_lose_no_more_than_their_sum_does(gap: float) -> None:
@@ -181,8 +212,8 @@ def test_lots_fall_on_pairs_whatever_stands_beside_them() -> None:
 
 def test_half_precision_counts_in_float32() -> None:
     selector, (images, texts) = made(dtype=torch.float32), sides(dtype=torch.float32)
-    half = [x._replace(vector=x.vector.bfloat16(), tokens=x.tokens.bfloat16()) for x in (images, texts)]
-    again = [x._replace(vector=x.vector.float(), tokens=x.tokens.float()) for x in half]
+    half = [each(lambda x: x.bfloat16() if x.is_floating_point() else x, side) for side in (images, texts)]
+    again = [each(full, side) for side in half]
     found = scoring.score(selector, *half)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[:, :-1], scoring.score(selector, *again)[:, :-1])

@@ -348,6 +348,8 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "best": {"L": 196},
     "selected": {"L": 196, "STRETCH": True},
     "selected of many": {"L": 4096, "STRETCH": True},
+    "norms": {"L": 196, "PLUS": True},
+    "norms of many": {"L": 1024, "PLUS": False},
     "matched": {"P": 41, "M": 12, "K": 5},
     "matched of many": {"P": 98, "M": 77, "K": 5},
     "sums": {"D": 512, "BOTH": True},
@@ -374,8 +376,10 @@ HALF = (
     "right",
     "out",
 )
+HALF_OF = {"norms": ("weight", "keep", "basis", "plus", "total")}
 WHOLE = {
     "T": "i32",
+    "C": "i32",
     "N": "i32",
     "M": "i32",
     "rows": "i32",
@@ -427,6 +431,9 @@ def as_launched(
         both = constants | dots.settings(word, constants["D"], torch.float16)
         names = [arg for arg in both if arg in kernel.arg_names]
         return kernel, {arg: both[arg] for arg in names}, {k: both[k] for k in both if k not in names}
+    if word == "norms":
+        sizes = {arg: best.NORMS[arg] for arg in ("BM", "BN")}
+        return kernel, constants | sizes, {k: v for k, v in best.NORMS.items() if k not in sizes}
     alone = {"farthest": farthest.LAUNCH, "move": kmeans.MOVE, "collect": lists.LAUNCH}
     if word in alone:
         return kernel, constants, alone[word]
@@ -462,7 +469,8 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     from triton.compiler import ASTSource
 
     kernel, constants, options = as_launched(name, CONSTANTS[name], architecture < 90)
-    types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
+    half = (*HALF, *HALF_OF.get(name.split()[0], ()))
+    types = {arg: "*fp16" if arg in half else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,
         signature=types | dict.fromkeys(constants, "constexpr"),
@@ -477,7 +485,9 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     shared, instruction = LIMITS[architecture]
     assert compiled.metadata.shared <= shared * 1024
     text = compiled.asm["ptx"]
-    if constants.get("PREC") and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
+    if (
+        constants.get("PREC") or "norms" in name
+    ) and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
         assert instruction in text
     (tmp_path / "kernel.ptx").write_text(text)
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

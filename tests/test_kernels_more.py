@@ -139,6 +139,35 @@ def test_scores_with_selection_by_a_kernel_are_those_by_torch(
 
 
 @interpreted
+@pytest.mark.parametrize("plus", [True, False])
+@pytest.mark.parametrize(("n", "t", "slots", "patches"), [(2, 3, 5, 7), (1, 40, 4, 70), (2, 1, 1, 130)])
+def test_norms_of_a_kernel_are_those_of_a_loop(n: int, t: int, slots: int, patches: int, plus: bool) -> None:
+    from grainline.kernels.best import norms
+
+    weight, more = torch.rand(n, slots, patches).half(), torch.randn(n, slots * plus, patches).half()
+    keep, total = (torch.rand(n, t, patches) < 0.5).half(), torch.rand(n, t, slots)
+    basis = torch.randn(n, patches, patches).tril().half()
+    found = norms(weight, keep, basis, more, total)
+    for i, j, c in product(range(n), range(t), range(slots)):
+        token = (weight[i, c] * keep[i, j]).double() @ basis[i].double()
+        token += total[i, j, c].double() * more[i, c].double() if plus else 0.0
+        assert float(found[i, j, c]) == pytest.approx(float(token.norm()), rel=1e-5, abs=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("branches", ["both", "sparse", "joint"])
+def test_scores_in_half_precision_by_kernels_are_those_by_torch(
+    branches: str, called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector, (images, texts) = made(branches, torch.float32), sides(dtype=torch.float32)
+    given = selector.load_side(images), selection_texts(texts), selector.top, True
+    found = scoring.scores(selector, *given)
+    assert "norms" in called
+    monkeypatch.setattr(launch, "use", lambda _: False)
+    torch.testing.assert_close(found, scoring.scores(selector, *given), rtol=2e-3, atol=2e-3)
+
+
+@interpreted
 @pytest.mark.parametrize("matching", ["both", "mean", "topk"])
 @pytest.mark.parametrize(("patches", "length", "leaky"), [(9, 7, True), (3, 2, False), (20, 33, False)])
 def test_scores_of_finds_by_a_kernel_are_those_by_torch(

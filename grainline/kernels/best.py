@@ -1,4 +1,4 @@
-"""The patches of an image that a text keeps, and the best finds of both, as `nn/selection.py` has them.
+"""Patches that a text keeps, aggregated, and matched with its words, as `nn/selection.py` has them.
 
 A program holds the scores of the patches of some pairs. Their bits in the order of the numbers are integers;
 the bits of the threshold, the `number`-th highest of them, come one by one, each by counting. What is
@@ -7,6 +7,7 @@ order of equal scores.)
 
     best      decisions from scores
     selected  scores and decisions from products of texts with patches, in one pass
+    norms     lengths of tokens that kept patches are aggregated to, without the tokens
     matched   from cosines of patches with words what each finds on the other side: means, and the best few
 """
 
@@ -134,6 +135,69 @@ def _(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     score = product.new_empty(product.shape, dtype=torch.float32)
     return score, torch.empty_like(score)
+
+
+@triton.jit(do_not_specialize=["T", "C", "tiles"])
+def _norms(
+    weight, keep, basis, plus, total, out, T, C, tiles,
+    L: tl.constexpr, PLUS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    image, row = tl.program_id(0).to(tl.int64) // tiles, tl.program_id(0) % tiles * BM + tl.arange(0, BM)
+    real = row < T * C
+    text, slot, at = row // C, row % C, tl.arange(0, BN)
+    weight += ((image * C + slot) * L)[:, None]
+    keep += ((image * T + text) * L)[:, None]
+    basis += image * L * L
+    square = tl.zeros([BM], tl.float32)
+    if PLUS:
+        plus += ((image * C + slot) * L)[:, None]
+        share = tl.load(total + image * T * C + row, mask=real, other=0.0).to(tl.float32)
+    for first in range(0, L, BN):
+        col = first + at
+        token = tl.zeros([BM, BN], tl.float32)
+        for start in range(first, L, BN):  # above the diagonal all are 0
+            k = start + at
+            here = real[:, None] & (k < L)[None, :]
+            a = tl.load(weight + k[None, :], mask=here, other=0.0)
+            a = a * tl.load(keep + k[None, :], mask=here, other=0.0)
+            inside = (k < L)[:, None] & (col < L)[None, :]
+            b = tl.load(basis + k[:, None] * L + col[None, :], mask=inside, other=0.0)
+            token = tl.dot(a, b, token)
+        if PLUS:
+            here = real[:, None] & (col < L)[None, :]
+            token += share[:, None] * tl.load(plus + col[None, :], mask=here, other=0.0).to(tl.float32)
+        square += tl.sum(token * token, 1)
+    tl.store(out + image * T * C + row, tl.sqrt_rn(square), mask=real)
+
+
+NORMS = {"BM": 128, "BN": 64, "num_warps": 8, "num_stages": 2, **FUSION}
+
+
+@torch.library.custom_op("grainline::norms", mutates_args=())
+def norms(weight: Tensor, keep: Tensor, basis: Tensor, plus: Tensor, total: Tensor) -> Tensor:
+    """|(weight * keep) @ basis + total * plus| of each image, text and slot: [n, t, C] float32
+
+    weight [n, C, L], keep [n, t, L], total [n, t, C], basis [n, L, L] that is 0 above its diagonal; plus
+    [n, C, L], or with C = 0, which leaves it out; all in half precision
+
+    As `FastCosines` in `nn/patch_selection/selector.py`, which is the reference.
+    """
+    weight, keep, basis, plus, total = (x.contiguous() for x in (weight, keep, basis, plus, total))
+    out = torch.empty_like(total, dtype=torch.float32)
+    images, texts, slots = total.shape
+    tiles = triton.cdiv(texts * slots, NORMS["BM"])
+    if images * tiles:
+        with torch.cuda.device_of(weight):
+            _norms[(images * tiles,)](
+                weight, keep, basis, plus, total, out, texts, slots, tiles,
+                L=weight.shape[2], PLUS=plus.shape[1] > 0, **NORMS,
+            )  # fmt: skip
+    return out
+
+
+@norms.register_fake
+def _(weight: Tensor, keep: Tensor, basis: Tensor, plus: Tensor, total: Tensor) -> Tensor:
+    return torch.empty_like(total, dtype=torch.float32, memory_format=torch.contiguous_format)
 
 
 @triton.jit

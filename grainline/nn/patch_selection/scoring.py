@@ -28,8 +28,11 @@ from grainline.types import Encoded, full, rows
 
 TILE_SIZE = {"cpu": 2**22}
 """Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
-OTHER_TILE_SIZE = 2**27
-MAX_TEXTS = 64  # of a tile: more of them make no product faster, and differ more in length
+OTHER_TILE_SIZE = 2**28
+MAX_TEXTS = {"cpu": 64}
+"""Texts of a tile, by the type of the device, OTHER_MAX_TEXTS elsewhere. More of them make no product faster,
+and differ more in length."""
+OTHER_MAX_TEXTS = 256
 DENSE_FROM = 0.5
 """Share of the pairs of a batch above which it is cheaper to score all of them with gradients."""
 
@@ -44,7 +47,9 @@ def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
     """
     if images.precomputed is None and torch.is_grad_enabled() and images.tokens.requires_grad:
         return selector.tile(selector.image_side(images, selector.top), selection_texts(texts), selector.top)
-    return scores(selector, selector.load_side(images), selection_texts(texts), selector.top)
+    patches = images.tokens if images.precomputed is None else images.precomputed.patches
+    half = patches.is_cuda and patches.dtype.itemsize == 2
+    return scores(selector, selector.load_side(images), selection_texts(texts), selector.top, half)
 
 
 def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
@@ -62,19 +67,27 @@ def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
 
 @torch.no_grad()
 def scores(
-    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+    selector: Selector,
+    image_side: SelectionImages,
+    text_side: SelectionTexts,
+    decide: Decide,
+    half: bool = False,
 ) -> Tensor:
-    """Scores of all images with all texts: [N, M], without gradients"""
+    """Scores of all images with all texts: [N, M], without gradients
+
+    half  products may be in half precision, as patches were that are so on a GPU
+    """
     n, m = len(image_side.image), text_side.query.shape[1]
-    use_fast = selector.sparse and pays(image_side, text_side)
+    use_fast = selector.sparse and pays(image_side, text_side, half)
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2], use_fast)
-    wide = min(m, max(1, limit if use_fast else limit // min(n, max(1, int(limit**0.5)))), MAX_TEXTS)
+    most = MAX_TEXTS.get(image_side.patches.device.type, OTHER_MAX_TEXTS)
+    wide = min(m, max(1, limit if use_fast else limit // min(n, max(1, int(limit**0.5)))), most)
     high = max(1, limit // (wide + _image_pairs(selector, text_side.words.shape[2], use_fast)))
     out = image_side.patches.new_zeros(n, m)
     parts = list(by_length(text_side, wide))
     for i in range(0, n, high):
         some = rows(image_side, slice(i, i + high))
-        fast = FastCosines.of(some) if use_fast else None
+        fast = FastCosines.of(some, half) if use_fast else None
         for place, part in parts:
             out[i : i + high, place] = selector.tile(some, part, decide, fast)
     return out

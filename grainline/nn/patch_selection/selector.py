@@ -5,6 +5,7 @@ depend on the text is computed once for each image: `image_side`, and `precomput
 for an index.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,9 @@ from grainline.nn.selection import (
 from grainline.types import Encoded, by_host, each, full, vectors_only
 
 MAX_LOGIT_RANGE = 30.0  # of a slot: exp(-30) has a square in float32
+HALF_LOGIT_RANGE = 8.0  # and exp(-8) all digits in float16
+SINGULAR = 1e-14  # of the trace, so much is added to the diagonal of inner products
+TINY = torch.finfo(torch.float32).tiny
 MIN_TEXTS = 8  # fewer do not pay for the QR decomposition of each image
 MAX_WORK = 2.5
 """Multiplications, as a multiple of the plain way's, up to which this way is faster, since it has no softmax
@@ -56,7 +60,11 @@ class FastCosines(NamedTuple):
     V w is one product for all pairs of an image, E d (V w) one of [C, L] with [L, t M]. The length needs only
     inner products of patches: the transpose of V is Q R, and the rows of the transpose of R have the same
     ones in L < D dimensions. Lengths by inner products would lose twice the digits where patches nearly
-    cancel.
+    cancel. A GPU decomposes one image after the other; there R is the Cholesky factor of the inner products
+    in float64, which has twice the digits.
+
+    In half precision all tensors are float16 and sums float32, and patches are in units of the largest number
+    of their image, which cancels.
     """
 
     patches: Tensor  # [n, L, D]
@@ -66,13 +74,17 @@ class FastCosines(NamedTuple):
     dense_basis: Tensor  # [n, C, L] W times the basis
 
     @classmethod
-    def of(cls, image_side: SelectionImages) -> "FastCosines":
+    def of(cls, image_side: SelectionImages, half: bool = False) -> "FastCosines":
         """Images for which `pays` is true."""
         weight = (image_side.logits - image_side.logits.amax(-1, keepdim=True)).exp().contiguous()
-        basis = torch.linalg.qr(image_side.patches.mT, mode="r").R.mT.contiguous()
+        patches = image_side.patches
+        if half:
+            patches = patches / patches.abs().amax((1, 2), keepdim=True).clamp(min=TINY)
+        basis = _basis(patches)
         logits = image_side.logits[:, : image_side.slots.shape[1]]
         dense = logits.masked_fill((image_side.keep == 0)[:, None], -torch.inf).softmax(-1)
-        return cls(image_side.patches, weight, basis, dense, dense @ basis)
+        fast = cls(patches, weight, basis, dense, dense @ basis)
+        return cls(*(x.half() for x in fast)) if half else fast
 
     def cosines(self, words: Tensor, keep: Tensor) -> Tensor:
         """Cosines of the aggregated patches of n images with the words of t texts: [n, t, C, M]
@@ -80,28 +92,58 @@ class FastCosines(NamedTuple):
         words [t, M, D] unit length, keep [n, t, L] decisions, 1 or 0
         """
         t, m = words.shape[:2]
+        words, keep = words.to(self.patches.dtype), keep.to(self.patches.dtype)
         near = self.patches @ words.flatten(0, 1).mT  # [n, L, t M]
         selected = near.unflatten(-1, (t, m)) * keep.mT[..., None]
         product = (self.weight @ selected.flatten(2)).unflatten(-1, (t, m))  # [n, C, t, M]
         total = keep @ self.weight.mT  # [n, t, C]
         if self.dense_weight.shape[1]:
             product.addcmul_((self.dense_weight @ near).view_as(product), total.mT[..., None])
+        by_torch = partial(self._lengths, keep, total)
+        if launch.use(keep) and keep.dtype == torch.float16:
+            length = launch.run("norms", partial(self._by_kernel, keep, total), by_torch)
+        else:
+            length = by_torch()
+        return product.transpose(1, 2) / length.maximum(1e-12 * full(total))[..., None]
+
+    def _by_kernel(self, keep: Tensor, total: Tensor) -> Tensor:
+        from grainline.kernels.best import norms
+
+        return norms(self.weight, keep, self.basis, self.dense_basis, total)
+
+    def _lengths(self, keep: Tensor, total: Tensor) -> Tensor:
+        """Norm of s times each token: [n, t, C]"""
         weight = (self.weight[:, None] * keep[:, :, None]).flatten(1, 2)  # [n, t C, L]
         half = self.basis.shape[1] // 2  # the patches of the first half are 0 in the last dimensions
         parts = (0, slice(0, half)), (half, slice(half, None))
         length = torch.stack([self._length(weight[..., i:], total, i, of) for i, of in parts])
-        length = torch.linalg.vector_norm(length, dim=0).maximum(1e-12 * total)
-        return product.transpose(1, 2) / length[..., None]
+        return torch.linalg.vector_norm(length, dim=0)
 
     def _length(self, weight: Tensor, total: Tensor, first: int, of: slice) -> Tensor:
         """Norm of s times each token over some dimensions of the basis: [n, t, C]"""
         token = (weight @ self.basis[:, first:, of]).unflatten(1, total.shape[1:])
         if self.dense_weight.shape[1]:
             token.addcmul_(self.dense_basis[:, None, :, of], total[..., None])
-        return torch.linalg.vector_norm(token, dim=-1)
+        return torch.linalg.vector_norm(token, dim=-1, dtype=torch.promote_types(token.dtype, torch.float32))
 
 
-def pays(image_side: SelectionImages, text_side: SelectionTexts) -> bool:
+def _basis(patches: Tensor) -> Tensor:
+    """Rows with the inner products of patches [n, L, D], 0 above the diagonal: [n, L, L]"""
+    if patches.is_cuda:
+        return _factor(patches)
+    return torch.linalg.qr(patches.mT, mode="r").R.mT.contiguous()
+
+
+def _factor(patches: Tensor) -> Tensor:
+    """`_basis` by a Cholesky decomposition in float64."""
+    wide = patches.double()
+    products = wide @ wide.mT
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    diagonal += SINGULAR * diagonal.sum(1, keepdim=True) + TINY  # patches may be the same
+    return torch.linalg.cholesky_ex(products).L.to(patches.dtype)
+
+
+def pays(image_side: SelectionImages, text_side: SelectionTexts, half: bool = False) -> bool:
     """Whether fast cosines of these images and texts [1, t, ...] are faster, and their logits allow them."""
     count, number, width = image_side.patches.shape
     texts, slots = text_side.mask.shape[1], image_side.logits.shape[1]
@@ -112,7 +154,7 @@ def pays(image_side: SelectionImages, text_side: SelectionTexts) -> bool:
     if work > MAX_WORK * slots * width * (number + words):
         return False
     span = image_side.logits.amax(-1) - image_side.logits.amin(-1)
-    return bool(span.amax() <= MAX_LOGIT_RANGE)
+    return bool(span.amax() <= (HALF_LOGIT_RANGE if half else MAX_LOGIT_RANGE))
 
 
 class Selector(nn.Module):
@@ -207,7 +249,8 @@ class Selector(nn.Module):
     def load_side(self, images: Encoded) -> SelectionImages:
         """Images as evaluation compares them with texts, precomputed (in half precision, too) or not."""
         if images.precomputed is None:
-            return self.image_side(images._replace(tokens=full(images.tokens)), self.top)
+            whole = images._replace(tokens=full(images.tokens), extra=each(full, images.extra))
+            return self.image_side(whole, self.top)
         precomputed: SelectionPrecomputed = each(full, images.precomputed)
         return SelectionImages(*precomputed, length=_lengths(precomputed.patches), image=images.image)
 
