@@ -211,7 +211,7 @@ def mirror(function: Callable[..., Any], *tensors: Tensor) -> Any:
     """function(*tensors): a tensor, or a tuple of some."""
     out = function(*tensors)
     if not all(map(_here, tensors)) and (copies := _copies(tensors)) is not None:
-        _remember(out, _on_host(function, copies))
+        _remember(out, _on_host(function, copies, tensors))
     return out
 
 
@@ -220,14 +220,14 @@ def from_host(function: Callable[..., Any], *tensors: Tensor) -> Any:
     copies = _copies(tensors)
     if copies is None:
         return function(*tensors)
-    return _uploaded(_on_host(function, copies), tensors[0].device)
+    return _uploaded(_on_host(function, copies, tensors), tensors[0].device)
 
 
 def by_host(function: Callable[..., Any], *tensors: Tensor) -> Any:
     """function(*tensors), a tensor on the host or no tensor."""
     copies = _copies(tensors)
     if copies is not None:
-        return _on_host(function, copies)
+        return _on_host(function, copies, tensors)
     return _read(function(*tensors))
 
 
@@ -245,8 +245,16 @@ def _read(out: Any) -> Any:
     return out.cpu() if isinstance(out, Tensor) else out
 
 
-def _on_host(function: Callable[..., Any], copies: list[Tensor]) -> Any:
-    return function(*copies)
+def _on_host(function: Callable[..., Any], copies: list[Tensor], tensors: tuple[Tensor, ...]) -> Any:
+    """On one thread, if the device is another: it is much and small, and to wake more takes longer."""
+    threads = torch.get_num_threads()
+    if threads == 1 or all(map(_here, tensors)):
+        return function(*copies)
+    torch.set_num_threads(1)
+    try:
+        return function(*copies)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _copies(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:

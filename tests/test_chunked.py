@@ -215,6 +215,25 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     return as_two_machines(monkeypatch)
 
 
+@pytest.mark.usefixtures("waits")
+def test_the_host_plans_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the plan fails, threads are as they were. On a CPU all threads compute."""
+    threads: list[int] = [6]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    here = torch.arange(4)
+    there = types.upload(here, "cpu")
+    for call in (types.by_host, types.from_host, types.mirror):
+        call(lambda x: x + len(threads), here)
+        assert threads == [6]
+        call(lambda x: x + 1, there)
+        assert threads.pop() == 6
+        assert threads.pop() == 1
+    with pytest.raises(IndexError):
+        types.by_host(lambda x: x[9], there)
+    assert threads == [6, 1, 6]
+
+
 @NEGATIVES
 @WAYS
 def test_the_host_waits_for_nothing(heads: int, slots: int, negatives: str, waits: Waits) -> None:
@@ -238,6 +257,20 @@ def test_a_step_waits_for_nothing_from_the_device(
     monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _: packed)
     step(build(method), *batch(), waits)
     assert waits.files == (CHOICE if method in ("seps", "laps") else set())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@torch.no_grad()
+def test_texts_that_share_rows_have_the_same_scores(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them without tokens, as the parts of a caption may be."""
+    images, texts = batch()
+    images = images._replace(pixels=images.pixels.double())
+    found = []
+    for packed in (False, True):
+        monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, packed=packed: packed)
+        one = build(method).double().eval()
+        found.append(one.score(one.encode_images(images), one.encode_texts(texts)))
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-9)
 
 
 def step(method: Method, images: Images, texts: Texts, waits: Waits) -> None:

@@ -475,6 +475,7 @@ def test_every_token_stands_in_one_row_and_texts_stand_whole(longest: int) -> No
     mask = torch.arange(600) < torch.randint(0, longest + 1, (300, 1), generator=g)
     mask[7] = torch.rand(600, generator=g) < longest / 1000  # its tokens are no run
     place = packed_rows(mask)
+    mask[:, 0] |= ~mask.any(1)  # one token of an empty text
     real = place[place >= 0]
     assert torch.equal(real.sort().values, mask.flatten().nonzero()[:, 0])
     assert place.shape[0] % 8 == 0
@@ -484,6 +485,27 @@ def test_every_token_stands_in_one_row_and_texts_stand_whole(longest: int) -> No
         assert len(rows.unique()) <= 1
         assert torch.equal(columns, torch.arange(len(columns)) + (columns[0] if len(columns) else 0))
         assert torch.equal(place[rows, columns] % 600, mask[text].nonzero()[:, 0]), "in their order"
+
+
+def test_a_text_without_tokens_has_the_same_first_token_in_a_shared_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which patch selection compares."""
+    ids, mask = padded([4, 0, 7], 9)
+    model = text()
+    found = []
+    for packed in (False, True):
+        monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, packed=packed: packed)
+        found.append(model(ids, mask))
+    close(found[0].tokens[:, 0], found[1].tokens[:, 0])
+    assert found[1].tokens[1, 0].abs().sum() > 0
+    close(found[0].pooled, found[1].pooled)
+
+
+def test_there_are_few_shapes_of_rows_that_texts_share() -> None:
+    mask = torch.arange(77) < 30
+    shapes = {tuple(packed_rows(mask.repeat(number, 1)).shape) for number in range(2000, 2400, 7)}
+    assert shapes == {(512, 128), (576, 128), (640, 128)}
 
 
 def test_rows_that_texts_share_are_nearly_full() -> None:

@@ -126,9 +126,10 @@ LONGEST = 512
 def packed_rows(mask: Tensor) -> Tensor:
     """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, -1 where none stands.
 
-    The longest text that still fits comes next. S is a multiple of 64, at least 128, and there are few
-    different R: layers are compiled, and attention planned, for each shape.
+    The longest text that still fits comes next; one without tokens is its first. S is a multiple of 64, at
+    least 128, and there are few different R: layers are compiled, and attention planned, for each shape.
     """
+    mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1], device=mask.device) == 0))
     length = mask.sum(1)
     longest = int(length.max()) if len(length) else 0
     size = max(128, 64 * -(-longest // 64))
@@ -140,11 +141,10 @@ def packed_rows(mask: Tensor) -> Tensor:
     within = torch.arange(int(many.sum())) - (many.cumsum(0) - many).repeat_interleave(many)
     long, each, first, start = (x.repeat_interleave(many) for x in (long, each, first, start))
     begin = (first + within // each) * size + start + within % each * long
-    text = order[int((length == 0).sum()) :]
-    count = length[text]
+    count = length[order]
     within = torch.arange(int(count.sum())) - (count.cumsum(0) - count).repeat_interleave(count)
     real = mask.flatten().nonzero()[:, 0]
-    ahead = (length.cumsum(0) - length)[text].repeat_interleave(count)
+    ahead = (length.cumsum(0) - length)[order].repeat_interleave(count)
     place.view(-1)[begin.repeat_interleave(count) + within] = real[ahead + within]
     return place
 

@@ -135,6 +135,9 @@ def lengths_by_kernel(pooled: Pooled, out: bool, places: Tensor | None = None) -
 class KernelOutward(_Pools, ChunkedOutward):
     """As `ChunkedOutward`."""
 
+    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
+        return 2 * self.by.size * width  # z and y
+
     def lengths(
         self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
