@@ -317,7 +317,7 @@ def test_neither_groups_nor_packing_changes_outputs_or_gradients(
             assert {shape[0] for shape in shapes} == {64}
             assert {shape[1] for shape in shapes} <= {16, 20}, "the context is 20"
         if way == "packed":
-            assert shapes == [(8, 128)], "rows are a multiple of 8"
+            assert shapes == [(3, 128)], "some 380 tokens"
         loss = (read.pooled * weight).sum() + (read.tokens * mask[..., None]).square().sum()
         loss.backward()
         found.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
@@ -355,7 +355,7 @@ def test_packing_changes_nothing_of_a_clip_of_the_library(
         )
         monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, way=way: way == "packed")
         read = model(ids, mask)
-        assert (rows_read == [(8, 128)]) == (way == "packed")
+        assert (rows_read == [(3, 128)]) == (way == "packed")
         (read.pooled * weight).sum().add((read.tokens * mask[..., None]).square().sum()).backward()
         learnt = [p.grad for p in model.parameters() if p.requires_grad]
         found.append([read.pooled, read.tokens * mask[..., None], *learnt])
@@ -478,7 +478,6 @@ def test_every_token_stands_in_one_row_and_texts_stand_whole(longest: int) -> No
     mask[:, 0] |= ~mask.any(1)  # one token of an empty text
     real = place[place >= 0]
     assert torch.equal(real.sort().values, mask.flatten().nonzero()[:, 0])
-    assert place.shape[0] % 8 == 0
     assert place.shape[1] == max(128, 64 * math.ceil(int(mask.sum(1).max()) / 64))
     for text in range(300):
         rows, columns = ((place // 600 == text) & (place >= 0)).nonzero(as_tuple=True)

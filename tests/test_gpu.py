@@ -84,6 +84,13 @@ def test_scores_are_those_of_the_cpu(case: str) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
 
 
+def test_texts_made_on_the_gpu_are_encoded_as_those_that_were_moved_there() -> None:
+    """The host has no copies of them."""
+    method, _, texts = prepared("clip", "cuda")
+    made = texts._replace(ids=texts.ids.clone(), mask=texts.mask.clone())
+    assert torch.equal(method.encode_texts(made).vector, method.encode_texts(texts).vector)
+
+
 @pytest.mark.parametrize("kind", ["kmeans", "grid"])
 def test_superpixels_are_those_of_the_cpu_and_wait_for_nothing(kind: str) -> None:
     pixels = torch.randint(0, 256, (5, 3, 64, 64), dtype=torch.uint8)

@@ -106,10 +106,11 @@ class Grouping(Layered):
         """
         self.check_length(mask)
         place = from_host(packed_rows, mask)
-        text = place // mask.shape[1]  # -1 where none is
+        text = place // mask.shape[1]  # below 0 where none is
         reads = (text[:, :, None] == text[:, None])[:, None]
-        at, behind = place.clamp(min=0), ids.numel()
-        x = read(ids.flatten()[at], at % mask.shape[1], reads.tril() if causal else reads)
+        at, behind = torch.where(place < 0, ~place, place), ids.numel()
+        position = (at % mask.shape[1]).clamp(max=self.context - 1)  # padding may be longer
+        x = read(ids.flatten()[at], position, reads.tril() if causal else reads)
         into = x.new_zeros(behind + 1, x.shape[-1])
         to = place.masked_fill(place < 0, behind).flatten()
         return into.index_copy(0, to, x.flatten(0, 1))[:behind].unflatten(0, ids.shape)
@@ -124,18 +125,21 @@ LONGEST = 512
 
 
 def packed_rows(mask: Tensor) -> Tensor:
-    """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, -1 where none stands.
+    """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, and where none stands
+    the complement of any place. These differ: the gradient by a word or position sums what has it in turn.
 
     The longest text that still fits comes next; one without tokens is its first. S is a multiple of 64, at
     least 128, and there are few different R: layers are compiled, and attention planned, for each shape.
     """
-    mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1], device=mask.device) == 0))
+    device, mask = mask.device, mask.cpu()
+    mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1]) == 0))
     length = mask.sum(1)
     longest = int(length.max()) if len(length) else 0
     size = max(128, 64 * -(-longest // 64))
     parts, number = _rows_of(length.bincount().tolist(), size)
-    step = 2 ** max(3, number.bit_length() - 4)
-    place = torch.full((step * max(1, -(-number // step)), size), -1)
+    step = 2 ** max(0, number.bit_length() - 4)
+    height = step * max(1, -(-number // step))
+    place = ~(torch.arange(height * size) % max(1, mask.numel())).view(height, size)
     long, each, rows, first, start = torch.tensor(parts, dtype=torch.int64).view(-1, 5).T
     many, order = each * rows, length.argsort(stable=True)
     within = torch.arange(int(many.sum())) - (many.cumsum(0) - many).repeat_interleave(many)
@@ -146,7 +150,7 @@ def packed_rows(mask: Tensor) -> Tensor:
     real = mask.flatten().nonzero()[:, 0]
     ahead = (length.cumsum(0) - length)[order].repeat_interleave(count)
     place.view(-1)[begin.repeat_interleave(count) + within] = real[ahead + within]
-    return place
+    return place.to(device)
 
 
 def _rows_of(left: list[int], size: int) -> tuple[list[list[int]], int]:
@@ -216,7 +220,7 @@ class TextTransformer(Grouping):
         return self._pool(x, mask)
 
     def _read_packed(self, ids: Tensor, position: Tensor, reads: Tensor) -> Tensor:
-        return self.norm(self.stack(self.words(ids) + self.position[position], reads))
+        return self.norm(self.stack(self.words(ids) + F.embedding(position, self.position), reads))
 
     def _pool(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if self.pool == "mean":
