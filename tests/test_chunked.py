@@ -422,9 +422,9 @@ def test_a_unit_is_the_power_of_two_above_the_largest_number() -> None:
     assert float((scaled.x.float() * scaled.unit)[0]) == pytest.approx(3e9, rel=1e-3)
 
 
-@pytest.mark.parametrize("function", ["weights", "slopes", "by_logit", "cosine"])
+@pytest.mark.parametrize("function", ["weights", "slopes", "by_logit", "cosine", "cosines"])
 def test_what_is_compiled_is_one_graph(function: str) -> None:
-    number = {"weights": 3, "slopes": 4, "by_logit": 2, "cosine": 2}[function]
+    number = {"weights": 3, "slopes": 4, "by_logit": 2, "cosine": 5, "cosines": 6}[function]
     assert_compiles(getattr(chunked_cosine, function), *([5, 2] for _ in range(number)))
 
 
@@ -490,6 +490,18 @@ def test_a_vocabulary_in_half_precision_is_near() -> None:
         assert 0 < float((exactly - half).detach().norm()) <= HALF * float(exactly.detach().norm())
 
 
+def test_bfloat16_has_no_units_and_what_is_not_lowered_neither() -> None:
+    """It has the range of float32: to look for the largest value is some launches in vain."""
+    x = torch.tensor([3e30, 1e-30, 7.0])
+    by = Operands(torch.bfloat16)
+    one, other = by.scaled(x), by.scaled(x.bfloat16())
+    assert torch.equal(one.x, x.bfloat16())
+    assert one.unit is other.unit
+    assert one.unit == 1
+    assert Operands(None).scaled(x.double()).unit.dtype == torch.float64
+    assert Operands(torch.float16).scaled(x).unit == 2.0**102
+
+
 def test_without_a_compiler_parts_run_as_they_are(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -506,14 +518,14 @@ def test_without_a_compiler_parts_run_as_they_are(
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(module, "find_spec", lambda _: True)
-    call = module.fused.__wrapped__(chunked_cosine.cosine)
+    call = module.fused.__wrapped__(chunked_cosine.inner)
     a, b = torch.rand(2, 3), torch.rand(2, 3)
-    assert torch.equal(call(a, b), chunked_cosine.cosine(a, b))
+    assert torch.equal(call(a, b), chunked_cosine.inner(a, b))
     assert calls == [], "on a CPU nothing is compiled"
     monkeypatch.setattr(Tensor, "is_cuda", True)
     for _ in range(2):
-        assert torch.equal(call(a, b), chunked_cosine.cosine(a, b))
-    assert calls == ["cosine"]
+        assert torch.equal(call(a, b), chunked_cosine.inner(a, b))
+    assert calls == ["inner"]
     assert [record.getMessage() for record in caplog.records] == [
         "parts of losses are not compiled, and slower: no C compiler"
     ]

@@ -189,9 +189,10 @@ def _scores(
 ) -> Tensor:
     """`pooled_scores` of tensors alone. With few pairs on a GPU it is captured (`nn/graphs.py`)."""
     key_values, (number, parts, _) = KeyValue(key, value, real), texts.shape
-    mask = texts.new_ones(number, parts) if mask is None else mask
     cols = text_side(pool, texts.flatten(0, 1))
-    share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
+    share = (
+        None if mask is None else mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
+    )
     out = cols[2].new_empty(len(key_values.key), number)
     step = len(out) or 1
     if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
@@ -200,7 +201,7 @@ def _scores(
         step = room // max(1, points * (points + len(pool.to_out.bias))) or 1
     for start in range(0, len(out), step):
         here = slice(start, start + step)
-        _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, share)
+        _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, (parts, share))
     return out
 
 
@@ -216,10 +217,14 @@ def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
     return torch.set_grad_enabled(torch.is_grad_enabled() and tensor.requires_grad)
 
 
-def _fill(out: Tensor, given: tuple[Score, Parts, Parts], cols: Parts, share: Tensor) -> None:
-    """Scores of some images with all texts, in tiles, into out [n, M]."""
-    score, of_images, shared = given
-    parts = share.shape[1]
+def _fill(
+    out: Tensor, given: tuple[Score, Parts, Parts], cols: Parts, of_parts: tuple[int, Tensor | None]
+) -> None:
+    """Scores of some images with all texts, in tiles, into out [n, M].
+
+    of_parts  how many parts a text has, and the share of each [M, S]; None: 1
+    """
+    (score, of_images, shared), (parts, share) = given, of_parts
     height, width = score.sides(of_images, cols, len(cols[2]))
     width = max(parts, width // parts * parts)
     for top in range(0, len(out), height):
@@ -227,7 +232,8 @@ def _fill(out: Tensor, given: tuple[Score, Parts, Parts], cols: Parts, share: Te
         for left in range(0, len(cols[2]), width):
             cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
             some = slice(left // parts, left // parts + cosine.shape[1] // parts)
-            out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
+            cosine = cosine.unflatten(1, (-1, parts))
+            out[top : top + height, some] = (cosine if share is None else cosine * share[some]).sum(-1)
 
 
 def image_side(pool: ConditionedPool, segments: Tensor, mask: Tensor | None) -> tuple[Score, Parts, Parts]:

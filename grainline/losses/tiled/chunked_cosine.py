@@ -148,8 +148,7 @@ class ChunkedDense(Chunked):
         (chunk, z), u, matrix = self.pool(rows, cols), self.once(cols[1]), self.once(mix)
         units = chunk.value.unit, chunk.value.unit * matrix.unit, u.unit
         pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
-        along, square = self.lengths(pooled)
-        along, square = along + cols[2], square + size
+        along, square, logits = fused(cosines)(*self.lengths(pooled), cols[2], size, scale, bias)
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             by_rows, (by_query, by_u, by_c) = sums[:2], sums[len(rows) : -len(shared)]
@@ -160,7 +159,7 @@ class ChunkedDense(Chunked):
             by_z, unit = self.pull_lengths(pooled, by, (by_u, by_mix, by_shift))
             self.pull_pool((rows, cols), chunk, by_z, unit, (*by_rows, by_query))
 
-        return scale * fused(cosine)(along, square) + bias, pull
+        return logits, pull
 
     def product(self, z: Tensor, matrix: Tensor) -> Tensor:
         """y = S z, as operands"""
@@ -251,8 +250,8 @@ class ChunkedGram(Chunked):
         flat = torch.cat(chunk.weight, -1).transpose(0, 1)  # [r, T, P]
         y = by.narrow(flat, gram.x)
         along = sum(fused(inner)(a, dots) for a, dots in zip(chunk.weight, dots_of, strict=True))
-        along = (along * of_along).mT + cols[2]
-        square = fused(lengths)(flat, y, middle, gram.unit) + size
+        square = fused(lengths)(flat, y, middle, gram.unit)
+        along, square, logits = fused(cosines)((along * of_along).mT, square, cols[2], size, scale, bias)
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             (by_key, by_value, by_gram, by_middle), (by_query, by_u, by_c) = (
@@ -285,7 +284,7 @@ class ChunkedGram(Chunked):
             if by_middle is not None:
                 add(by_middle, by.wide(weight.x[:, None], flat)[:, 0], 2 * weight.unit)
 
-        return scale * fused(cosine)(along, square) + bias, pull
+        return logits, pull
 
 
 class ChunkedOutward(Chunked):
@@ -303,7 +302,7 @@ class ChunkedOutward(Chunked):
         (chunk, z), u, turn = self.pool(rows, cols), self.once(cols[1]), self.once(matrix)
         units = chunk.value.unit, chunk.value.unit * turn.unit, u.unit
         along, square = self.lengths(z, turn.x, shift, u.x.flatten(1), units)
-        return scale * fused(cosine)(along + cols[2], square) + bias
+        return fused(cosine)(along, square, cols[2], scale, bias)
 
     def lengths(
         self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
@@ -362,8 +361,17 @@ def squares(out: Tensor, unit: Tensor, shift: Tensor) -> Tensor:
     return (out * unit + shift).square().sum(-1)
 
 
-def cosine(along: Tensor, square: Tensor) -> Tensor:
-    return along * square.clamp(min=TINY).rsqrt()
+def cosine(along: Tensor, square: Tensor, c: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Logits [r, T] from those products of what is pooled that differ from pair to pair; c of texts [T]"""
+    return scale * ((along + c) * square.clamp(min=TINY).rsqrt()) + bias
+
+
+def cosines(
+    along: Tensor, square: Tensor, c: Tensor, size: Tensor, scale: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with |b_o|^2 in front of the squares, and the sums that gradients need."""
+    along, square = along + c, square + size
+    return along, square, scale * (along * square.clamp(min=TINY).rsqrt()) + bias
 
 
 def slopes(by_logits: Tensor, along: Tensor, square: Tensor, scale: Tensor) -> Any:

@@ -20,7 +20,7 @@ from grainline.losses.tiled.chunked_cosine import (
     Pooled,
     add,
     add_alone,
-    cosine,
+    cosines,
     slopes,
 )
 from grainline.losses.tiled.operands import Operands, fused
@@ -178,7 +178,7 @@ class KernelGram(ChunkedGram):
         read = launch.run("gram", kernel, lambda: None)
         if read is None:
             return super().forward_with_vjp(rows, cols, shared)
-        given, along, square = read[0], read[1] + cols[2], read[2] + size
+        given, (along, square, logits) = read[0], fused(cosines)(*read[1:], cols[2], size, scale, bias)
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             (*by_rows, by_gram, by_middle), (by_query, by_u, by_c) = sums[:4], sums[len(rows) : -len(shared)]
@@ -206,4 +206,4 @@ class KernelGram(ChunkedGram):
             if by_middle is not None:
                 add(by_middle, back[3], weight)
 
-        return scale * fused(cosine)(along, square) + bias, pull
+        return logits, pull

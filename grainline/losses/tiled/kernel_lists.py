@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grainline.kernels import launch
-from grainline.losses.tiled.chunked_cosine import Pooled, add, add_alone, cosine, slopes
+from grainline.losses.tiled.chunked_cosine import Pooled, add, add_alone, cosines, slopes
 from grainline.losses.tiled.conditioned_cosine import Dense
 from grainline.losses.tiled.kernel_cosine import KernelDense, attention, fits, lengths_by_kernel
 from grainline.losses.tiled.operands import Operands, fused
@@ -114,8 +114,8 @@ class KernelLists(KernelDense):
         read = launch.run(NAMES[0], kernel, lambda: None)
         if read is None:
             return by_copies(rows, cols, shared)
-        pooled, along, square = read
-        along, square = along + cols[2][places.clamp(min=0)], square + size
+        c = cols[2][places.clamp(min=0)]
+        pooled, (along, square, logits) = read[0], fused(cosines)(*read[1:], c, size, scale, bias)
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
@@ -154,7 +154,7 @@ class KernelLists(KernelDense):
                     add(one, x.view_as(one), of_x)
             add_alone(None, alone, by_along, facts)
 
-        return scale * fused(cosine)(along, square) + bias, pull
+        return logits, pull
 
 
 def by_copies(rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
