@@ -4,8 +4,8 @@
 
 A step is forward, loss, backward and a fused AdamW, in bfloat16, on data that are there already. FLOP are
 those of the products that torch counts in such a step, a multiplication and an addition each; those of Triton
-kernels, some percent, are left out. Where texts share rows, attention counts pairs of tokens of one text, and
-what stands empty, 3 to 6 % of the rows, counts as text.
+kernels, some percent, are left out. Where texts share rows, attention counts the pairs that are read, half of
+those of a padded causal text, and what stands empty, some percent of the rows, counts as text.
   caft       `caft/paper`: texts in shared rows, in padded groups, and in shared rows with compiled layers
   clip       `clip/vit_b16` at 77 tokens, its layers compiled too, beside the step of CLIP as open_clip's
              documentation has it: all texts padded, autocast around model and loss, the scale clamped after

@@ -246,7 +246,10 @@ def _read(out: Any) -> Any:
 
 
 def _on_host(function: Callable[..., Any], copies: list[Tensor], tensors: tuple[Tensor, ...]) -> Any:
-    """On one thread, if the device is another: it is much and small, and to wake more takes longer."""
+    """On one thread, if the device is another: it is much and small, and to wake more takes longer.
+
+    A thread that first computes meanwhile has one for good, as torch reads a number for all.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or all(map(_here, tensors)):
         return function(*copies)

@@ -355,7 +355,7 @@ def test_packing_changes_nothing_of_a_clip_of_the_library(
         )
         monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, way=way: way == "packed")
         read = model(ids, mask)
-        assert (rows_read == [(3, 128)]) == (way == "packed")
+        assert (rows_read == [(1, 320)]) == (way == "packed")
         (read.pooled * weight).sum().add((read.tokens * mask[..., None]).square().sum()).backward()
         learnt = [p.grad for p in model.parameters() if p.requires_grad]
         found.append([read.pooled, read.tokens * mask[..., None], *learnt])
@@ -478,7 +478,8 @@ def test_every_token_stands_in_one_row_and_texts_stand_whole(longest: int) -> No
     mask[:, 0] |= ~mask.any(1)  # one token of an empty text
     real = place[place >= 0]
     assert torch.equal(real.sort().values, mask.flatten().nonzero()[:, 0])
-    assert place.shape[1] == max(128, 64 * math.ceil(int(mask.sum(1).max()) / 64))
+    assert place.shape[1] % 64 == 0
+    assert max(128, int(mask.sum(1).max())) <= place.shape[1] <= 512
     for text in range(300):
         rows, columns = ((place // 600 == text) & (place >= 0)).nonzero(as_tuple=True)
         assert len(rows.unique()) <= 1
@@ -504,15 +505,19 @@ def test_a_text_without_tokens_has_the_same_first_token_in_a_shared_row(
 def test_there_are_few_shapes_of_rows_that_texts_share() -> None:
     mask = torch.arange(77) < 30
     shapes = {tuple(packed_rows(mask.repeat(number, 1)).shape) for number in range(2000, 2400, 7)}
-    assert shapes == {(512, 128), (576, 128), (640, 128)}
+    assert shapes == {(512, 128), (544, 128), (576, 128), (608, 128)}
 
 
 def test_rows_that_texts_share_are_nearly_full() -> None:
-    for mean, context, most in ((12, 77, 1.08), (28, 77, 1.08), (60, 77, 1.15), (150, 248, 1.3)):
+    short, long = ((12, 4, 77), (28, 9, 77), (60, 20, 77), (90, 30, 77)), ((110, 10, 248), (150, 50, 248))
+    for mean, std, context in (*short, *long):
         g = torch.Generator().manual_seed(0)
-        length = torch.normal(mean, mean / 3, (4000, 1), generator=g).round().clamp(3, context)
+        length = torch.normal(float(mean), float(std), (4000, 1), generator=g).round().clamp(3, context)
         mask = torch.arange(context) < length
-        assert packed_rows(mask).numel() <= most * int(mask.sum()), mean
+        assert packed_rows(mask).numel() <= 1.12 * int(mask.sum()), mean
+    for length, most in ((77, 1.08), (65, 1.17), (128, 1.04), (300, 1.1)):
+        mask = torch.ones(1000, length, dtype=torch.bool)
+        assert packed_rows(mask).numel() <= most * mask.numel(), length
 
 
 # Blocks, pools, scales

@@ -131,6 +131,19 @@ def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     )
 
 
+def test_logits_too_far_apart_for_half_precision_are_left_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
+    given = selector.load_side(images), selection_texts(texts)
+    asked: list[bool] = []
+    of = FastCosines.of
+    monkeypatch.setattr(FastCosines, "of", lambda side, half: asked.append(half) or of(side, half))
+    for far in (selecting.HALF_LOGIT_RANGE, selecting.MAX_LOGIT_RANGE, selecting.MAX_LOGIT_RANGE + 1):
+        logits = given[0].logits.clamp(-0.1, 0.1)
+        logits[0, 0, 3] = far - 0.2
+        scoring.scores(selector, given[0]._replace(logits=logits), given[1], selector.top, half=True)
+    assert asked == [True, False]
+
+
 def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
     seen, told = selector.load_side(images), selection_texts(texts)
@@ -164,8 +177,10 @@ def test_a_factor_of_inner_products_is_that_of_a_decomposition() -> None:
     patches[1, 1] = 1e-3 * patches[1, 1] - patches[1, 0]
     patches[2, 3:5] = patches[2, 2]
     patches[2, 7] = 0
+    patches[0, 8] *= 1e6  # beside which nothing of the others is lost
     found, weight = selecting._factor(patches.float()), torch.randn(3, 50, 9)
     weight[1, :, 2:] = 0
+    weight[0, ::2, 8] = 0
     weight[1, :, 1] = weight[1, :, 0]
     assert torch.equal(found, found.tril())
     exact = (weight.double() @ patches.float().double()).norm(dim=-1)

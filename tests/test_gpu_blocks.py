@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu_blocks
 from benchmarks.gpu_blocks import Block, failures, lines_of, main, table
@@ -68,3 +69,14 @@ def test_what_ended_well_is_not_run_again(
     assert count.read_text() == "xxx"
     assert "once: is in" in capsys.readouterr().out
     assert [json.loads(line)["block"] for line in out.read_text().splitlines()] == ["once", "again", "again"]
+
+
+def test_attention_with_a_mask_counts_the_pairs_that_are_read() -> None:
+    """And without one all pairs, as torch counts."""
+    from benchmarks.bench_gpu_steps import flop_of_rows
+
+    q, k = torch.empty(2, 3, 4, 5), torch.empty(2, 3, 6, 5)
+    bias = torch.full((2, 1, 4, 6), -torch.inf)
+    bias[0, 0, 1, :3] = 0
+    assert flop_of_rows(2, 0, 3)(q, k, k, bias) == 2 * 2 * 3 * (3 * 5)
+    assert flop_of_rows(5, 1, 4)(q, q, k, k, None) == 2 * 5 * 2 * 4 * 6 * (3 * 5)

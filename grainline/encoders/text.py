@@ -51,7 +51,7 @@ class Grouping(Layered):
 
     buckets: int  # groups at most; how many there are depends on the batch
     context: int
-    few_shapes: bool = False  # for compiled layers: lengths of LENGTHS alone, and numbers of rows of ROWS
+    few_shapes: bool = False  # of groups, for compiled layers: lengths of LENGTHS, numbers of rows of ROWS
 
     def check_length(self, mask: Tensor) -> None:
         """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
@@ -120,24 +120,32 @@ def can_pack(ids: Tensor) -> bool:
     return ids.is_cuda
 
 
-LONGEST = 512
-"""Tokens of a text: a row has as many at least, and each of its tokens is compared with the whole row."""
+LONGEST = 512  # tokens of a text, and of a row
+FULL = 1.05  # tokens of rows for each real one, at which no longer rows are tried
+ATTENTION = 3072
+"""So long a row that a token costs as much in attention as in all else: six times the width, here 512."""
 
 
 def packed_rows(mask: Tensor) -> Tensor:
     """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, and where none stands
     the complement of any place. These differ: the gradient by a word or position sums what has it in turn.
 
-    The longest text that still fits comes next; one without tokens is its first. S is a multiple of 64, at
-    least 128, and there are few different R: layers are compiled, and attention planned, for each shape.
+    The longest text that still fits comes next; of a text without tokens the first place stands there. S is
+    a multiple of 64 from 128 on, and there are few different R: layers are compiled, and attention planned,
+    for each shape. Longer rows are tried until few places are empty.
     """
     device, mask = mask.device, mask.cpu()
     mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1]) == 0))
     length = mask.sum(1)
     longest = int(length.max()) if len(length) else 0
-    size = max(128, 64 * -(-longest // 64))
-    parts, number = _rows_of(length.bincount().tolist(), size)
-    step = 2 ** max(0, number.bit_length() - 4)
+    counts, total, found = length.bincount().tolist(), int(length.sum()), []
+    for size in range(max(128, 64 * -(-longest // 64)), LONGEST + 1, 64):
+        parts, number = _rows_of(list(counts), size)
+        found.append((number * size * (ATTENTION + size), size, number, parts))
+        if number * size <= FULL * total:
+            break
+    _, size, number, parts = min(found)
+    step = 2 ** max(0, number.bit_length() - 5)
     height = step * max(1, -(-number // step))
     place = ~(torch.arange(height * size) % max(1, mask.numel())).view(height, size)
     long, each, rows, first, start = torch.tensor(parts, dtype=torch.int64).view(-1, 5).T
@@ -185,7 +193,7 @@ def _padded(x: Tensor, dim: int | None, length: int) -> Tensor:
 
 
 def read_at_once(model: nn.Module) -> None:
-    """Let every text encoder inside a model read its batches in one group each, whatever their lengths."""
+    """Let every text encoder inside a model call its layers once for a batch, whatever the lengths."""
     for module in model.modules():
         if isinstance(module, Grouping):
             module.buckets = 1

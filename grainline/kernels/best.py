@@ -178,7 +178,7 @@ def norms(weight: Tensor, keep: Tensor, basis: Tensor, plus: Tensor, total: Tens
     """|(weight * keep) @ basis + total * plus| of each image, text and slot: [n, t, C] float32
 
     weight [n, C, L], keep [n, t, L], total [n, t, C], basis [n, L, L] that is 0 above its diagonal; plus
-    [n, C, L], or with C = 0, which leaves it out; all in half precision
+    [n, C, L], or with C = 0, which leaves it out; operands are in half precision
 
     As `FastCosines` in `nn/patch_selection/selector.py`, which is the reference.
     """

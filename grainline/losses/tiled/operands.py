@@ -70,14 +70,11 @@ class Operands:
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype, self.size = dtype, 4 if dtype is None else dtype.itemsize
-        self.one: Tensor | None = None
 
     def scaled(self, x: Tensor) -> Scaled:
         """In units of the power of two above the largest value; bfloat16 has the range of float32."""
         if self.dtype in (None, x.dtype, torch.bfloat16):
-            if self.one is None:
-                self.one = x.new_ones((), dtype=torch.promote_types(x.dtype, torch.float32))
-            return Scaled(self.cast(x), self.one)
+            return Scaled(self.cast(x), x.new_ones((), dtype=torch.promote_types(x.dtype, torch.float32)))
         unit = power_above(x)
         return Scaled(torch.div(x, unit, out=torch.empty_like(x, dtype=self.dtype)), unit)  # in one pass
 

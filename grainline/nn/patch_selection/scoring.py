@@ -75,12 +75,13 @@ def scores(
 ) -> Tensor:
     """Scores of all images with all texts: [N, M], without gradients
 
-    half  products may be in half precision, as patches were that are so on a GPU
+    half  products in float16, where logits allow it; for patches that came in half precision on a GPU
     """
     n, m = len(image_side.image), text_side.query.shape[1]
-    use_fast = selector.sparse and pays(image_side, text_side, half)
+    half = half and selector.sparse and pays(image_side, text_side, half=True)
+    use_fast = half or (selector.sparse and pays(image_side, text_side))
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2], use_fast)
-    limit, most = (HALF_TILE * limit, HALF_TEXTS) if use_fast and half else (limit, MAX_TEXTS)
+    limit, most = (HALF_TILE * limit, HALF_TEXTS) if half else (limit, MAX_TEXTS)
     wide = min(m, max(1, limit if use_fast else limit // min(n, max(1, int(limit**0.5)))), most)
     high = max(1, limit // (wide + _image_pairs(selector, text_side.words.shape[2], use_fast)))
     out = image_side.patches.new_zeros(n, m)
