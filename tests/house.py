@@ -21,7 +21,7 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 48_200,  # goal 35,000; the rest came later: 4,000 for GPUs, 4,300 for first programs
+    "lines": 48_400,  # goal 35,000; the rest came later: 4,200 for GPUs, 4,300 for first programs
     "files": 241,  # two of them are beta-CAL on a GPU: kernels, and what calls them
     "siblings": 20,
     "small files": 17,

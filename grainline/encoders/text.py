@@ -138,13 +138,13 @@ def packed_rows(mask: Tensor) -> Tensor:
     mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1]) == 0))
     length = mask.sum(1)
     longest = int(length.max()) if len(length) else 0
-    counts, total, found = length.bincount().tolist(), int(length.sum()), []
+    counts, total, tries = length.bincount().tolist(), int(length.sum()), []
     for size in range(max(128, 64 * -(-longest // 64)), LONGEST + 1, 64):
         parts, number = _rows_of(list(counts), size)
-        found.append((number * size * (ATTENTION + size), size, number, parts))
+        tries.append((number * size * (ATTENTION + size), size, number, parts))
         if number * size <= FULL * total:
             break
-    _, size, number, parts = min(found)
+    _, size, number, parts = min(tries)
     step = 2 ** max(0, number.bit_length() - 5)
     height = step * max(1, -(-number // step))
     place = ~(torch.arange(height * size) % max(1, mask.numel())).view(height, size)
