@@ -190,9 +190,9 @@ def _scores(
     """`pooled_scores` of tensors alone. With few pairs on a GPU it is captured (`nn/graphs.py`)."""
     key_values, (number, parts, _) = KeyValue(key, value, real), texts.shape
     cols = text_side(pool, texts.flatten(0, 1))
-    share = (
-        None if mask is None else mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
-    )
+    share = None
+    if mask is not None:
+        share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
     out = cols[2].new_empty(len(key_values.key), number)
     step = len(out) or 1
     if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
