@@ -1166,7 +1166,7 @@ TILES = [
           "logits = fill_others(logits, where, -torch.inf)", "pass"),
     Fault("losses/tiled/pair_loss.py", "tests/test_pairs.py",
           "positives of binary cross-entropy weigh the same",
-          "return sign, where.weight + (", "return sign, where.same + ("),
+          "return sign, weight + (", "return sign, same + ("),
     Fault("losses/tiled/scores.py", "tests/test_pairs.py", "shared parameters learn from the last tile alone",
           "into += x", "into.copy_(x)"),
     Fault("losses/tiled/scores.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
@@ -1830,7 +1830,7 @@ POOLED = [
     Fault("losses/tiled/pair_loss.py", "tests/test_pairs.py", "a gradient taken twice is scaled twice",
           "_get_current_graph_task_keep_graph():", "_get_current_graph_task_keep_graph() and False:"),
     Fault("losses/tiled/pair_loss.py", "tests/test_pooled.py", "negatives have no weight of their own",
-          "(other if where.against is None else other.mul_(where.against))", "other"),
+          "(other if against is None else other.mul_(against))", "other"),
 ]
 
 SHOWN = [

@@ -443,6 +443,10 @@ def test_what_is_compiled_of_inner_products_is_one_graph() -> None:
     for sides in ([torch.rand(1, 5)], [torch.rand(1, 5), torch.rand(1, 1)]):
         assert_compiles(pair_losses.forced, [5], given=(sides, sides))
     assert_compiles(exponentials, [5], given=(torch.tensor(2.0), torch.float16))
+    same, against = torch.arange(5) % 2 == 0, torch.rand(5)
+    for real, of_column in ((None, None), (same, None), (None, against), (~same, against)):
+        for one in (pair_losses.binary, pair_losses.binary_slopes):
+            assert_compiles(one, [5], given=(real, same, torch.rand(5), of_column))
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss(False), SoftmaxLoss(True), SigmoidLoss()])

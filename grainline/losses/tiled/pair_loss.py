@@ -304,23 +304,35 @@ class SigmoidLoss(PairwiseLoss):
     """
 
     def losses(self, logits: Tensor, where: PairMask | None) -> Tensor:
-        if where is None:
-            return F.softplus(logits)
-        sign, size = _sign_and_size(where)
-        return fill_others(F.softplus(sign * logits).mul_(size), where, 0.0)
+        return F.softplus(logits) if where is None else fused(binary)(logits, *where)
 
     def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
-        if where is None:
-            return logits.sigmoid()
-        sign, size = _sign_and_size(where)
-        return fill_others((sign * logits).sigmoid_().mul_(sign.mul_(size)), where, 0.0)
+        return logits.sigmoid() if where is None else fused(binary_slopes)(logits, *where)
 
 
-def _sign_and_size(where: PairMask) -> tuple[Tensor, Tensor]:
+def binary(
+    logits: Tensor, real: Tensor | None, same: Tensor, weight: Tensor, against: Tensor | None
+) -> Tensor:
+    """The losses of `SigmoidLoss` from logits [r, c] and the fields of a `PairMask`: [r, c]"""
+    sign, size = _sign_and_size(same, weight, against)
+    losses = F.softplus(sign * logits).mul_(size)
+    return losses if real is None else losses.masked_fill(~real, 0.0)
+
+
+def binary_slopes(
+    logits: Tensor, real: Tensor | None, same: Tensor, weight: Tensor, against: Tensor | None
+) -> Tensor:
+    """The derivatives of `binary` by the logits."""
+    sign, size = _sign_and_size(same, weight, against)
+    slopes = (sign * logits).sigmoid_().mul_(sign.mul_(size))
+    return slopes if real is None else slopes.masked_fill(~real, 0.0)
+
+
+def _sign_and_size(same: Tensor, weight: Tensor, against: Tensor | None) -> tuple[Tensor, Tensor]:
     """-1 and the weight of positives, 1 and that of all others: [r, c]; torch.where takes far more time"""
-    other = (~where.same).to(where.weight.dtype)
+    other = (~same).to(weight.dtype)
     sign = 2 * other - 1
-    return sign, where.weight + (other if where.against is None else other.mul_(where.against))
+    return sign, weight + (other if against is None else other.mul_(against))
 
 
 def pair_loss(
