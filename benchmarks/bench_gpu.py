@@ -36,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, images
-from benchmarks.harness import report, seconds
+from benchmarks.harness import Ratio, paired, report, seconds
 from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.kernels import launch
@@ -84,17 +84,7 @@ def cost(call: Callable[[], Any], repeats: int) -> Cost:
     return Cost(statistics.median(_ms(call) for _ in range(repeats)), peak / 2**20)
 
 
-def in_turns(a: Callable[[], Any], b: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Milliseconds of two calls, one after the other: the host may have more to do, as where a compiler
-    starts its processes, and then for both."""
-    a(), b()
-    first, second = zip(*((_ms(a), _ms(b)) for _ in range(repeats)), strict=True)
-    return statistics.median(first), statistics.median(second)
-
-
 def _ms(call: Callable[[], Any]) -> float:
-    if GPU.type == "cpu":
-        return 1e3 * seconds(call)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
@@ -421,9 +411,9 @@ def steps(number: int, repeats: int) -> None:
         method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").to(GPU)
         name = f"CAFT B, {number} images, {negatives}, {heads} heads"
         try:
-            whole = cost(partial(_step, method, images, texts), 1)
-            ways = (partial(f, method, images, texts) for f in (_encoders, _step))
-            both, step = in_turns(*ways, repeats)
+            whole = cost(partial(_step, method, images, texts), repeats)
+            both = (partial(_finished, f, method, images, texts) for f in (_encoders, _step))
+            ratio = paired(*both, repeats)  # a host that has more to do has it for both
         except torch.OutOfMemoryError:
             whole = None
         if whole is None:  # outside of the error, which holds what the step had
@@ -431,12 +421,17 @@ def steps(number: int, repeats: int) -> None:
             _empty()
             steps(number // 2, repeats)
             return
-        report(f"{name}: step", step, "ms", mib=whole.mib)
-        report(f"{name}: images", number / step * 1e3, "img/s")
-        share = 100 * (step - both) / both
+        report(f"{name}: step", whole.ms, "ms", mib=whole.mib)
+        report(f"{name}: images", number / whole.ms * 1e3, "img/s")
+        share = Ratio(*(100 * (x - 1) for x in ratio[:3]), ratio.coverage)
         report(f"{name}: what the losses add to the encoders", share, "%", at_most=most)
         del method
         _empty()
+
+
+def _finished(call: Callable[..., Any], *given: Any) -> None:
+    call(*given)
+    _synchronise()
 
 
 def _synchronise() -> None:

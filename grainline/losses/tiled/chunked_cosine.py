@@ -370,8 +370,8 @@ def cosines(
     along: Tensor, square: Tensor, c: Tensor, size: Tensor, scale: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with |b_o|^2 in front of the squares, and the sums that gradients need."""
-    along, square = along + c, square + size
-    return along, square, scale * (along * square.clamp(min=TINY).rsqrt()) + bias
+    square = square + size
+    return along + c, square, cosine(along, square, c, scale, bias)
 
 
 def slopes(by_logits: Tensor, along: Tensor, square: Tensor, scale: Tensor) -> Any:
