@@ -91,7 +91,7 @@ def sound(copy: Path, tests: Sequence[str], pool: Executor) -> bool:
     )
     for test, (code, output) in verdicts.items():
         if code != PASSED:
-            print(f"{test} fails on the unchanged package:\n{output}")
+            print(f"{test} ends with {code} on the unchanged package:\n{output}")
     return all(code == PASSED for code, _ in verdicts.values())
 
 
