@@ -139,6 +139,8 @@ def tflop(step: Callable[[], None]) -> float:
     """Of a step, in 10**12."""
     ops = torch.ops.aten
     counts: dict[Any, Any] = {ops.mm: flop_of_product, ops.bmm: flop_of_product}
+    added = (ops.addmm, ops.addmm_, ops.baddbmm)
+    counts |= dict.fromkeys(added, lambda _, *given, **__: flop_of_product(*given))
     for name, bias in (("efficient", 4), ("cudnn", 8)):
         counts[getattr(ops, f"_scaled_dot_product_{name}_attention")] = flop_of_rows(2, 0, 3)
         counts[getattr(ops, f"_scaled_dot_product_{name}_attention_backward")] = flop_of_rows(5, 1, bias)
