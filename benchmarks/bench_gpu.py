@@ -131,14 +131,12 @@ def kernels(number: int, repeats: int) -> None:  # noqa: PLR0915
     by_torch, into = ChunkedDense(Operands(torch.float16)), torch.zeros(width, width, device=GPU)
     rows: list[tuple[str, Callable[[], Any], float]] = [
         ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
-        ("attend of scores", lambda: pooled.attend(q, key, value, None, one, u=u), 4 * slots * width),
         ("product by cuBLAS", lambda: torch.mm(flat, matrix, out=y.flatten(0, 1)), 2 * width**2),
         ("unattend", lambda: pooled.unattend(q, key, value, None, by_z, one), 8 * slots * width),
         ("outer by cuBLAS", lambda: by_torch.add_symmetric(into, flat, flat, one), 2 * width**2),
     ]
     for name, call, passes in (
-        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3]), 2),
-        ("squares", lambda: pooled.squares(flat, shift, one), 1),
+        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3], False), 2),
         ("weigh", lambda: pooled.weigh(z, y, u, shift, by, by, units), 4),
     ):
         ms = cost(call, repeats).ms

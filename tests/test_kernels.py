@@ -129,7 +129,7 @@ def test_losses_by_kernels_in_half_precision_are_near(
 def test_scores_by_kernels_are_those_of_the_module(
     heads: int, width: int, slots: int, few: int, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_conditioned, "FEW_ON_GPU", few)
+    monkeypatch.setattr(text_conditioned, "FEW", few)
     monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
     case = Case(heads, torch.float32, width=width, slots=slots)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_scores_by_kernels_are_those_of_the_module(
         found = pooled_scores(case.pool, keys, case.texts[:, None])
         expected = torch.stack([torch.stack([case.cosine(i, j) for j in range(15)]) for i in range(5)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert called == (["gram"] if heads * slots < width and 2 * slots < 15 else ["squares"])
+    assert called == (["gram"] if heads * slots < width and 2 * slots < 15 else ["attend", "lengths"])
 
 
 # Each kernel that adds up, alone, in several splits of several tiles
@@ -165,9 +165,10 @@ def test_lengths_and_what_is_weighed_are_those_of_torch(width: int, half: torch.
     of_pairs = text if places is None else (text[places.clamp(min=0)] * (places >= 0)[..., None])
     out, w = y.double() * of_y, shift.double().requires_grad_()
     along, square = (x * of_pairs).sum(-1), (x * (out + 2 * w)).sum(-1)
-    for found, twin in zip(pooled.lengths(z, y, u, shift, units[:3], places), (along, square), strict=True):
-        near(found, twin, half)
-    near(pooled.squares(y.flatten(0, 1), shift, of_y).view(3, 11), (out + w).square().sum(-1), half)
+    for form, twin in ((False, square), (True, (out + w).square().sum(-1))):
+        found = pooled.lengths(z, y, u, shift, units[:3], form, places)
+        near(found[0], along, half)
+        near(found[1], twin, half)
     by_along, by_square = torch.randn(2, 3, 11)
     weighted, by_u, total = pooled.weigh(z, y, u, shift, by_along, by_square, units, places)
     loss = (along * by_along).sum() + (square * by_square).sum()
@@ -313,28 +314,25 @@ def test_segments_of_all_heads_are_one_block(
 # head, or of 16 segments.
 
 HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "LIST": False, "PREC": "tf32"}
-ALONE = {"ALONG": False}  # z without z . u
 ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
 EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
 PIXELS = {"S": 224, "C": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "attend": HEAD | ALONE,
+    "attend": HEAD,
     "unattend": HEAD,
-    "attend wide": HEAD | ALONE | {"D": 128, "BD": 128},
+    "attend wide": HEAD | {"D": 128, "BD": 128},
     "unattend wide": HEAD | {"D": 128, "BD": 128},
-    "attend widest": HEAD | ALONE | {"L": 128, "D": 128, "BL": 128, "BD": 128},
+    "attend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
     "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
-    "attend of scores": HEAD | {"ALONG": True},
-    "attend of scores widest": HEAD | {"ALONG": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths": {"D": 512, "LIST": False},
-    "squares": {"D": 256},
+    "lengths": {"D": 512, "OUT": False, "LIST": False},
+    "lengths of scores": {"D": 768, "OUT": True, "LIST": False},
     "weigh": {"D": 512, "LIST": False},
     "weigh wide": {"D": 1024, "LIST": False},
-    "attend of lists": HEAD | ALONE | {"LIST": True},
+    "attend of lists": HEAD | {"LIST": True},
     "unattend of lists": HEAD | {"LIST": True},
     "unattend of lists wide": HEAD | {"LIST": True, "D": 128, "BD": 128},
     "unattend of lists widest": HEAD | {"LIST": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths of lists": {"D": 512, "LIST": True},
+    "lengths of lists": {"D": 512, "OUT": False, "LIST": True},
     "weigh of lists": {"D": 512, "LIST": True},
     "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
     "gram": ONE,

@@ -3,7 +3,6 @@
     attend    z = softmax(q K') V of all pairs: a program passes over texts, while the keys and values of an
               image and head stay where they are
     lengths   the two inner products that a cosine needs, from z and y = z M, which is a product of cuBLAS
-    squares   for scores, whose inner products with texts `attend` computes: one pass over y alone
     weigh     the gradient by z, w z and what is summed over images, in one pass over z and y
     unattend  gradients by logits, keys and values: as `attend`, with the last two in registers
 
@@ -33,7 +32,7 @@ STAGES = {"attend": (3, 3), "unattend": (3, 2), "gram": (1, 1), "ungram": (3, 3)
 LISTED = "unattend of lists"  # one product more, and less room for texts
 TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: (2, 2)}
 OLDER = {"unattend": (32, 4)}  # tile and warps before sm_90, where others take too many registers
-NUMBERS = {"lengths": 2048, "squares": 2048, "weigh": 4096}  # of a tile of a program that has whole rows of z
+NUMBERS = {"lengths": 2048, "weigh": 4096}  # of a tile of a program that has whole rows of z
 # What changes from batch to batch is no reason to compile again.
 LENGTHS = ["T", "N", "M", "rows", "tiles"]
 PROGRAMS = 264  # of a kernel that passes over texts: two for each processor of an H100, all at once
@@ -65,9 +64,9 @@ def _texts(places, row, i, T, LIST: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _attend(
-    q, key, value, mask, unit, places, u, z, along, T, N, M, tiles,
+    q, key, value, mask, unit, places, z, T, N, M, tiles,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BD: tl.constexpr,
-    MASK: tl.constexpr, LIST: tl.constexpr, ALONG: tl.constexpr, PREC: tl.constexpr,
+    MASK: tl.constexpr, LIST: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     split, ih = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i, h = ih // H, ih % H
@@ -90,19 +89,15 @@ def _attend(
         a = _attention(query, k, off, by, PREC)
         out = tl.dot(a.to(v.dtype), v, input_precision=PREC)
         at = (i * T + row)[:, None] * (H * D) + (h * D + deep)[None, :]
-        some = (row < T)[:, None] & (deep < D)[None, :]
-        tl.store(z + at, out.to(z.dtype.element_ty), mask=some)
-        if ALONG:
-            other = tl.load(u + row[:, None] * (H * D) + (h * D + deep)[None, :], mask=some, other=0.0)
-            tl.store(along + (h * N + i) * T + row, tl.sum(out * other.to(tl.float32), 1), mask=row < T)
+        tl.store(z + at, out.to(z.dtype.element_ty), mask=(row < T)[:, None] & (deep < D)[None, :])
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _lengths(
     z, y, u, shift, units, places, along, square, rows, T,
-    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, LIST: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, OUT: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """z . u and z . (y + 2 shift)"""
+    """z . u; and OUT: |y + shift|^2, else z . (y + 2 shift)"""
     row, deep = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BD)
     real, inside = row < rows, (deep < D)[None, :]
     here = row % T
@@ -116,18 +111,10 @@ def _lengths(
     text = tl.load(u + here[:, None] * D + deep[None, :], mask=asks, other=0.0).to(tl.float32) * of_u
     bias = tl.load(shift + deep, mask=deep < D, other=0.0)[None, :]
     tl.store(along + row, tl.sum(own * text, 1), mask=real)
-    tl.store(square + row, tl.sum(own * (out + bias * 2.0), 1), mask=real)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _squares(y, shift, unit, square, rows, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """|y + shift|^2"""
-    row, deep = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    inside = (deep < D)[None, :]
-    some = (row < rows)[:, None] & inside
-    out = tl.load(y + row[:, None] * D + deep[None, :], mask=some, other=0.0).to(tl.float32) * tl.load(unit)
-    out += tl.load(shift + deep, mask=deep < D, other=0.0)[None, :]
-    tl.store(square + row, tl.sum(out * out, 1), mask=row < rows)
+    part = own * (out + bias * 2.0)
+    if OUT:
+        part = (out + bias) * (out + bias)
+    tl.store(square + row, tl.sum(part, 1), mask=real)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -250,54 +237,43 @@ def precision(x: Tensor) -> str:
 
 @torch.library.custom_op("grainline::attend", mutates_args=())
 def attend(
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    unit: Tensor,
-    places: Tensor | None = None,
-    u: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, unit: Tensor, places: Tensor | None = None
+) -> Tensor:
     """q [heads, T, d], key and value [heads, r, L, d] -> z [r, T, D], with places [r, C, D]; in units of v
 
     mask  [r, L] of 0, and -inf where there is no segment; unit [] of logits
-    u     [T, D]: the second result is the shares of the heads in z . u, [heads, r, T], in both units; without
-          u, or with places, it is empty
     """
     heads, images, slots, width = key.shape
     texts, (tile, launch) = (q if places is None else places).shape[1], settings("attend", slots, width)
     z = value.new_empty(images, texts, heads * width)
-    alone = u is None or places is not None
-    along = unit.new_empty(0 if alone else heads, images, texts)
     splits, tiles = split(triton.cdiv(texts, tile), images * heads, times=2)  # fewer registers
     if z.numel():
         with torch.cuda.device_of(key):
             _attend[(splits, images * heads)](
-                q, key, value, key if mask is None else mask, unit, q if places is None else places,
-                q if u is None else u, z, along, texts, images, q.shape[1], tiles, H=heads, BM=tile,
-                MASK=mask is not None, LIST=places is not None, ALONG=not alone, PREC=precision(q),
-                **sizes(slots, width), **launch,
+                q, key, value, key if mask is None else mask, unit, q if places is None else places, z,
+                texts, images, q.shape[1], tiles, H=heads, BM=tile, MASK=mask is not None,
+                LIST=places is not None, PREC=precision(q), **sizes(slots, width), **launch,
             )  # fmt: skip
-    return z, along
+    return z
 
 
 @attend.register_fake
 def _(
-    q: Tensor, key: Tensor, value: Tensor, mask: Any, unit: Tensor, places: Tensor | None = None,
-    u: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    (heads, images, _, width), texts = key.shape, (q if places is None else places).shape[1]
-    number = 0 if u is None or places is not None else heads
-    return value.new_empty(images, texts, heads * width), unit.new_empty(number, images, texts)
+    q: Tensor, key: Tensor, value: Tensor, mask: Any, unit: Any, places: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    texts = (q if places is None else places).shape[1]
+    return value.new_empty(key.shape[1], texts, key.shape[0] * key.shape[3])
 
 
 @torch.library.custom_op("grainline::lengths", mutates_args=())
 def lengths(
-    z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: Tensor, places: Tensor | None = None
+    z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: Tensor, out: bool, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """z, y [r, T, D], u [T, D], shift [D] -> z . u and z . (y + 2 shift) of pairs [r, T]
+    """z, y [r, T, D], u [T, D], shift [D] -> two inner products of pairs [r, T]
 
-    The products are those of the tensors that stand behind the units [3] of z, y and u.
+    First z . u. out: then |y + shift|^2, else z . (y + 2 shift). units [3] of z, y and u
+
+    The products are those of the tensors that stand behind the units.
     """
     images, texts, width = z.shape
     constants = whole_rows("lengths", width)
@@ -306,33 +282,16 @@ def lengths(
         with torch.cuda.device_of(z):
             _lengths[(triton.cdiv(images * texts, constants["BM"]),)](
                 z, y, u, shift, units, z if places is None else places, along, square, images * texts, texts,
-                LIST=places is not None, **constants, **FUSION,
+                OUT=out, LIST=places is not None, **constants, **FUSION,
             )  # fmt: skip
     return along, square
 
 
 @lengths.register_fake
 def _(
-    z: Tensor, y: Any, u: Any, shift: Tensor, units: Any, places: Any = None
+    z: Tensor, y: Any, u: Any, shift: Tensor, units: Any, out: Any, places: Any = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
-
-
-@torch.library.custom_op("grainline::squares", mutates_args=())
-def squares(y: Tensor, shift: Tensor, unit: Tensor) -> Tensor:
-    """y [R, D] in a unit [], shift [D] -> |y + shift|^2 of rows [R]"""
-    square = shift.new_empty(len(y))
-    if len(y):
-        constants = whole_rows("squares", y.shape[1])
-        with torch.cuda.device_of(y):
-            programs = (triton.cdiv(len(y), constants["BM"]),)
-            _squares[programs](y, shift, unit, square, len(y), **constants, **FUSION)
-    return square
-
-
-@squares.register_fake
-def _(y: Tensor, shift: Tensor, unit: Any) -> Tensor:
-    return shift.new_empty(len(y))
 
 
 @torch.library.custom_op("grainline::weigh", mutates_args=("y",))

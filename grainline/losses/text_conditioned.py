@@ -40,7 +40,9 @@ Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of images, with their mask [n, L] bool, True = real; None: all are."""
 
 FEW = 10_000  # pairs of scores that are not worth a QR decomposition
-FEW_ON_GPU = 2**23  # where it takes 1.4 milliseconds, and saves a fifth of a microsecond for a thousand pairs
+FEW_ON_GPU = (
+    4_000_000  # where it takes a millisecond, and saves a fifth of a microsecond for a thousand pairs
+)
 FEW_IN_GRAPH = 2**15  # what they store is some 200 MiB; none needs a QR, which cannot be captured
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
 _GRAPHS = Graphs()
@@ -275,10 +277,10 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
         score, of_images, shared = _gram(pool, key_values)
         return chunked(score, of_images, by) if large else score, of_images, (*shared, *alone)
     blocks, matrix, shift = 1, out, bias
-    kernels = large and fits(by, key_values.key)
-    if len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
+    kernels = large and fits(by, key_values.key)  # they have no use for the zeros of a triangle
+    if not kernels and len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
         turn, matrix = torch.linalg.qr(out)
-        blocks, shift = 2 if kernels else BLOCKS, turn.T @ bias  # each block is a pass over z
+        blocks, shift = BLOCKS, turn.T @ bias
     if large:
         outward = KernelOutward if kernels else ChunkedOutward
         return outward(by, blocks), _rows(key_values), (matrix, shift, *alone)

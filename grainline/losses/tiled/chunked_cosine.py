@@ -10,7 +10,7 @@ D = heads * d, P = heads * L.
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -300,20 +300,21 @@ class ChunkedOutward(Chunked):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         matrix, shift, scale, bias = shared
         (chunk, z), u, turn = self.pool(rows, cols), self.once(cols[1]), self.once(matrix)
-        flat, square, unit = z.flatten(0, 1), shift.new_zeros(z.shape[:2].numel()), chunk.value.unit
-        for part, left, x in self.parts(turn.x):
-            square = square + fused(squares)(
-                self.by.wide(flat[:, left:], x.mT), unit * turn.unit, shift[part]
-            )
-        along = fused(inner)(z, u.x.flatten(1)) * (unit * u.unit)
-        return fused(cosine)(along, square.view(z.shape[:2]), cols[2], scale, bias)
+        units = chunk.value.unit, chunk.value.unit * turn.unit, u.unit
+        along, square = self.lengths(z, turn.x, shift, u.x.flatten(1), units)
+        return fused(cosine)(along, square, cols[2], scale, bias)
 
-    def parts(self, matrix: Tensor) -> Iterator[tuple[slice, int, Tensor]]:
-        """Blocks of rows of A, where each begins, and it without the zeros left of the diagonal"""
-        step = -(-len(matrix) // self.blocks)
+    def lengths(
+        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """z . u and |A z + a|^2: [r, T] each. units: of z, A z and u"""
+        flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
+        square = torch.zeros(len(flat), dtype=shift.dtype, device=z.device)
         for start in range(0, len(matrix), step):
             part, left = slice(start, start + step), start if self.blocks > 1 else 0
-            yield part, left, matrix[part, left:]
+            out = self.by.wide(flat[:, left:], matrix[part, left:].mT)
+            square = square + fused(squares)(out, units[1], shift[part])
+        return fused(inner)(z, u) * (units[0] * units[2]), square.view(z.shape[:2])
 
 
 def add_alone(
@@ -363,11 +364,6 @@ def squares(out: Tensor, unit: Tensor, shift: Tensor) -> Tensor:
 def cosine(along: Tensor, square: Tensor, c: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """Logits [r, T] from those products of what is pooled that differ from pair to pair; c of texts [T]"""
     return scale * ((along + c) * square.clamp(min=TINY).rsqrt()) + bias
-
-
-def whole_cosine(along: Tensor, unit: Tensor, square: Tensor, *others: Tensor) -> Tensor:
-    """The same from the shares of heads in along, in a unit, and those of blocks in square: [k, r, T] each"""
-    return cosine(along.sum(0) * unit, square.sum(0), *others)
 
 
 def cosines(

@@ -13,6 +13,7 @@ from torch import Tensor
 from grainline.kernels import launch
 from grainline.losses.tiled.chunked_cosine import (
     Chunk,
+    Chunked,
     ChunkedDense,
     ChunkedGram,
     ChunkedOutward,
@@ -21,7 +22,6 @@ from grainline.losses.tiled.chunked_cosine import (
     add_alone,
     cosines,
     slopes,
-    whole_cosine,
 )
 from grainline.losses.tiled.operands import Operands, fused
 from grainline.losses.tiled.scores import Parts, Vjp
@@ -45,17 +45,8 @@ def fits_gram(operands: Operands, key: Tensor) -> bool:
     return operands.dtype is not None and points <= MOST_POINTS and launch.use(key)
 
 
-def attention(chunk: Chunk, images: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [heads, T, d], keys and values [heads, r, L, d]"""
-    sides = (x.x.unflatten(1, (images, -1)).contiguous() for x in (chunk.key, chunk.value))
-    return chunk.query.x, *sides
-
-
-class KernelDense(ChunkedDense):
-    """As `ChunkedDense`."""
-
-    def stored(self, points: int, width: int) -> int:
-        return self.by.size * (points + 3 * width)  # the gradient by logits; z, y and w z
+class _Pools(Chunked):
+    """Attention by a kernel. Abstract."""
 
     def pool(self, rows: Parts, cols: Parts) -> tuple[Chunk, Tensor]:
         def kernel() -> tuple[Chunk, Tensor]:
@@ -63,14 +54,27 @@ class KernelDense(ChunkedDense):
 
             chunk = self.chunk(rows, cols)
             unit = chunk.key.unit * chunk.query.unit
-            return chunk, attend(*attention(chunk, len(rows[0])), self.mask(rows), unit)[0]
+            return chunk, attend(*attention(chunk, len(rows[0])), self.mask(rows), unit)
 
-        return launch.run("attend", kernel, lambda: super(KernelDense, self).pool(rows, cols))
+        return launch.run("attend", kernel, lambda: super(_Pools, self).pool(rows, cols))
+
+
+def attention(chunk: Chunk, images: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [heads, T, d], keys and values [heads, r, L, d]"""
+    sides = (x.x.unflatten(1, (images, -1)).contiguous() for x in (chunk.key, chunk.value))
+    return chunk.query.x, *sides
+
+
+class KernelDense(_Pools, ChunkedDense):
+    """As `ChunkedDense`."""
+
+    def stored(self, points: int, width: int) -> int:
+        return self.by.size * (points + 3 * width)  # the gradient by logits; z, y and w z
 
     def lengths(self, pooled: Pooled) -> tuple[Tensor, Tensor]:
         return launch.run(
             "lengths",
-            lambda: lengths_by_kernel(pooled),
+            lambda: lengths_by_kernel(pooled, False),
             lambda: super(KernelDense, self).lengths(pooled),
         )
 
@@ -121,36 +125,29 @@ class KernelDense(ChunkedDense):
             add(by_query.transpose(0, 1), by_each, unit * of_value * chunk.key.unit)
 
 
-def lengths_by_kernel(pooled: Pooled, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def lengths_by_kernel(pooled: Pooled, out: bool, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The inner products of `kernels/pooled.py`."""
     from grainline.kernels.pooled import lengths
 
-    return lengths(*pooled[:4], torch.stack(pooled.units), places)
+    return lengths(*pooled[:4], torch.stack(pooled.units), out, places)
 
 
-class KernelOutward(ChunkedOutward):
-    """As `ChunkedOutward`. No kernel reads z twice: z . u is computed where z is."""
+class KernelOutward(_Pools, ChunkedOutward):
+    """As `ChunkedOutward`."""
 
     def stored(self, points: int, width: int) -> int:  # noqa: ARG002
-        return self.by.size * (width + -(-width // self.blocks))  # z, and y of a block of rows
+        return 2 * self.by.size * width  # z and y
 
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        def kernel() -> Tensor:
-            from grainline.kernels.pooled import attend, squares
+    def lengths(
+        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        def kernel() -> tuple[Tensor, Tensor]:
+            y = self.by.narrow(z.flatten(0, 1), matrix.T).view_as(z)
+            return lengths_by_kernel(Pooled(z, y, u, shift, units), True)
 
-            matrix, shift, scale, bias = shared
-            chunk, u, turn = self.chunk(rows, cols), self.once(cols[1]), self.once(matrix)
-            of_fit, of_z = chunk.key.unit * chunk.query.unit, chunk.value.unit
-            given = *attention(chunk, len(rows[0])), self.mask(rows), of_fit
-            z, along = attend(*given, u=u.x.flatten(1))
-            square = [
-                squares(self.by.narrow(z.flatten(0, 1)[:, left:], x.T), shift[part], of_z * turn.unit)
-                for part, left, x in self.parts(turn.x)
-            ]
-            of_heads = along, of_z * u.unit, torch.stack(square).view(-1, *z.shape[:2])
-            return fused(whole_cosine)(*of_heads, cols[2], scale, bias)
-
-        return launch.run("squares", kernel, lambda: super(KernelOutward, self).tile(rows, cols, shared))
+        return launch.run(
+            "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)
+        )
 
 
 class KernelGram(ChunkedGram):

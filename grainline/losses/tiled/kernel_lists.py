@@ -107,9 +107,9 @@ class KernelLists(KernelDense):
         def kernel() -> Any:
             from grainline.kernels.pooled import attend
 
-            z = attend(*sides, self.mask(rows), of_fit, places)[0]
+            z = attend(*sides, self.mask(rows), of_fit, places)
             pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
-            return pooled, *lengths_by_kernel(pooled, places)
+            return pooled, *lengths_by_kernel(pooled, False, places)
 
         read = launch.run(NAMES[0], kernel, lambda: None)
         if read is None:
