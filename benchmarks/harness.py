@@ -17,14 +17,13 @@ line for people, both from `report`.
 """
 
 import ctypes
-import gc
 import importlib
 import json
 import math
 import os
 import subprocess
 import sys
-import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,15 +73,7 @@ def paired(a: Callable[[], Any], b: Callable[[], Any], repeats: int = 7) -> Rati
 
 def seconds(call: Callable[[], Any]) -> float:
     """Wall-clock time of one call; no garbage is collected meanwhile, which takes 0.2 s beside torch."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    finally:
-        if collects:
-            gc.enable()
+    return timeit.timeit(call, number=1)
 
 
 def interval(values: list[float]) -> Ratio:

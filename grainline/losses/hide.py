@@ -55,7 +55,7 @@ def principal_part(
 
     A group of one row, or of rows whose variance is below TINY, comes back as it is. Eigenvalues are computed
     in float64, all else in the type of x, at least float32. Shapes depend on N, D and `group` alone; on a GPU
-    the host waits once, for what torch reads of the eigenvalues. NaN and infinity stay.
+    the host waits once, while torch checks the eigenvalues. NaN and infinity stay.
 
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
     >>> principal = principal_part(x, torch.ones(4).bool(), threshold=0.9)
