@@ -13,6 +13,9 @@ those of a padded causal text, and what stands empty, some percent of the rows, 
              it is installed
   beta_clip  `beta_clip/paper` with the encoders of its checkpoint, CLIP ViT-B/16 of transformers with fresh
              weights: 36 texts an image; its layers compiled too
+  methods    steps of the papers' recipes, with encoders of ViT-B/16, and scores of 1,000 images with 5,000
+             texts. Run once more for each engine switched off (GRAINLINE_KERNELS=off, GRAINLINE_GRAPHS=off,
+             TORCH_COMPILE_DISABLE=1), it says what the engine saves
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
@@ -30,11 +33,12 @@ from benchmarks import bench_caft
 from benchmarks.bench_gpu import GPU, SIDE, arguments, cost, product_speed
 from benchmarks.harness import report
 from grainline.encoders import text as text_encoder
+from grainline.evaluation.score import topk
 from grainline.methods import method_class
 from grainline.methods.base import Method
 from grainline.training.recipe import read_recipe
 from grainline.training.step import Objective, compile_layers
-from grainline.types import CAPTION, PHRASE, SENTENCE, Clock, Images, Texts, to
+from grainline.types import CAPTION, PHRASE, SENTENCE, Clock, Images, Texts, rows, to
 
 CAFT_GOAL, CAFT_PACKED = 1770.0, 2300.0  # images a second on an H100
 SHARE = 40.0  # percent of the ceiling
@@ -220,6 +224,46 @@ class Measure:
         self.step("beta_clip/paper", step, work, share=SHARE)
         self.compiled("beta_clip/paper", step, work)
 
+    def methods(self) -> None:
+        sizes = TINY if self.tiny else SIZES
+        for name, images, each, length in METHODS:
+            number = min(images, self.images)
+            pixels, texts = images_of(number, sizes["side"]), texts_of(number, each, length)
+            if caft := name.startswith("caft"):
+                pixels, texts = bench_caft.images_of(number), bench_caft.texts_of(number)
+            elif name.startswith("seps"):
+                pixels = pixels._replace(dense=texts_of(number, (1, 0, 0), 60.0))
+            method = (
+                bench_caft.made("Ti" if self.tiny else "B", "heads=8") if caft else of_recipe(name, sizes)
+            )
+            step = Step(method, pixels, texts)
+            found = cost(step, self.repeats)
+            report(f"{name}, {number} images: step", found.ms, "ms", mib=found.mib)
+            if name.startswith(SCORED):
+                self.scores(name, step)
+            del step, method
+
+    @torch.no_grad()
+    def scores(self, name: str, step: Step) -> None:
+        """All scores of 1,000 images with 5,000 texts, as a suite computes them."""
+        method, (images, texts) = step.objective.method.eval(), step.batch
+        sides = (method.encode_images(images), 1000), (method.encode_texts(texts), 5000)
+        many = [rows(x, torch.arange(2 * len(x.item) if self.tiny else n) % len(x.item)) for x, n in sides]
+        found = cost(lambda: topk(method, *many, 10), self.repeats)
+        report(f"{name}: scores of {len(many[0].item)} x {len(many[1].item)}", found.ms, "ms", mib=found.mib)
+
+
+METHODS = (  # recipe, images, texts of each level for an image, mean number of their tokens
+    ("clip/vit_b16", 256, (1, 0, 0), 24.0),
+    ("himo/official", 256, (1, 0, 0), 60.0),
+    ("flair/paper", 256, (8, 0, 0), 24.0),
+    ("caft/paper", 256, (1, 4, 0), 36.0),
+    ("beta_clip/paper", 256, (1, 5, 30), 12.0),
+    ("beta_clip/paper", 64, (1, 5, 30), 12.0),
+    ("seps/vit_224", 64, (1, 0, 0), 14.0),
+)
+SCORED = ("flair", "seps")
+
 
 def library_config(sizes: dict[str, Any]) -> Any:
     """The sizes of a CLIP ViT-B/16, or tiny ones, as transformers writes them."""
@@ -292,7 +336,7 @@ def ended(texts: Texts) -> Tensor:
     return ids.scatter(1, texts.mask[:, 0].sum(1, keepdim=True) - 1, 49407)
 
 
-STEPS = ("caft", "clip", "beta_clip")
+STEPS = ("caft", "clip", "beta_clip", "methods")
 
 
 def main() -> None:
