@@ -7,14 +7,14 @@ import pytest
 import torch
 from test_fast_cosines import made, sides
 from test_kernels import interpreted
-from test_superpixel import image, slow_kmeans
+from test_superpixel import FITS, image, slow_connected, slow_kmeans, some_fits
 
 from grainline.kernels import launch
 from grainline.nn import selection, superpixels
 from grainline.nn.patch_selection import scoring
 from grainline.nn.patch_selection.types import selection_texts
 from grainline.nn.selection import hard_topk
-from grainline.nn.superpixels import kmeans
+from grainline.nn.superpixels import hard, kmeans, one_hot
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -47,6 +47,24 @@ def test_superpixels_by_a_kernel_are_those_by_products(
     if size < 20:
         assert found.label[1].tolist() == slow_kmeans(pixels[1], cell, 10.0, steps)
         assert torch.equal(kmeans(pixels / 255, cell, 10.0, steps).label, found.label)
+
+
+@interpreted
+@FITS
+def test_superpixels_are_connected_by_a_kernel_as_by_flood_fill(
+    cell: int, grid: int, values: int, smooth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grainline.kernels import kmeans as kernels
+
+    block = 32 if cell * grid < 16 else 256
+    monkeypatch.setattr(kernels, "PIECES", (block, kernels.PIECES[1]))
+    monkeypatch.setattr(kernels, "JOIN", (block, kernels.JOIN[1]))
+    fit = some_fits(2, cell, grid, values, smooth)
+    label = hard(fit, cell)
+    expected = [slow_connected(label[i].tolist(), fit[i].tolist(), cell) for i in range(2)]
+    kernels.connect(label, fit, cell)
+    assert label.tolist() == expected
+    assert torch.equal(fit, one_hot(label, cell))
 
 
 @interpreted

@@ -22,6 +22,7 @@ from grainline.encoders.superpixels import (
 from grainline.errors import UserError
 from grainline.nn.superpixels import (
     Cells,
+    connected,
     hard,
     inside,
     kmeans,
@@ -184,6 +185,7 @@ def assert_contract(cells: Cells, size: int, cell: int) -> None:
 
 def slow_kmeans(pixels: Tensor, cell: int, compactness: float, steps: int) -> list[list[int]]:
     """The docstring of `kmeans` for one image, pixel by pixel, in float64: a label for each."""
+    far = torch.full((9, *pixels.shape[1:]), torch.inf, dtype=torch.float64)
     colour = lab(pixels[None].double() / 255)[0].double()
     size, grid = pixels.shape[-1], pixels.shape[-1] // cell
     scale = compactness / cell
@@ -204,10 +206,101 @@ def slow_kmeans(pixels: Tensor, cell: int, compactness: float, steps: int) -> li
             break
         for y, x in places:
             near = [(y // cell + a // 3 - 1, x // cell + a % 3 - 1) for a in range(9)]
-            near = [home for home in near if home in centres]
-            far = [float((feature(y, x) - centres[home]).square().sum()) for home in near]
-            chosen[y, x] = near[min(range(len(near)), key=far.__getitem__)]
-    return [[grid * chosen[y, x][0] + chosen[y, x][1] for x in range(size)] for y in range(size)]
+            for a, home in enumerate(near):
+                if home in centres:
+                    far[a, y, x] = (feature(y, x) - centres[home]).square().sum()
+            chosen[y, x] = near[int(far[:, y, x].argmin())]
+    label = [[grid * chosen[y, x][0] + chosen[y, x][1] for x in range(size)] for y in range(size)]
+    return slow_connected(label, (-far).tolist(), cell)
+
+
+Maps = list[list[int]]
+
+
+def slow_pieces(label: Maps) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Label and pixels of each piece, by flood fill; the first pixel of a piece, row by row, comes first."""
+    size, out = len(label), []
+    left = dict.fromkeys(product(range(size), repeat=2))
+    while left:
+        piece = [next(iter(left))]
+        del left[piece[0]]
+        for y, x in piece:
+            for place in ((y - 1, x), (y, x - 1), (y, x + 1), (y + 1, x)):
+                if place in left and label[place[0]][place[1]] == label[y][x]:
+                    piece.append(place)
+                    del left[place]
+        out.append((label[piece[0][0]][piece[0][1]], piece))
+    return out
+
+
+def slow_connected(label: Maps, fit: list[list[list[float]]], cell: int) -> Maps:
+    """The docstring of `connected` for one image: label [S][S], fit [9][S][S]."""
+    size, grid = len(label), len(label) // cell
+    largest: dict[int, list[tuple[int, int]]] = {}
+    for own, piece in slow_pieces(label):
+        if len(piece) > len(largest.get(own, ())):
+            largest[own] = piece
+    out = {place: own for own, piece in largest.items() for place in piece}
+    while True:
+        ring = {}
+        for y, x in set(product(range(size), repeat=2)) - out.keys():
+            best = (-float("inf"), 0)
+            for place in ((y - 1, x), (y, x - 1), (y, x + 1), (y + 1, x)):
+                own = out.get(place, -1)
+                down, across = own // grid - y // cell + 1, own % grid - x // cell + 1
+                if own >= 0 and 0 <= down <= 2 and 0 <= across <= 2:
+                    best = max(best, (fit[3 * down + across][y][x], -own))
+                    ring[y, x] = -best[1]
+        if not ring:
+            return [[out.get((y, x), label[y][x]) for x in range(size)] for y in range(size)]
+        out |= ring
+
+
+def some_fits(number: int, cell: int, grid: int, values: int, smooth: int = 1) -> Tensor:
+    """[N, 9, S, S] >= 1 inside the image, else 0: so many values, whose means over squares are taken"""
+    draw = torch.Generator().manual_seed(grid + values)
+    fit = torch.randint(1, values + 1, (number, 9, cell * grid, cell * grid), generator=draw).float()
+    mean = torch.nn.functional.avg_pool2d(fit, smooth, 1, smooth // 2, count_include_pad=False)
+    return mean * inside(cell * grid, cell)
+
+
+FITS = pytest.mark.parametrize(
+    ("cell", "grid", "values", "smooth"),
+    [(2, 4, 2, 1), (3, 1, 9, 1), (3, 2, 999, 3), (4, 3, 3, 1), (5, 4, 999, 1), (8, 3, 999, 5)],
+)
+
+
+@FITS
+def test_superpixels_are_connected_as_by_flood_fill(cell: int, grid: int, values: int, smooth: int) -> None:
+    fit = some_fits(3, cell, grid, values, smooth)
+    label = hard(fit, cell)
+    found = connected(label, fit, cell)
+    for i in range(3):
+        assert found[i].tolist() == slow_connected(label[i].tolist(), fit[i].tolist(), cell)
+        assert torch.equal(connected(label[i : i + 1], fit[i : i + 1], cell)[0], found[i])
+    assert torch.equal(found, connected(found, fit, cell))
+
+
+def test_pieces_join_what_they_touch_and_fit_best() -> None:
+    label = square_grid(torch.zeros(1, 3, 12, 12), 4).label.clone()
+    fit = one_hot(label, 4)
+    assert torch.equal(connected(label, fit, 4), label), "nothing changes"
+    assert connected(label[:0], fit[:0], 4).shape == (0, 12, 12)
+    label[0, 5, 5] = 0  # alone in the middle cell
+    label[0, 9, 8:] = 4  # a row apart of the last cell; it touches 7 and 8
+    label[0, 8, 8:] = 5  # and a row between them
+    expected = square_grid(torch.zeros(1, 3, 12, 12), 4).label.clone()
+    expected[0, 8, 8:] = 5
+    assert torch.equal(connected(label, fit, 4), expected)
+    bent = torch.tensor([[[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]])
+    assert torch.equal(connected(bent, torch.zeros(1, 9, 4, 4), 2), bent), "one piece around another"
+
+
+def test_superpixels_of_photographs_are_one_piece_each() -> None:
+    found = kmeans(image(64, seed=1), 8).label
+    for one in found.tolist():
+        numbers = [own for own, _ in slow_pieces(one)]
+        assert len(numbers) == len(set(numbers)) > 30
 
 
 @pytest.mark.parametrize(

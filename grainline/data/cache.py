@@ -206,9 +206,10 @@ def _result(out: Path, resumed: int) -> Written:
 
 
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
-# uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
+# uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`. Those of version 1 by k-means were
+# not connected.
 
-SUPERPIXELS = Kind("superpixels", "superpixels 1", "neighbours.npy", np.uint8)
+SUPERPIXELS = Kind("superpixels", "superpixels 2", "neighbours.npy", np.uint8)
 
 
 def make_superpixels(

@@ -248,7 +248,7 @@ class Superpixels(nn.Module):
 
     The weights of SFCN are buffers: they are in the state dict, and no rule of an optimizer applies to them.
     The network computes in bfloat16 on devices that have it, independent of autocast; all else is float32.
-    Only seeds, which OpenCV computes on the CPU, wait for the device.
+    Only seeds, which OpenCV computes on the CPU, and kmeans without its kernel wait for the device.
     """
 
     def __init__(self, cfg: SuperpixelConfig, size: int) -> None:

@@ -178,7 +178,8 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
 
     A pixel is [L, a, b, s*y, s*x] with s = compactness / cell, relative to the middle of its cell, so that
     float32 is enough; distances are squared. It chooses among the nine centres around it, the lower number of
-    equal ones. Centres begin at the mean colour and the middle of their cell; without pixels they stay.
+    equal ones. Centres begin at the mean colour and the middle of their cell; without pixels they stay. After
+    the last choice `connected` makes one piece of each superpixel.
     """
     size = pixels.shape[-1]
     fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
@@ -200,30 +201,99 @@ def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cel
 
 def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cells:
     with torch.autocast(pixels.device.type, enabled=False):
-        parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
-    association = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return Cells(association, hard(association, cell))
+        fits = (_fit(part, cell, compactness, steps) for part in pixels.split(CHUNK))
+        parts = [connected(hard(fit, cell), fit, cell) for fit in fits]
+    label = torch.cat(parts)
+    return Cells(one_hot(label, cell), label)
 
 
-def _associated(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
-    """The association of a few images: [N, 9, S, S] of zeros and ones"""
+def _fit(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
+    """How near the nine centres are to the pixels of a few images, the largest the nearest: [N, 9, S, S]"""
     grid = pixels.shape[-1] // cell
     values, offset = _features(lab(pixels), cell, compactness)
     there = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
     moved = torch.zeros_like(offset[..., 0, :])  # [N, G, G, 5] of the centres, since they began
-    best = values
+    fit = values
     for step in range(steps):
         if step:
-            total = (best @ values.mT).view(*offset.shape[:-1], 6)
+            total = (fit.eq_(first_rank(fit)) @ values.mT).view(*offset.shape[:-1], 6)
             total = _sums(total, offset)
             moved = torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
         centre = around(moved) + offset
         # |x - u|^2 = |x|^2 - 2 (x u - |u|^2 / 2), and |x|^2 is the same for all nine
         shift = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
         fit = torch.cat([centre, shift], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
-        best = fit.eq_(first_rank(fit))  # 1 at the first of the largest, else 0
-    best = best.view(len(pixels), grid, grid, 9, cell, cell)
-    return best.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
+    fit = fit.view(len(pixels), grid, grid, 9, cell, cell)
+    return fit.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
+
+
+@torch.library.custom_op("grainline::connected", mutates_args=())
+def connected(label: Tensor, fit: Tensor, cell: int) -> Tensor:
+    """The labels with each superpixel in one piece: [N, S, S] int64 -> [N, S, S] int64
+
+    fit  [N, 9, S, S] of each pixel with its nine neighbours, the largest the best
+
+    Pixels of a piece touch by a side. The largest piece of each superpixel stays, of equal ones the one that
+    begins first, row by row. Then other pixels join, ring by ring, as long as any do: those that touch, by a
+    side, a superpixel among their nine neighbours; of several the one that fits best, of equal ones the lower
+    number. Pixels that no such superpixel reaches keep their label. The host waits for the device.
+    """
+    if not label.numel():
+        return label.clone()
+    size, grid = label.shape[-1], label.shape[-1] // cell
+    out = F.pad(label.masked_fill(~_largest(label, grid**2), -1), (1, 1, 1, 1), value=-1)  # a rim of no label
+    image, y, x = (out[:, 1:-1, 1:-1] < 0).nonzero().unbind(1)
+    row, column, pixel = y // cell - 1, x // cell - 1, image * 9 * size**2 + y * size + x
+    home, out = (image * (size + 2) + y + 1) * (size + 2) + x + 1, out.flatten()
+    steps, left = (
+        torch.tensor([-size - 2, -1, 1, size + 2], device=label.device),
+        torch.arange(len(home), device=label.device),
+    )
+    while len(left):
+        near = out[home[left] + steps[:, None]]  # [4, left]
+        down, across = near // grid - row[left], near % grid - column[left]
+        there = (near >= 0) & (down >= 0) & (down < 3) & (across >= 0) & (across < 3)
+        neighbour = torch.where(there, 3 * down + across, 0)
+        value = fit.flatten()[pixel[left] + neighbour * size**2].masked_fill(~there, -torch.inf)
+        near = torch.where(there & (value == value.amax(0)), near, grid**2).amin(0)
+        joins = near < grid**2
+        if not joins.any():
+            break
+        out[home[left[joins]]] = near[joins]
+        left = left[~joins]
+    out = out.view(len(label), size + 2, size + 2)[:, 1:-1, 1:-1]
+    return torch.where(out < 0, label, out)
+
+
+@connected.register_fake
+def _(label: Tensor, fit: Tensor, cell: int) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(label)
+
+
+def _largest(label: Tensor, number: int) -> Tensor:
+    """Which pixels are in the largest piece of their superpixel, of so many: [N, S, S] -> [N, S, S] bool
+
+    Runs of a row are joined with those below that they touch. A piece is known by its first run.
+    """
+    begins = torch.ones_like(label, dtype=torch.bool)
+    begins[..., 1:] = label[..., 1:] != label[..., :-1]
+    run = (begins.flatten().cumsum(0) - 1).view_as(label)
+    touch = (label[:, 1:] == label[:, :-1]) & (begins[:, 1:] | begins[:, :-1])
+    above, below = run[:, :-1][touch], run[:, 1:][touch]
+    image, y, x = begins.nonzero().unbind(1)
+    first = torch.arange(len(image), device=label.device)
+    while len(above):
+        first.scatter_reduce_(0, torch.maximum(above, below), torch.minimum(above, below), "amin")
+        while not torch.equal(first, further := first[first]):
+            first = further
+        above, below = first[above], first[below]
+        differ = above != below
+        above, below = above[differ], below[differ]
+    runs = torch.arange(len(image), device=label.device)
+    pixels = torch.zeros_like(runs).scatter_add_(0, first, torch.bincount(run.flatten()))
+    rank, owner = pixels * len(runs) - runs, image * number + label[image, y, x]
+    best = runs.new_zeros(len(label) * number).scatter_reduce_(0, owner, rank, "amax")
+    return (rank[first] == best[owner])[run]
 
 
 def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Tensor]:
