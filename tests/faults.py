@@ -481,6 +481,8 @@ LATE = [
           "down.repeat(rows, 1)[: rows * columns], across.repeat_interleave(rows, 0)[: rows * columns]"),
     Fault("encoders/vit.py", "tests/test_encoders.py", "a cell forgets itself for what is around it",
           "return x + self.look", "return self.look"),
+    Fault("methods/scan.py", "tests/test_scan.py", "cosines are brought to length 1 over the context",
+          "F.normalize(clipped, dim=-2, eps=EPS)", "F.normalize(clipped, dim=-1, eps=EPS)"),
 ]
 
 PRETRAINED = [

@@ -1,4 +1,4 @@
-"""SCAN: its score against a loop over the equations of the paper, and what its parts promise."""
+"""SCAN: its score against a loop over words and patches, and what its parts promise."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ WAYS = {
 def loop(
     patches: list[Tensor], words: list[Tensor], direction: str, softmax: float, lse: float | None
 ) -> Tensor:
-    """Equations 1 to 10 of the paper for one pair, with the leaky clipping of its code."""
+    """The score of the paper for one pair, with the leaky clipping of its code."""
     queries, context = (words, patches) if direction == "t2i" else (patches, words)
     clipped = [[q @ c if q @ c > 0 else 0.1 * (q @ c) for c in context] for q in queries]
     relevance = []
