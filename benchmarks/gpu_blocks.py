@@ -137,7 +137,7 @@ def table(lines: list[dict[str, Any]]) -> str:
                 speed = f"{line['tflops']:.0f}" if "tflops" in line else ""
                 if speed and line["unit"] != "%" and line["device"] in ceiling:
                     speed += f" ({line['tflops'] / ceiling[line['device']]:.0%})"
-                holds = "yes" if line["holds"] else "**no**"
+                holds = "yes" if line["holds"] else "no"
                 rows[line["what"]] = first, now, gate, holds, line["unit"], speed
     out = ["| what | unit | first | last | gate | holds | TFLOP/s (of the ceiling) |"]
     out.append("| --- | --- | --- | --- | --- | --- | --- |")

@@ -47,8 +47,10 @@ def cell(text: Any) -> str:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
+    """Rows as a table of Markdown, in the form of `.fields` in site.css."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f'<div class="fields" markdown>\n\n{text}\n\n</div>\n'
 
 
 # Commands

@@ -1,4 +1,4 @@
-"""grainline aligns images with text at every grain.
+"""Train, evaluate and search with CLIP-like models.
 
     import grainline
 

@@ -92,7 +92,12 @@ class Term(NamedTuple):
     """One summand of a loss, or a number that is logged with it."""
 
     weight: float | None  # None: a fact, such as a norm; it is logged and never minimised
-    mean: Mean
+    mean: Mean | Tensor  # a number alone, []: every process has an equal share of it
+
+    @property
+    def halves(self) -> Mean:
+        """The mean in two halves."""
+        return self.mean if isinstance(self.mean, Mean) else Mean(self.mean, torch.ones_like(self.mean))
 
 
 def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:

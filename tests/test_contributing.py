@@ -6,7 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from make import CLOCK, batch, build
 from runs import call
+
+from grainline.distributed import ddp_mean
+from grainline.training.step import step
+from grainline.types import Clock, Pair, Term
 
 PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (A \w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
@@ -36,3 +42,16 @@ def test_the_example_runs_as_it_stands(
         if arguments[:2] == ["train", "clip/patches"]:
             arguments += SMALL
         assert call(*arguments) == 0, (command, capsys.readouterr().err)
+
+
+def test_a_scalar_in_a_term_is_the_mean_of_one_process() -> None:
+    method, (images, texts) = build("clip"), batch()
+    plain = step(method, images, texts, CLOCK)
+
+    class Scalar(type(method)):  # type: ignore[misc]
+        def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
+            terms = super().loss(local, gathered, clock)
+            return {name: Term(term.weight, ddp_mean(term.halves)) for name, term in terms.items()}
+
+    method.__class__ = Scalar
+    torch.testing.assert_close(step(method, images, texts, CLOCK), plain)

@@ -173,6 +173,12 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
         assert differences(images, ImageTower(model.method), some).worst < 2e-6
 
 
+@pytest.mark.parametrize(("name", "changes"), [("scan", ()), ("tgt", ("text.groups=3",))])
+def test_graphs_take_any_number_of_rows(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
+    done = export(tiny(name, *changes), tmp_path / "out")
+    assert max(parity.worst for parity in done.parity.values()) < 2e-6
+
+
 def _run_the_documented_example(model: Model, place: Path) -> None:
     """The code of the page, word for word but for its two paths, against the model itself."""
     turned = Image.Exif()

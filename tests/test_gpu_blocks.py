@@ -36,7 +36,7 @@ def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
     lines = [*lines_of(out), speed | {"value": 3e6, "tflops": 200.0}, ceiling]
     assert table(lines).splitlines()[2:] == [
         "| speed | x | 2 | 3 million | >= 1 | yes | 200 (25%) |",
-        "| memory | MiB |  | 5,000 | <= 1,536 | **no** |  |",
+        "| memory | MiB |  | 5,000 | <= 1,536 | no |  |",
     ]
     assert failures(lines_of(out)) == ["# bad did not end well: almost"]
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from indexes import photo, saved, tiny_model
 from runs import call, recipe
 
@@ -60,6 +61,14 @@ def test_the_navigation_names_pages_that_exist_and_leaves_none_out() -> None:
     present = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
     notebooks = {f"notebooks/{p.stem}.md" for p in (ROOT / "docs/notebooks").glob("*.ipynb")}
     assert names == present | notebooks | {*GENERATED, "CONTRIBUTING.md", "CHANGELOG.md"}
+
+
+def test_the_search_of_the_site_works_from_files_and_loads_nothing_from_elsewhere() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert "offline" in site["plugins"]
+    scripts = site["extra"]["polyfills"]
+    assert any("iframe-worker" in script for script in scripts)  # else the plugin names one of another host
+    assert all((ROOT / "docs" / script).is_file() for script in scripts)
 
 
 def test_the_encoder_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from grainline.methods import METHODS, method_class
 from grainline.methods.laps import LAPSConfig
+from grainline.methods.scan import SCANConfig
 from grainline.methods.seps import SEPSConfig
 from grainline.methods.vse import VSEConfig
 from grainline.training.recipe import Recipe
@@ -55,12 +56,12 @@ def test_every_field_of_the_table_is_one_of_a_config() -> None:
     assert not has([Recipe], ["data", "texts", "nothing"])
 
 
-@pytest.mark.parametrize("config", [SEPSConfig, LAPSConfig, VSEConfig])
+@pytest.mark.parametrize("config", [SEPSConfig, LAPSConfig, SCANConfig, VSEConfig])
 def test_options_of_triplet_methods_stand_in_the_table_with_their_defaults(config: type[BaseModel]) -> None:
     method = config.__name__.removesuffix("Config").lower()
     told: dict[str, str] = {}
     for names, defaults, meaning in table():
-        if re.search(r"`(seps|laps|vse)`[^.]*:", meaning) and names[0].startswith("model."):
+        if re.search(r"`(seps|laps|scan|vse)`[^.]*:", meaning) and names[0].startswith("model."):
             each = re.sub(r"\[[^]]*\]", lambda found: found.group().replace(", ", ","), defaults).split(", ")
             assert len(each) == len(names), names
             told |= dict(zip(names, each, strict=True))

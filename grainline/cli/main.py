@@ -34,14 +34,14 @@ from grainline.stop import Stopped
 
 app = typer.Typer(
     name="grainline",
-    help="Align images with text at every grain: train, evaluate, encode, search.",
+    help="Train, evaluate and search with CLIP-like models.",
     context_settings=HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-SWITCHES = ("--quiet", "-q", "--trust-code")  # may stand anywhere
+SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
 
 
@@ -50,13 +50,9 @@ def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     trust_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-code", help="Import classes outside grainline that a model names. May stand anywhere."
-        ),
+        typer.Option("--trust-code", help="Import classes outside grainline that a model names."),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
     from grainline.config import TRUST_CODE
 

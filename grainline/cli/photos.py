@@ -17,7 +17,10 @@ def photos(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
     model: Annotated[
         str | None,
-        typer.Option(help="Run folder or checkpoint; default: the best public one that can be had."),
+        typer.Option(
+            help="Run folder or checkpoint; default: SigLIP 2 "
+            "(google/siglip2-base-patch16-224, 1.5 GB), else OpenAI's CLIP."
+        ),
     ] = None,
     index: Annotated[
         Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")

@@ -123,8 +123,8 @@ def _subset(split: list[list[str]], needed: set[int], limit: int | None, rng: Ra
     return [" ".join(parts[i] for i in places) for parts in split]
 
 
-# beta-CLIP (Zohra et al., arXiv 2512.12678), section 4.1: K = 1 caption + up to 5 sentences + up to 30
-# phrases. A caption with fewer texts leaves slots empty.
+# beta-CLIP (Zohra et al., arXiv 2512.12678), sections 3.1 and 11.1: K = 1 caption + up to 5 sentences + up to
+# 30 phrases. A caption with fewer texts leaves slots empty.
 
 
 class Grains(NamedTuple):

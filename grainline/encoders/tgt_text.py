@@ -86,7 +86,7 @@ class Grouper(Grouping):
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Final groups, soft assignment, and the tokens before it: [M, K, W], [M, K, L], [M, L, W]"""
         words = self.words(ids) + self._positions(ids)
-        groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
+        groups = self.groups.to(words.dtype).expand(ids.shape[0], -1, -1)
         x = torch.cat([words, groups], 1)
         used = self.used(mask)
         real, soft, states = torch.cat([mask, used], 1), None, words[:, :0]

@@ -60,7 +60,7 @@ class Difference(NamedTuple):
         ('50.0 %', '-1.2', '+0.4')
         """
         if self.unit != "share":
-            return f"{number:{sign},.{DECIMALS[self.unit]}f}"
+            return f"{number:{sign},.{DECIMALS.get(self.unit, 3)}f}"
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +22,8 @@ from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page
 
-Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
-DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
+Unit = str  # one of these, or a word of your own, whose numbers have three decimals
+DECIMALS = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
 LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
 
 
@@ -55,12 +55,14 @@ class Metric(NamedTuple):
         '1,250.5'
         >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
         '0.884'
+        >>> Metric("MRR", 0.2721, 0.2, 0.3, 500, 0.01, 0, "reciprocal rank").text(0.2721)
+        '0.272'
         """
         if number is None:
             return "none"
         if self.unit == "share":
             return f"{100 * number:.{2 if 0 < number < 0.01 else 1}f} %"
-        return f"{number:,.{DECIMALS[self.unit]}f}"
+        return f"{number:,.{DECIMALS.get(self.unit, 3)}f}"
 
     def ends(self) -> str:
         """The interval as text.

@@ -3,7 +3,7 @@
 Woo et al., arXiv 2602.02977. In five steps:
   1. the image becomes superpixels, and these 64, then 32, then 16 segments (`encoders/cast.py`);
   2. a long caption becomes sub-captions, each read by itself; a second transformer makes a whole of them
-     (equations 2 to 4);
+     (equations 1 to 3);
   3. every sub-caption pools the segments of the second stage, or an empty slot beside them;
   4. sigmoid loss of what is pooled with the sub-caption (equation 8), where each other image is a negative
      with one of its sub-captions, sampled anew in every step, or with all of them;
@@ -53,7 +53,7 @@ class ComposerConfig(Config):
 
 
 class Composer(Layered):
-    """Sub-captions to their caption: the Whole-caption Transformer, equations 2 to 4.
+    """Sub-captions to their caption: the Whole-caption Transformer, equation 3.
 
     An adapter turns every sub-caption a little (CLIP-Adapter, arXiv 2110.04544); a class token stands in
     front of them, and each place has a learnt vector; in a transformer all attend to all, and the class token

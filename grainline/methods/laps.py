@@ -20,6 +20,7 @@ from pydantic import Field
 
 from grainline.methods.patch_selection.training import PatchesConfig, PatchMethod, encoded_patches, triplets
 from grainline.methods.shared import TripletSchedule
+from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.types import SelectionConfig
 from grainline.types import Clock, Encoded, Images, Pair, Term
 
@@ -56,4 +57,4 @@ class LAPS(PatchMethod):
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         rule = TripletSchedule.at(clock, self.cfg)
-        return triplets(self.cfg, self.selector, self.selector.top, (local, gathered), rule)
+        return triplets(self.cfg, graded(self.selector, self.selector.top), (local, gathered), rule)

@@ -123,7 +123,7 @@ class SEPS(PatchMethod):
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         cfg, rule = self.cfg, TripletSchedule.at(clock, self.cfg)
         decide = gumbel_decisions(clock) if cfg.decision == "gumbel_st" else self.selector.top
-        terms = triplets(cfg, self.selector, decide, (local, gathered), rule)
+        terms = triplets(cfg, scoring.graded(self.selector, decide), (local, gathered), rule)
         return terms | self._ratio(local.images, gathered.texts, decide, rule)
 
     def _ratio(

@@ -187,10 +187,10 @@ def _true(item: Tensor, level: Tensor) -> Tensor:
 
 def _extra(read: Any, mask: Tensor) -> TGTExtra:
     if not isinstance(read, GroupedTokens):
-        nothing = read.pooled.new_zeros(len(mask))
+        nothing = read.pooled.new_zeros(mask.shape[0])
         return TGTExtra(
             read.pooled[:, None],
-            mask[:, :0].new_ones(len(mask), 1),
+            mask[:, :0].new_ones(mask.shape[0], 1),
             nothing,
             nothing,
             nothing[:, None][:, :0],

@@ -80,11 +80,11 @@ class Objective(nn.Module):
         with half_products(self.precision != torch.float32):
             terms = dict(method.loss(local, gathered, clock))
         for name, first in row_terms[0].items():
-            means = [chunk[name].mean for chunk in row_terms]
+            means = [chunk[name].halves for chunk in row_terms]
             mean = Mean(*(torch.stack(part).sum() for part in zip(*means, strict=True)))
             terms[name] = Term(first.weight, mean)
-        values = {name: x.weight * ddp_mean(x.mean) for name, x in terms.items() if x.weight is not None}
-        facts = {name: ddp_mean(x.mean).detach() for name, x in terms.items() if x.weight is None}
+        values = {name: x.weight * ddp_mean(x.halves) for name, x in terms.items() if x.weight is not None}
+        facts = {name: ddp_mean(x.halves).detach() for name, x in terms.items() if x.weight is None}
         total = torch.stack(list(values.values())).sum()
         return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 

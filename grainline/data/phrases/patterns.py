@@ -1,6 +1,6 @@
 """Phrases, from a tagged text to the selection for training; and the interface of a provider of phrases.
 
-Section 4.1 of beta-CLIP (Zohra et al., arXiv 2512.12678) and its published code, in this order:
+Sections 3.1 and 11.1 of beta-CLIP (Zohra et al., arXiv 2512.12678) and its published code, in this order:
   1. noun chunks, and matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?; of those that overlap the longest
      stays, the earlier one where they are equally long;
   2. actions: each VERB with the ADP right behind it;

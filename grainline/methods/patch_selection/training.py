@@ -1,4 +1,4 @@
-"""The parts of SEPS and LAPS around a `Selector`: the method, encoding and training."""
+"""The parts of SEPS and LAPS around a `Selector`, and the encoding and triplets that SCAN has too."""
 
 import torch
 from pydantic import Field, model_validator
@@ -7,11 +7,10 @@ from torch import Tensor
 from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
+from grainline.methods.shared import ScoreFn, TripletSchedule, TripletsConfig, both_triplets
 from grainline.nn.patch_selection import scoring
 from grainline.nn.patch_selection.selector import Selector
 from grainline.nn.patch_selection.types import (
-    Decide,
     Selection,
     SelectionConfig,
     SelectionExtra,
@@ -21,20 +20,25 @@ from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
 
-class PatchesConfig(TripletsConfig):
-    """Encoders, how many patches are kept, and the triplet losses."""
+class WordsConfig(TripletsConfig):
+    """Encoders, and the triplet losses over scores of patches with words and over vectors."""
 
-    keep_ratio: float = Field(0.5, gt=0, le=1)  # share of the patches that a text keeps
     coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over vectors; 0: as in the papers
     learns_tokens = True
 
     @model_validator(mode="after")
-    def _uses_the_pool(self) -> "PatchesConfig":
+    def _uses_the_pool(self) -> "WordsConfig":
         if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
             raise ValueError(
                 "image.pool attention would learn nothing: the mean of patches is the summary here"
             )
         return self
+
+
+class PatchesConfig(WordsConfig):
+    """And how many patches are kept."""
+
+    keep_ratio: float = Field(0.5, gt=0, le=1)  # share of the patches that a text keeps
 
 
 class PatchMethod(Method):
@@ -54,9 +58,7 @@ class PatchMethod(Method):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
-        tokens = self.towers.text(*flat_parts(texts))
-        words = full(self.towers.to_text(tokens.tokens))
-        return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
+        return encoded_words(self.towers, texts)
 
     def precompute(self, images: Encoded) -> Encoded:
         """precomputed: a `SelectionPrecomputed`"""
@@ -81,7 +83,7 @@ def encoded_patches(towers: Towers, images: Images, description: Tensor | None, 
     """
     tokens = towers.image_tokens(images)
     patches, real = full(towers.to_image(tokens.patches)), tokens.real()
-    zeros = patches.new_zeros(len(patches), patches.shape[-1])
+    zeros = patches.new_zeros(patches.shape[0], patches.shape[-1])
     has_cls = use_cls and tokens.cls is not None
     extra = SelectionExtra(
         full(towers.to_image(tokens.cls)) if has_cls else zeros,
@@ -91,16 +93,23 @@ def encoded_patches(towers: Towers, images: Images, description: Tensor | None, 
     return Encoded(summary(patches, real), patches, real, images.image, images.image, extra, tokens.places)
 
 
+def encoded_words(towers: Towers, texts: Texts) -> Encoded:
+    """Texts with words as tokens, not of unit length. vector: the direction of their mean"""
+    tokens = towers.text(*flat_parts(texts))
+    words = full(towers.to_text(tokens.tokens))
+    return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
+
+
 def summary(tokens: Tensor, mask: Tensor) -> Tensor:
     """The direction of the mean of real tokens: [N, D], unit length"""
     return unit(mean_pool(full(tokens), mask).vector)
 
 
 def triplets(
-    cfg: PatchesConfig, selector: Selector, decide: Decide, both: tuple[Pair, Pair], rule: TripletSchedule
+    cfg: WordsConfig, score: ScoreFn, both: tuple[Pair, Pair], rule: TripletSchedule
 ) -> dict[str, Term]:
     """Triplet losses over scores of pairs, and lighter ones over vectors. both: local and gathered rows"""
-    terms = both_triplets(scoring.graded(selector, decide), *both, rule, 1.0)
+    terms = both_triplets(score, *both, rule, 1.0)
     if cfg.coarse:
         coarse = both_triplets(lambda a, b, _: dot(a, b), *both, rule, cfg.coarse)
         terms |= {f"coarse {name}": term for name, term in coarse.items()}
