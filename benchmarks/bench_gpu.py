@@ -12,7 +12,7 @@ a product of matrices and a copy. Then
             ones, and by a mask over all
   G4        scores of images with texts; keys and values are there already
   G8, G9    farthest points, SFCN and k-means for 2,048 images
-  G11       100 candidates ranked anew for each of many queries, keys and values held; as a CUDA graph too
+  G11       100 candidates ranked anew for each of many queries, keys and values held
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
   profile   launches of a step of CAFT, the time of its host beside that of the device, and what takes longest
 `--share N` divides the batches by N, to try the program on a small device; `--rehearse` runs it on a CPU,
@@ -20,14 +20,12 @@ where no number means anything. `benchmarks.gpu_blocks` runs the parts one by on
 """
 
 import argparse
-import os
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +43,6 @@ from grainline.losses.tiled.chunked_cosine import ChunkedDense
 from grainline.losses.tiled.kernel_lists import Counts, max_pairs
 from grainline.losses.tiled.operands import Operands, half_products
 from grainline.losses.tiled.pair_mask import RowIds
-from grainline.nn import graphs
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import KeyValue
 from grainline.nn.superpixels import kmeans
@@ -300,20 +297,14 @@ def again(number: int, repeats: int) -> None:  # noqa: ARG001
         segments = torch.randn(bench_pooled.CANDIDATES, bench_pooled.SLOTS, bench_pooled.WIDTH)
     key, value, mask = pool.keys(segments)
     keys = KeyValue(key.bfloat16(), value.bfloat16(), mask)
-    before = os.environ.get(graphs.VARIABLE, "auto")
-    for (queries, least), way in product(((1, 5e3), (64, 5e4)), ("off", "auto")):
-        os.environ[graphs.VARIABLE] = way
+    for queries, least in ((1, 5e3), (64, 5e4)):
         texts = torch.randn(queries, bench_pooled.PARTS, bench_pooled.WIDTH, device=GPU)
         call = partial(pooled_scores, pool, keys, texts)
-        for _ in range(graphs.CALLS + 1):
-            call()
         found = cost(call, repeats)
-        gate, name = (None, "launched") if way == "off" else (least, "as a graph")
-        rate, what = queries / found.ms * 1e3, f"G11 re-ranking, {queries} queries at a time, {name}"
+        rate, what = queries / found.ms * 1e3, f"G11 re-ranking, {queries} queries at a time"
         pairs = queries * bench_pooled.PARTS * bench_pooled.CANDIDATES
         facts = {"mib": found.mib} | speed(pairs * work(8, False), found.ms)
-        report(what, rate, "queries/s", at_least=gate, **facts)
-    os.environ[graphs.VARIABLE] = before
+        report(what, rate, "queries/s", at_least=least, **facts)
 
 
 @torch.no_grad()

@@ -12,9 +12,8 @@ Times are those of the device; memory is beyond the inputs. Operands are float16
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,6 @@ from grainline.losses.tiled import kernel_dots
 from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.patch_selection.training import summary
-from grainline.nn.graphs import CALLS, VARIABLE
 from grainline.nn.patch_selection.scoring import score
 from grainline.types import Encoded
 
@@ -39,17 +37,6 @@ WORDS = {"half": True, "float32": False}
 
 def moved(x: Tensor) -> Tensor:
     return x.detach().to(GPU).requires_grad_(x.requires_grad)
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ.update({} if before is None else {name: before})
 
 
 def backward(loss: Callable[[], Tensor], leaves: list[Tensor]) -> None:
@@ -66,17 +53,12 @@ def pairs(repeats: int, tiny: bool) -> None:
         for word, half in WORDS.items():
             gate = large and half
             with half_products(half):
-                for _ in range(CALLS):
-                    loss()
+                loss()
                 found = cost(loss, repeats)
                 name = f"G5 beta-CAL N={len(v)}, {word}"
                 facts = speed(8 * len(v) ** 2 * v.shape[1], found.ms)  # logits twice, two gradients
                 report(name, found.ms, "ms", at_most=60.0 if gate else None, **facts)
                 report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if gate else None)
-                if images == 64:
-                    with environment(VARIABLE, "off"):
-                        plain = cost(loss, repeats)
-                    report(f"{name}: time without a graph / with one", plain.ms / found.ms, "x")
         if not large:
             profiled(f"G5 beta-CAL N={len(v)}", loss, repeats)
 

@@ -14,8 +14,8 @@ those of a padded causal text, and what stands empty, some percent of the rows, 
   beta_clip  `beta_clip/paper` with the encoders of its checkpoint, CLIP ViT-B/16 of transformers with fresh
              weights: 36 texts an image; its layers compiled too
   methods    steps of the papers' recipes, with encoders of ViT-B/16, and scores of 1,000 images with 5,000
-             texts. Run once more for each engine switched off (GRAINLINE_KERNELS=off, GRAINLINE_GRAPHS=off,
-             TORCH_COMPILE_DISABLE=1), it says what the engine saves
+             texts. Run once more with an engine switched off (GRAINLINE_KERNELS=off, TORCH_COMPILE_DISABLE=1)
+             to see what it saves
 `--rehearse` runs all in tiny shapes on a CPU, where no number means anything.
 """
 

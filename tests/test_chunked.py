@@ -22,7 +22,7 @@ from grainline import types
 from grainline.distributed import largest
 from grainline.losses import hide, text_conditioned
 from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import chunked_cosine, replayed
+from grainline.losses.tiled import chunked_cosine
 from grainline.losses.tiled import operands as module
 from grainline.losses.tiled import pair_loss as pair_losses
 from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram
@@ -41,7 +41,6 @@ from grainline.losses.tiled.scores import Dot
 from grainline.losses.tiled.vocabulary import exponentials, vocabulary_loss
 from grainline.methods import METHODS, maxsim
 from grainline.methods.base import Method
-from grainline.nn import graphs
 from grainline.nn.pooling import KeyValue
 from grainline.training.step import Objective
 from grainline.types import Images, Mean, Texts, rows, to
@@ -81,32 +80,6 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     assert (len(tiles) == 1) == (pairs == 1000)
     assert all(texts == 15 for _, texts in tiles) == (pairs > 15)
     assert max(images * texts for images, texts in tiles) <= max(pairs, 5 * 15)
-
-
-@NEGATIVES
-@WAYS
-@pytest.mark.parametrize("images", [1, 2])  # of a tile; of five
-def test_tiles_of_a_graph_are_those_of_a_loop_over_pairs(
-    heads: int, slots: int, negatives: str, images: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a replay is a call again: rows go into it, their sums come out, those of columns add up."""
-    case, captures = Case(heads, slots=slots), list[Any]()
-    score = chunked(*image_side(case.pool, case.segments, None)[:2], Operands(None))
-    monkeypatch.setattr(chunked_cosine, "ROOM", images * 15 * score.stored(heads * slots, 12))
-    monkeypatch.setattr(replayed, "on_gpu", lambda _: True)
-    monkeypatch.setattr(replayed, "captured", lambda function, _: captures.append(function) or function)
-    replayed_tiles = case.fast(case.pairs(negatives))
-    assert not captures or images == 1, "three tiles are too few"
-    monkeypatch.setattr(replayed, "LEAST", 2)
-    found = case.fast(case.pairs(negatives))
-    assert len(captures) == (2 if images == 1 else 1)
-    for some in (found, replayed_tiles):
-        assert_same(some, case.slow(negatives), case.learnt(), 1e-11, 1e-11)
-    monkeypatch.setenv(graphs.VARIABLE, "off")
-    case.fast(case.pairs(negatives))
-    with torch.no_grad():
-        case.fast(case.pairs(negatives))
-    assert len(captures) == (2 if images == 1 else 1)
 
 
 @NEGATIVES

@@ -16,18 +16,17 @@ from torch import Tensor
 
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.kernels import launch
-from grainline.losses import text_conditioned
 from grainline.losses.calibrated import beta_bce, beta_ce_both
-from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import chunked_cosine, kernel_lists, replayed
-from grainline.losses.tiled.operands import Operands, half_products
+from grainline.losses.text_conditioned import part_loss, part_pairs
+from grainline.losses.tiled import chunked_cosine, kernel_lists
+from grainline.losses.tiled.operands import half_products
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.nn import graphs, grouping, superpixels
+from grainline.nn import grouping, superpixels
 from grainline.nn.grouping import farthest_points
-from grainline.nn.pooling import ConditionedPool, KeyValue, unit
+from grainline.nn.pooling import ConditionedPool, unit
 from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
@@ -197,107 +196,6 @@ def test_the_memory_of_a_loss_is_linear_in_the_batch(heads: int, monkeypatch: py
 
     peak(64)  # what libraries take once
     assert peak(512) <= 2.2 * peak(256)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "texts"), [(8, 1), (8, 64), (1, 64)])  # the last by Gram matrices
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-def test_scores_by_a_graph_are_those_of_the_function(
-    dtype: torch.dtype, heads: int, texts: int, kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(launch.VARIABLE, kernels)
-    monkeypatch.setattr(text_conditioned, "_GRAPHS", graphs.Graphs())
-    launch._why_not.cache_clear()
-    pool, mask = ConditionedPool(512, heads).cuda(), torch.rand(100, 64).cuda() > 0.1
-
-    def compare() -> None:
-        key, value, _ = pool.keys(torch.randn(100, 64, 512).cuda())
-        keys, some = KeyValue(key.to(dtype), value.to(dtype), mask), torch.randn(texts, 4, 512).cuda()
-        text_conditioned._scores(pool, some, None, *keys)
-        with unwaited():
-            expected = text_conditioned._scores(pool, some, None, *keys)
-        found = pooled_scores(pool, keys, some)
-        pooled_scores(pool, keys, torch.randn_like(some))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-    try:
-        for _ in range(graphs.CALLS + 2):
-            compare()
-        pool.to_out.weight.mul_(-1)
-        compare()
-        assert len(text_conditioned._GRAPHS.graphs) == 1
-        pool.to_out.weight = torch.nn.Parameter(-pool.to_out.weight)
-        for _ in range(graphs.CALLS + 2):
-            compare()
-    finally:
-        launch._why_not.cache_clear()
-    assert len(text_conditioned._GRAPHS.graphs) == 2
-    assert not text_conditioned._GRAPHS.failed
-    assert not launch._refused
-
-
-@pytest.mark.parametrize("half", [True, False])
-def test_losses_by_a_graph_are_those_of_the_tiles(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "_GRAPHS", graphs.Graphs())
-    keys = row_ids(torch.arange(720).cuda(), (torch.arange(720) // 36).cuda())
-    pairs = PairMatrix(keys, keys, sibling=0.5)
-
-    def compare() -> None:
-        v, t = (unit(torch.randn(720, 512).cuda()).requires_grad_() for _ in range(2))
-        found = []
-        for few in (replayed.FEW, 0):
-            with monkeypatch.context() as patch, half_products(half):
-                patch.setattr(replayed, "FEW", few)
-                patch.setattr(launch, "use", lambda _: False)  # tiles by torch
-                rows, cols = beta_ce_both(14.3 * v, t, pairs)
-            loss = rows.total / rows.number + 2 * cols.total / cols.number
-            found.append([loss, *torch.autograd.grad(loss, (v, t))])
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-    for _ in range(graphs.CALLS + 3):
-        compare()
-    assert len(replayed._GRAPHS.graphs) == 1
-    assert not replayed._GRAPHS.failed
-
-
-@pytest.mark.parametrize("heads", [8, 1])
-def test_tiles_that_a_graph_replays_are_those_that_are_launched(
-    heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through S and through Gram matrices; the last of seven tiles is lower."""
-    pool, place = ConditionedPool(512, heads).cuda(), torch.arange(800).cuda()
-    segments, texts = torch.randn(100, 64, 512).cuda(), unit(torch.randn(800, 512).cuda())
-    sides = row_ids(place[:100], place[:100]), row_ids(place, place // 8)
-    learnt = [segments.requires_grad_(), texts.requires_grad_(), *pool.parameters()]
-    scale, bias = (torch.tensor([x]).cuda() for x in (14.3, -10.0))
-
-    def once() -> list[Tensor]:
-        with half_products(True), monkeypatch.context() as patch:
-            score, of_images, _ = text_conditioned.image_side(pool, segments, None)
-            stored = text_conditioned.chunked(score, of_images, Operands(torch.float16)).stored(
-                heads * 64, 512
-            )
-            patch.setattr(chunked_cosine, "ROOM", 16 * 800 * stored)
-            pairs = part_pairs(*sides, "all", CLOCK)
-            loss = part_loss(pool, (segments, None), texts, pairs, scale, bias)
-        return [loss.total.detach(), *torch.autograd.grad(loss.total, learnt)]
-
-    captures = list[Any]()
-    take = replayed.captured
-    monkeypatch.setattr(replayed, "captured", lambda *given: captures.append(take(*given)) or captures[-1])
-    found, again = once(), once()
-    assert len(captures) == 2
-    assert all(captures), "none was refused"
-    with unwaited():
-        once()
-    monkeypatch.setenv(graphs.VARIABLE, "off")
-    launched = once()
-    assert len(captures) == 3
-    for a, b, c in zip(found, again, launched, strict=True):
-        assert torch.equal(a, b)
-        assert float((a - c).norm()) <= 1e-5 * float(c.norm())
 
 
 @pytest.mark.parametrize("form", ["ce", "bce"])

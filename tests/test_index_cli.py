@@ -1,14 +1,10 @@
-"""`grainline index` and `grainline search`, and candidates from Qdrant."""
+"""`grainline index` and `grainline search`."""
 
 import json
 import os
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from indexes import TEXTS, photo, photos, saved, texts, tiny_model
 from PIL import Image
@@ -18,8 +14,7 @@ from grainline.encoders.pretrained.hub import public_checkpoint
 from grainline.errors import UserError
 from grainline.index.output import table
 from grainline.index.reader import IndexReader
-from grainline.index.search import Hit, Index, Options, QueryHits, Sentence
-from grainline.index.sync import build, refresh
+from grainline.index.search import Hit, QueryHits, Sentence
 
 Capture = pytest.CaptureFixture[str]
 
@@ -95,75 +90,6 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
         ),
     ):
         assert said in complaint(capsys, *arguments)
-
-
-def test_qdrant_returns_what_the_index_returns_and_stays_in_step(tmp_path: Path) -> None:
-    pytest.importorskip("qdrant_client")
-    from grainline.index.qdrant import Qdrant, connect
-
-    model = tiny_model("clip")
-    root, folder = photos(tmp_path / "photos", 18), tmp_path / "index"
-    build(root, folder, model=model, calibration_texts=texts(tmp_path))
-    client = connect(":memory:")
-    opened = IndexReader(folder)
-    finder = Qdrant(client, opened)
-    assert finder.sync() == (18, 0)
-    plain = Options(sentences=False)
-    ours, theirs = (Index(opened, model, x).search(TEXTS[:3], 4, plain) for x in (None, finder))
-    for a, b in zip(ours, theirs, strict=True):
-        assert [hit.path for hit in a.hits] == [hit.path for hit in b.hits]
-        assert np.allclose([hit.score for hit in a.hits], [hit.score for hit in b.hits])
-    (root / "01.png").unlink()
-    photo(root / "02.png", 50)
-    refresh(folder, model=model)
-    later = Qdrant(client, IndexReader(folder))
-    assert later.sync() == (1, 2)
-    assert later.sync() == (0, 0)
-
-
-class Answering(BaseHTTPRequestHandler):
-    """As much of a Qdrant server as says that it holds nothing."""
-
-    def do_GET(self) -> None:
-        assert self.path == "/collections"
-        body = json.dumps({"result": {"collections": []}, "status": "ok", "time": 0.0}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_host_and_port_mean_a_qdrant_server_and_never_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("qdrant_client")
-    from grainline.index.qdrant import connect
-
-    monkeypatch.chdir(tmp_path)
-    with HTTPServer(("127.0.0.1", 0), Answering) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        where = f"127.0.0.1:{server.server_port}"
-        for way in (where, f"http://{where}"):
-            assert connect(way).get_collections().collections == []
-        server.shutdown()
-    for wrong in (where, "localhost", "grpc://localhost:6334"):
-        with pytest.raises(UserError, match=f"no Qdrant at {wrong}: .*; give the URL of a server that runs"):
-            connect(wrong)
-    assert list(tmp_path.iterdir()) == []
-    connect("./local").close()
-    assert [path.name for path in tmp_path.iterdir()] == ["local"]
-
-
-def test_without_the_client_qdrant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grainline.index.qdrant import connect
-
-    monkeypatch.setitem(sys.modules, "qdrant_client", None)
-    with pytest.raises(UserError, match="pip install qdrant-client"):
-        connect("http://localhost:1")
 
 
 def test_names_that_no_terminal_should_obey_are_shown_as_escapes(

@@ -13,7 +13,7 @@ from test_pooled import CLOCK, Case, assert_same
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import part_pairs
-from grainline.losses.tiled import chunked_cosine, kernel_lists, replayed
+from grainline.losses.tiled import chunked_cosine, kernel_lists
 from grainline.losses.tiled import operands as precision
 from grainline.losses.tiled.kernel_lists import NAMES, Counts, count, lists_of, max_pairs
 from grainline.losses.tiled.operands import Operands, half_products
@@ -147,8 +147,6 @@ def test_losses_by_lists_are_those_of_a_loop_over_pairs(
     pairs = pairs_of(case)
     if tiles > 1:  # two images each
         monkeypatch.setattr(chunked_cosine, "ROOM", 2 * pairs.max_pairs * 4 * 4 * width)
-        for name, value in (("LEAST", 2), ("on_gpu", lambda _: True), ("captured", lambda run, _: run)):
-            monkeypatch.setattr(replayed, name, value)
     assert_same(case.fast(pairs), case.slow("sampled"), case.learnt(), 1e-5, 5e-4)
     assert called == ["lists", "unlists"] * tiles
     assert len(lists) == 1

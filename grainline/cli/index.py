@@ -114,12 +114,6 @@ def search(  # noqa: PLR0913 - each is an option of the command
     show: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser; without --html a temporary one.")
     ] = False,
-    qdrant: Annotated[
-        str | None,
-        typer.Option(
-            help="Find candidates with the Qdrant server at this URL or host:port; it is synced first."
-        ),
-    ] = None,
     descriptions: Annotated[
         list[str] | None,
         typer.Option(help="With --image: files of descriptions, for methods that read them."),
@@ -139,8 +133,6 @@ def search(  # noqa: PLR0913 - each is an option of the command
     if page is not None:
         writable(page)
     image_index = open_index(folder, model)
-    if qdrant is not None:
-        _find_with_qdrant(image_index, qdrant)
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
@@ -182,14 +174,6 @@ def _print_hits(results: Any, image_index: Any) -> None:
 def _say(line: str) -> None:
     """A line about the search, which is no hit: not into the pipe."""
     print(line, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
-
-
-def _find_with_qdrant(image_index: Any, address: str) -> None:
-    from grainline.index.qdrant import Qdrant, connect
-
-    finder = Qdrant(connect(address), image_index.reader)
-    finder.sync()
-    image_index.finder = finder
 
 
 def _open(page: Path, wanted: bool) -> None:

@@ -14,7 +14,6 @@ result.hits[0].path, result.hits[0].score, result.match
     image_files        The images below a folder: list, stat and read them.
     inverted           Candidates among very many images: an inverted file (FAISS).
     output             Results of a search as table, JSON, heat maps and a page.
-    qdrant             Candidates from a Qdrant server.
     reader             An index opened for reading.
     search             Search by text or by image, and its results as tuples and as JSON.
     store              An index on disk: layout, manifest, segments, checked arrays.

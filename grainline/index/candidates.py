@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 
 
 class CandidateSearch(Protocol):
-    """Finds the candidates of queries: `Exact`, `inverted.Inverted`, `qdrant.Qdrant`.
+    """Finds the candidates of queries: `Exact`, `inverted.Inverted`.
 
     The search scores all candidates again, so an approximate one can miss an image but scores are exact.
     """

@@ -4,7 +4,6 @@ Each pair has its own summary of the image. `losses/tiled/conditioned_cosine.py`
 tiles; here is what is computed once for each image and once for each text.
 """
 
-from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -29,7 +28,6 @@ from grainline.losses.tiled.pair_mask import (
     without_waits,
 )
 from grainline.losses.tiled.scores import Dot, Parts, Score
-from grainline.nn.graphs import Graphs
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Encoded, Mean, full, rows
 
@@ -43,9 +41,7 @@ FEW = 10_000  # pairs of scores that are not worth a QR decomposition
 FEW_ON_GPU = (
     4_000_000  # where it takes a millisecond, and saves a fifth of a microsecond for a thousand pairs
 )
-FEW_IN_GRAPH = 2**15  # what they store is some 200 MiB; none needs a QR, which cannot be captured
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
-_GRAPHS = Graphs()
 
 
 class TextRows(Protocol):
@@ -171,24 +167,12 @@ def pooled_scores(
     Gradients pass to the keys if those need one, as for maps of what a score owes to segments; else none are
     stored, whatever the weights need.
     """
-    pairs = len(key_values.key) * texts.shape[0] * texts.shape[1]
     with exact(texts), grad_mode_for(key_values.key):
-        if 0 < pairs <= FEW_IN_GRAPH and on_gpu(texts):
-            given, precision = (texts, mask, *key_values), operands(pool.to_out.bias).dtype
-            return _GRAPHS.run(partial(_scores, pool), given, pool.parameters(), precision)
-        return _scores(pool, texts, mask, *key_values)
+        return _scores(pool, key_values, texts, mask)
 
 
-def _scores(
-    pool: ConditionedPool,
-    texts: Tensor,
-    mask: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    real: Tensor | None,
-) -> Tensor:
-    """`pooled_scores` of tensors alone. With few pairs on a GPU it is captured (`nn/graphs.py`)."""
-    key_values, (number, parts, _) = KeyValue(key, value, real), texts.shape
+def _scores(pool: ConditionedPool, key_values: KeyValue, texts: Tensor, mask: Tensor | None) -> Tensor:
+    number, parts, _ = texts.shape
     cols = text_side(pool, texts.flatten(0, 1))
     share = None
     if mask is not None:

@@ -1,7 +1,6 @@
 """Parts that belong to no paper.
 
 attention    The pre-norm transformer block and a stack of them.
-graphs       A function of tensors as a CUDA graph, for scores of few pairs.
 grouping     Many tokens to few: graph pooling of CAST with farthest point sampling, groups of GroupViT.
 hashing      Random numbers from hashes of ids: the same in any order, batch and number of processes.
 pooling      Pooling: mean and attention, by a text, by a text that may look at nothing, over rectangles.

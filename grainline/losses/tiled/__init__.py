@@ -7,7 +7,6 @@ kernel_dots         Losses over inner products in half precision, with such kern
 operands            Products with operands in half precision.
 pair_loss           Losses over all pairs; the matrix of their scores is never stored.
 pair_mask           Which rows are pairs: all of them by ids, or some, with a list of columns for each row.
-replayed            The same of few pairs by inner products, as a CUDA graph.
 scores              Scores of tiles and how gradients pass through them.
 vocabulary          Cross-entropy over a large vocabulary; the logits of a batch are never stored.
 """

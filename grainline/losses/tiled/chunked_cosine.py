@@ -49,7 +49,6 @@ class Pooled(NamedTuple):
 class Chunked(Score):
     """Abstract. Columns are the same for all images: no lists."""
 
-    repeats = True
     fixed: ClassVar[int] = Dense.fixed
     """Tensors of rows before the mask."""
 

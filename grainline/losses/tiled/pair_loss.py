@@ -21,7 +21,6 @@ from torch import Tensor
 from grainline.losses.tiled.kernel_dots import KernelDots
 from grainline.losses.tiled.operands import exact, fused, on_gpu
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.replayed import Replayed, few, in_turn, repeats, replays
 from grainline.losses.tiled.scores import Parts, Score, only_once
 from grainline.types import Mean, full
 
@@ -366,15 +365,12 @@ def pair_loss(
     rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tensors = (*rows, *cols, *shared)
-    usual = isinstance(loss, SoftmaxLoss | SigmoidLoss) and not few(tensors)
+    usual = isinstance(loss, SoftmaxLoss | SigmoidLoss)
     kernel = KernelDots.of(score, blocks, tensors) if usual else None
     tiles = () if kernel is not None else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]), kernel)
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
-    if replays(walk, tensors):
-        sums = Replayed.apply(function, walk, *tensors)
-    else:
-        sums = function.apply(walk, torch.is_grad_enabled(), *tensors)
+    sums = function.apply(walk, torch.is_grad_enabled(), *tensors)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
 
@@ -404,16 +400,6 @@ def _only_pass(walk: TileWalk, tensors: Parts, wanted: Sequence[bool]) -> tuple[
     """The losses of rows [n], and the sums of gradients."""
     sums = zeros(tensors, wanted)
     losses = walk.shares[0].new_zeros(len(walk.shares[0]), dtype=tensors[0].dtype)
-    given = walk, tensors, sums, losses
-    if repeats(walk, tensors, sums):
-        in_turn(_each_tile, *given)
-    else:
-        _each_tile(*given)
-    return losses, sums
-
-
-def _each_tile(walk: TileWalk, tensors: Parts, sums: Sequence[Tensor | None], losses: Tensor) -> None:
-    """Add the losses and gradients of all tiles."""
     for tile, here, where in walk.each(tensors):
         share = walk.shares[0][tile.rows].to(losses.dtype)
         if any(x is not None for x in sums):
@@ -425,3 +411,4 @@ def _each_tile(walk: TileWalk, tensors: Parts, sums: Sequence[Tensor | None], lo
         else:
             logits = walk.score.tile(*here)
         losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
+    return losses, sums

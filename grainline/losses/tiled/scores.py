@@ -25,8 +25,6 @@ class Score(ABC):
 
     closed: ClassVar[bool] = False
     """Whether `forward_with_vjp` can use known logits, rather than compute the tile again."""
-    repeats: ClassVar[bool] = False
-    """Whether tiles of one shape are the same launches, and the host waits for none."""
 
     @abstractmethod
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
