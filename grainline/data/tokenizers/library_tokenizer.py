@@ -212,7 +212,7 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
         form = _kind_of(content)
         if form is None:
             return None
-        kind, backend = form, _backend(text, str(file))
+        kind, backend = form, _backend(text, content, str(file))
         if file.name == CONTENT and file.with_name(META).is_file():
             return kind, backend
     _check_class(kind, config, file)
@@ -236,15 +236,16 @@ def _settings(file: Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no JSON: {error}; fetch it again") from None
     if not isinstance(settings, dict):
         raise UserError(f"{file} holds a {type(settings).__name__}, not settings by name; fetch it again")
     return settings
 
 
-def _backend(text: str, where: str) -> tokenizers.Tokenizer:
+def _backend(text: str, content: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
     try:
+        _precompiled(content.get("normalizer"))  # the library panics where this is damaged
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library knows no narrower one
         raise UserError(f"{where} is no tokenizer of the tokenizers library: {error}") from None
@@ -339,7 +340,7 @@ def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:
     if not isinstance(normalizer, dict):
         return None
     if normalizer.get("type") == "Precompiled":
-        return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"]))
+        return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
     tables = (_precompiled(one) for one in normalizer.get("normalizers", []))
     return next((one for one in tables if one is not None), None)
 

@@ -146,7 +146,7 @@ def _from_two_files(file: Path) -> Tokenizer:
     if not merges.is_file():
         raise UserError(f"{file} needs a merges.txt beside it; there is none")
     try:
-        vocabulary = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON: {error}") from error
+        vocabulary = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is no JSON of ids by token: {error}") from error
     return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))

@@ -118,7 +118,7 @@ def read_settings(folder: Path, file: str) -> dict[str, Any]:
         content = json.loads((folder / file).read_text(encoding="utf-8"))
     except OSError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
     if not isinstance(content, dict):
         raise UserError(
