@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import grainline
 from grainline.encoders.pretrained import Pretrained, build_pretrained, load_pretrained
-from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.errors import UserError
-from grainline.export.huggingface import convert
+from grainline.export.huggingface import convert, parity
 from grainline.loading import load
 from grainline.nn.positions import stretch_keep, stretch_linear
 
@@ -653,7 +653,7 @@ def test_towers_written_as_a_folder_are_read_by_the_library_and_by_us(
     folder, model = saved(family)
     found = load_pretrained(folder)
     to_hugging_face(found, tmp_path / "out")
-    assert parity(found, tmp_path / "out") == (0.0, 0.0)
+    assert max(parity(found, tmp_path / "out")) < 1e-6
     again = AutoModel.from_pretrained(tmp_path / "out").state_dict()
     for name, x in model.state_dict().items():
         close(again[name], x)

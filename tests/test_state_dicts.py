@@ -19,8 +19,9 @@ from torch import Tensor
 
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.errors import UserError
+from grainline.export.huggingface import parity
 from grainline.nn.positions import stretch_keep
 
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

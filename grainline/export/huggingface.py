@@ -18,8 +18,9 @@ from grainline.encoders.pretrained.build import (
     is_vector,
     space_of,
 )
-from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
+from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.errors import UserError
+from grainline.export.parity import Parity, parity
 from grainline.files import discard
 from grainline.loading import find_run, load
 from grainline.model import Model
@@ -56,18 +57,26 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
             raise UserError(
                 f"{existing} is there already, and the tokenizer goes into the same folder; give a new folder"
             )
+        if tokenizer is not None and tokenizer.end != tokenizer.vocab - 1:
+            raise UserError(
+                f"{source} has added tokens, and readers of a state dict take the highest id of a text for "
+                "its end; write a Hugging Face folder instead"
+            )
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)
     else:
         to_hugging_face(towers, place, () if tokenizer is None else (_writer(towers, tokenizer),))
-    moved = parity(towers, place)
-    if not max(moved) <= LIMIT:
+    try:
+        moved = parity(towers, place, tokenizer, Path(source))
+        if not max(moved) <= LIMIT:
+            raise UserError(
+                f"{place} gave other vectors than {source} when it was read again (images by "
+                f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
+            )
+    except BaseException:
         shutil.rmtree(place) if place.is_dir() else discard(place)
-        raise UserError(
-            f"{place} gave other vectors than {source} when it was read again (images by "
-            f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
-        )
+        raise
     return moved
 
 

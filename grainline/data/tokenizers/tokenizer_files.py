@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
-from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_pipeline
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_added, read_pipeline
 from grainline.data.tokenizers.tokenizer import CONTENT, META, TextTokenizer, Tokenizer, meta_text
 from grainline.errors import UserError
 
@@ -131,11 +131,11 @@ def _read(file: Path) -> TextTokenizer:
             lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
             merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
             return Tokenizer(bpe.vocabulary(merges), merges, str(file))
-        if file.name == "vocab.json":
-            return _from_two_files(file)
-        pipeline = read_pipeline(file)
+        pipeline = (None if file.name == "vocab.json" else read_pipeline(file)) or read_added(file)
         if pipeline is not None:
             return LibraryTokenizer(*pipeline, str(file))
+        if file.name == "vocab.json":
+            return _from_two_files(file)
         return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the tokenizer {file}: {error}") from error
