@@ -55,14 +55,7 @@ class Start(NamedTuple):
         assert self.text.text is not None
         config: Any = self.description.config.text
         name = name or self.text.tokenizer
-        tokenizer = load_tokenizer(name, checkpoint=config.pretrained, vocab=self.text.text.vocab)
-        eos = self.text.architecture["config"].get("text_config", {}).get("eos_token_id")
-        if tokenizer.kind == "clip" and tokenizer.end != tokenizer.vocab - 1 and eos == 2:
-            raise UserError(
-                f"{config.pretrained} sums up a text at its highest id (eos_token_id in its config.json is 2), "
-                f"and added tokens have higher ids than the end; write {tokenizer.end} there"
-            )
-        return tokenizer
+        return load_tokenizer(name, checkpoint=config.pretrained, vocab=self.text.text.vocab)
 
 
 def start(description: Description, both: Pretrained | None = None) -> Start:

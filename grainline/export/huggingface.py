@@ -57,11 +57,6 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
             raise UserError(
                 f"{existing} is there already, and the tokenizer goes into the same folder; give a new folder"
             )
-        if tokenizer is not None and tokenizer.end != tokenizer.vocab - 1:
-            raise UserError(
-                f"{source} has added tokens, and readers of a state dict take the highest id of a text for "
-                "its end; write a Hugging Face folder instead"
-            )
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)

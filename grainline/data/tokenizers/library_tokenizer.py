@@ -17,7 +17,7 @@ import base64
 import json
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from grainline.data.captions import clean
-from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
 from grainline.data.tokenizers.tokenizer import CONTENT, META, MaskTokens, TextTokenizer, check_full
 from grainline.errors import UserError
 from grainline.files import write_text
@@ -53,12 +52,6 @@ class LibraryTokenizer(TextTokenizer):
         self.mask_tokens = _mask_tokens(self._backend)
         steps = self._backend.normalizer
         self._lower = steps is not None and steps.normalize_str("A") == "a"
-        first, added = self._backend.get_vocab_size(False), self._backend.get_added_tokens_decoder()
-        names = {number: token.content for number, token in added.items() if number >= first}
-        given = {name: self.token_ids([f"a {name} a"])[0] for name in names.values()}
-        lost = [name for number, name in names.items() if kind == "siglip" or number not in given[name]]
-        if lost:
-            raise UserError(f"no text gives the tokens that were added to {where}: {', '.join(lost[:3])}")
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         inputs = [self._input(text) for text in texts]
@@ -228,11 +221,12 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     backend.no_padding()
     begin, end = _STEPS[kind](backend, content, config)
     names = [name for name in (begin, end) if name is not None]
-    beside = {*_settings(file.with_name("added_tokens.json")), *_names(config.get("added_tokens_decoder"))}
-    missing = [name for name in (*names, *sorted(beside)) if backend.token_to_id(name) is None]
+    missing = [name for name in names if backend.token_to_id(name) is None]
     if missing:
-        why = "which stands around every text" if missing[0] in names else "which files beside it add"
-        raise UserError(f"the tokenizer {file} has no {missing[0]}, {why}")
+        raise UserError(f"the tokenizer {file} has no {missing[0]}, which stands around every text")
+    own = backend.get_vocab_size(kind != "siglip")  # SigLIP reads no marks, so no token made of them either
+    numbers = {name: backend.token_to_id(name) for name in added_tokens(file)}
+    check_added(file, [name for name, number in numbers.items() if number is None or number >= own])
     backend.post_processor = processors.TemplateProcessing(
         single=" ".join(part for part in (begin, "$A", end) if part is not None),
         special_tokens=[(name, backend.token_to_id(name)) for name in names],
@@ -240,46 +234,24 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     return kind, backend
 
 
-def read_added(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
-    """The tokenizer of a CLIP with added tokens as the transformers library reads it; None without any."""
-    names = added_tokens(file)
-    if names <= {BEGIN, END}:
-        return None
-    if file.name == CONTENT and file.with_name(META).is_file():
-        return "clip", _backend(file.read_text(encoding="utf-8"), {}, str(file))
-    try:
-        if file.name not in (CONTENT, "vocab.json"):
-            raise UserError("give the folder that it belongs to")
-        from transformers import CLIPTokenizer
-
-        read = CLIPTokenizer.from_pretrained(str(file.parent), trust_remote_code=False)
-        backend = tokenizers.Tokenizer.from_str(read.backend_tokenizer.to_str())
-    except Exception as error:  # the library passes on those of whatever it reads with
-        reason = " ".join(str(error).split())
-        raise UserError(f"the tokenizer {file} has added tokens and cannot be read: {reason}") from None
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(SUFFIX, " ")])
-    return "clip", backend
+def check_added(file: Path, names: Collection[str]) -> None:
+    """UserError if there are names of added tokens, which no text would be given."""
+    if names:
+        few = ", ".join(sorted(names)[:3])
+        raise UserError(f"the tokenizer {file} has added tokens ({few}), which cannot be read yet")
 
 
 def added_tokens(file: Path) -> set[str]:
-    """The names of all tokens that a tokenizer's file and those beside it add to a vocabulary."""
+    """The names of the tokens that a tokenizer's file and those beside it add, but for padding."""
+    config = _settings(file.with_name("tokenizer_config.json"))
+    lists = [config.get("added_tokens_decoder")]
+    with suppress(UserError):  # spiece.model and vocab.txt are no JSON
+        lists.append(_settings(file).get("added_tokens"))
     names = set(_settings(file.with_name("added_tokens.json")))
-    with suppress(UserError):  # one that is no JSON is named later
-        names |= set(_names(_settings(file).get("added_tokens"))) if file.suffix == ".json" else set()
-    for beside in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in _settings(file.with_name(beside)).items():
-            names |= set(_names(value)) if key.endswith(("_token", "_tokens", "_tokens_decoder")) else set()
-    return names
-
-
-def _names(value: Any) -> Iterator[str]:
-    """The tokens in a part of the settings, where each is a string or a dict with its content."""
-    if isinstance(value, dict):
-        value = value["content"] if "content" in value else list(value.values())
-    for one in value if isinstance(value, list) else ():
-        yield from _names(one)
-    if isinstance(value, str):
-        yield value
+    for entries in lists:
+        for entry in entries.values() if isinstance(entries, dict) else entries or ():
+            names |= {str(entry["content"])} if isinstance(entry, dict) and "content" in entry else set()
+    return names - {_token(config, "pad", "")}
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def _deduced(
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    size = settings.get("image_size")  # patches may leave a rest at the edge
-    size = size if size and size // patch == side else side * patch
+    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
+    size = next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
     image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
@@ -169,24 +169,18 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     model = content if bare else _section(content, "model_cfg", {}, where)
     image, text = (_section(model, name, _PLAIN[name], where) for name in ("vision_cfg", "text_cfg"))
     check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
-    settings = {"head_width": 64, "heads": 8} | {
-        name: _number(given[name], name, where)
-        for given, names in ((image, ("head_width", "image_size")), (text, ("heads",)))
-        for name in names
-        if given.get(name) is not None
-    }
+    heads = {"head_width": image.get("head_width", 64), "heads": text.get("heads", 8)}
+    if not all(isinstance(number, int) and number > 0 for number in heads.values()):
+        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
     quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
-    source = from_file(weights, quick, settings | {"pixels": pixels})
+    source = from_file(weights, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")})
     config = source.architecture["config"]
+    sides = (image, config["vision_config"]), (text, config["text_config"]), (model, config)
     wrong = [
-        f"{name} {given[name]}, in the weights {tensors[ours]}"
-        for given, tensors in (
-            (image, config["vision_config"]),
-            (text, config["text_config"]),
-            (model, config),
-        )
+        f"{name} {given[name]}, in the weights {tensors.get(ours)}"
+        for given, tensors in sides
         for name, ours in _SHOWN.items()
-        if given.get(name) is not None and _number(given[name], name, where) != tensors[ours]
+        if given.get(name) not in (None, tensors.get(ours), [tensors.get(ours)] * 2)
     ]
     if wrong:
         raise UserError(f"{where} contradicts the weights: {'; '.join(wrong)}; fetch both again")
@@ -222,14 +216,6 @@ def _section(content: Mapping[str, Any], name: str, plain: Mapping[str, Any], wh
         named = ("head_width", "heads", *_FREE, *_SHOWN)
         check_known({k: x for k, x in given.items() if x != plain.get(k)}, named, f"{where}, {name},")
     return given
-
-
-def _number(value: Any, name: str, where: str) -> int:
-    """A positive whole number; two equal sides are one."""
-    value = value[0] if isinstance(value, list) and len(set(map(str, value))) == 1 else value
-    if not isinstance(value, int) or value < 1:
-        raise UserError(f"{name} in {where} is {value!r}, which is no positive whole number; fetch it again")
-    return value
 
 
 def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
