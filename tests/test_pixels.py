@@ -158,7 +158,7 @@ def test_open_clip_says_it_in_its_own_words() -> None:
         "resize_mode 'longest'; known are shortest and squash": {"resize_mode": "longest"},
         "cannot be obeyed: mode 'L'": {"mode": "L"},
         "cannot be obeyed: crop 0.9": {"crop": 0.9},
-        "size 24, and its model reads 16": {"size": 24},
+        "size 24, its model reads 16": {"size": 24},
     }
     for message, settings in refused.items():
         with pytest.raises(UserError, match=message):

@@ -7,13 +7,24 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import END, LongCLIP, OpenAI, images, save_state, shaken, texts
+from checkpoints import (
+    END,
+    JSON_FORMS,
+    LongCLIP,
+    OpenAI,
+    images,
+    read_damaged,
+    save_state,
+    shaken,
+    texts,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -247,7 +258,7 @@ def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, 
         ("vision_cfg", "head_width", 0, "head_width or heads in .* is no positive whole number"),
         ("model_cfg", "multimodal_cfg", {"width": 1}, "multimodal_cfg"),
         ("model_cfg", "text_cfg", [1], "text_cfg in .* not settings by name"),
-        ("preprocess_cfg", "size", 32, "of images of size 32, and its model reads 16"),
+        ("preprocess_cfg", "size", 32, "images of size 32, its model reads 16"),
         ("", "vision", {}, "vision {}"),
     ],
 )  # fmt: skip
@@ -356,6 +367,29 @@ def test_an_archive_like_openais_is_read_for_its_tensors(model: Any, tmp_path: P
         assert tensors[name].dtype == torch.float16
         assert torch.equal(tensors[name].float(), x)
     same(load_pretrained(place), model)  # quick GELU, because it is an archive
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["zip", "old", "script", "safetensors", "folder"])
+def test_flipped_bytes_of_weights_are_read_or_one_line(kind: str, model: Any, tmp_path: Path) -> None:
+    file = tmp_path / ("x-quickgelu.safetensors" if kind == "safetensors" else "x-quickgelu.pt")
+    read, forms = partial(load_pretrained, file), ()
+    if kind == "script":
+        archive(model, file)
+    elif kind == "safetensors":
+        save_state(model, file)
+    elif kind == "folder":
+        save_state(model, tmp_path / "open_clip_model.safetensors")
+        file, read, forms = tmp_path / "open_clip_config.json", partial(load_pretrained, tmp_path), JSON_FORMS
+        body = {"embed_dim": 24, "vision_cfg": {"width": 128, "head_width": 64}, "text_cfg": {"heads": 1}}
+        pixels = {"mean": list(MEAN), "size": 16, "interpolation": "bicubic"}
+        file.write_text(json.dumps({"model_cfg": body, "preprocess_cfg": pixels}))
+    else:
+        torch.save(model.state_dict(), file, _use_new_zipfile_serialization=kind == "zip")
+    ends = read_damaged(file, read, 30, forms)
+    assert not any("\n" in end for end in ends)
+    assert ends.count("read") < len(ends)
 
 
 class Evil:

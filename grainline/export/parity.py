@@ -67,7 +67,7 @@ def _images() -> list[Image.Image]:
 def _inputs(towers: Pretrained, tokenizer: TextTokenizer | None) -> tuple[Tensor, list[list[int]]]:
     """Squares of images [2, 3, size, size] uint8, and ids of texts."""
     image, text = _sides(towers)
-    transform = EvalTransform(image.size, *map(towers.architecture.get, ("resize", "filter", "margin")))
+    transform = EvalTransform(image.size, *(towers.architecture[x] for x in ("resize", "filter", "margin")))
     pixels = torch.stack([transform(shown) for shown in _images()])
     if tokenizer is not None:
         return pixels, tokenizer.encode(TEXTS, text.context).ids

@@ -9,12 +9,7 @@ from pathlib import Path
 
 from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
-from grainline.data.tokenizers.library_tokenizer import (
-    LibraryTokenizer,
-    added_tokens,
-    check_added,
-    read_pipeline,
-)
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, check_added, read_pipeline
 from grainline.data.tokenizers.tokenizer import CONTENT, META, TextTokenizer, Tokenizer, meta_text
 from grainline.errors import UserError
 
@@ -139,7 +134,7 @@ def _read(file: Path) -> TextTokenizer:
         pipeline = None if file.name == "vocab.json" else read_pipeline(file)
         if pipeline is not None:
             return LibraryTokenizer(*pipeline, str(file))
-        check_added(file, added_tokens(file) - {bpe.BEGIN, bpe.END})
+        check_added(file, (bpe.BEGIN, bpe.END))
         if file.name == "vocab.json":
             return _from_two_files(file)
         return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))

@@ -81,12 +81,11 @@ def _state_dict(content: Any, path: Path) -> Stored:
             break
         averages, content = [key for key in averages if key not in inside], content[inside[0]]
     if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
-        what = (
-            ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else type(content).__name__
-        )
+        keys = list(content)[:8] if isinstance(content, Mapping) else [type(content).__name__]
+        what, places = ", ".join(map(str, keys)), ", ".join((*_WRAPPERS, *_AVERAGES))
         raise UserError(
             f"{path} holds no state dict: its content is not tensors by name but {what}; tensors may stand "
-            f"under one of {', '.join((*_WRAPPERS, *_AVERAGES))}"
+            f"under one of {places}"
         )
     if averages:
         print(f"{path} also holds averaged weights ({', '.join(averages)}), not read", file=sys.stderr)

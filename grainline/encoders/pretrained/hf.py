@@ -12,13 +12,14 @@ from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_o
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
+from grainline.files import read_settings
 from grainline.weights import summarize_names
 
 
 def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder as `save_pretrained` of the transformers library writes it."""
     transformers, name = library(), str(folder)
-    kind = _kind_of(name, read_settings(folder, "config.json"))
+    kind = _kind_of(name, read_settings(folder / "config.json"))
     reader = getattr(transformers, KINDS[kind].config)  # no Auto class: it would ask to run a folder's code
     with quiet(), readable(folder):
         config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
@@ -93,14 +94,14 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _processor(folder: Path) -> dict[str, Any]:
     """The settings of the image processor; the library too reads the second file where the first has none."""
-    nested: dict[str, Any] | None = read_settings(folder, "processor_config.json").get("image_processor")
-    return read_settings(folder, "preprocessor_config.json") if nested is None else nested
+    nested: dict[str, Any] | None = read_settings(folder / "processor_config.json").get("image_processor")
+    return read_settings(folder / "preprocessor_config.json") if nested is None else nested
 
 
 def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
-    token = read_settings(folder, "tokenizer_config.json").get("pad_token")
-    tokens = read_settings(folder, "tokenizer.json").get("added_tokens", [])
+    token = read_settings(folder / "tokenizer_config.json").get("pad_token")
+    tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
     try:
         token = token["content"] if isinstance(token, dict) else token
         ids = {entry["content"]: int(entry["id"]) for entry in tokens}
@@ -110,21 +111,6 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
             "fetch it again"
         ) from None
     return ids.get(str(token), int(config.get("pad_token_id") or 0))
-
-
-def read_settings(folder: Path, file: str) -> dict[str, Any]:
-    """A JSON file of the folder; empty where there is none."""
-    try:
-        content = json.loads((folder / file).read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{file} of {folder} holds a {type(content).__name__}, not settings by name; fetch it again"
-        )
-    return content
 
 
 def tokenizer_of(folder: Path) -> str | None:

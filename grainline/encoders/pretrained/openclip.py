@@ -15,10 +15,11 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.archive import Stored, read_tensors
 from grainline.encoders.pretrained.build import Source, fresh_model
-from grainline.encoders.pretrained.hf import plain, read_settings, tokenizer_of
+from grainline.encoders.pretrained.hf import plain, tokenizer_of
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import check_known, of_open_clip
 from grainline.errors import UserError
+from grainline.files import read_settings
 from grainline.nn.positions import KEEP
 from grainline.weights import state_dict_mismatch
 
@@ -155,7 +156,7 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder of open_clip, as on the hub: open_clip_config.json and weights."""
     files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
     weights = next((file for file in files if file.is_file()), None)
-    content = read_settings(folder, "open_clip_config.json")
+    content = read_settings(folder / "open_clip_config.json")
     if weights is None or not content:
         raise UserError(
             f"{folder} holds neither config.json nor open_clip_config.json with weights; "
@@ -182,7 +183,7 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
         for name, ours in _SHOWN.items()
         if given.get(name) not in (None, tensors.get(ours), [tensors.get(ours)] * 2)
     ]
-    if wrong:
+    if wrong:  # of what both say
         raise UserError(f"{where} contradicts the weights: {'; '.join(wrong)}; fetch both again")
     return source
 

@@ -67,12 +67,9 @@ def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
 
 def check_known(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """UserError for settings outside of those that are known, unless they are null or false."""
-    unknown = sorted(
-        name for name, value in given.items() if name not in known and value not in (None, False)
-    )
+    unknown = [f"{name} {x!r}" for name, x in given.items() if name not in known and x not in (None, False)]
     if unknown:
-        values = ", ".join(f"{name} {given[name]!r}" for name in unknown)
-        raise UserError(f"{where} has settings that cannot be obeyed: {values}")
+        raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
 
 
 def _of_processor(
@@ -83,9 +80,7 @@ def _of_processor(
     if settings.get("resample") is not None:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
     if not _flag(settings, "do_resize"):
-        raise UserError(
-            f"{where} leaves images in their size (do_resize is false); only one size can be read"
-        )
+        raise UserError(f"{where} leaves images in their size (do_resize is false); all must have one size")
     size, cut = settings.get("size"), settings.get("do_center_crop")
     cut = known["resize"] == "crop" if cut is None else bool(cut)
     if size is None:
@@ -97,14 +92,10 @@ def _of_processor(
     side = _side(size, where)
     square = _side(settings.get("crop_size") or side, where) if cut else side
     if out["resize"] == "crop" and not cut:
-        raise UserError(
-            f"{where} leaves images as wide as they are (no do_center_crop); only squares can be read"
-        )
+        raise UserError(f"{where} cuts no squares out of images (no do_center_crop); only those can be read")
     if image_size not in (None, square) or square > side:
-        raise UserError(
-            f"{where} cuts squares of {square} pixels out of {side}, and its model reads "
-            f"{image_size or square}; fetch config.json and the settings of images again"
-        )
+        reads = f"and its model reads {image_size or square}; fetch both again"
+        raise UserError(f"{where} cuts squares of {square} pixels out of {side}, {reads}")
     out["margin"] = side / square
     return out
 
@@ -156,9 +147,7 @@ def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int | None
     check_known({k: x for k, x in settings.items() if (k, x) != ("mode", "RGB")}, plain, where)
     size = settings.get("size")
     if image_size is not None and size not in (None, image_size, [image_size, image_size]):
-        raise UserError(
-            f"{where} is of images of size {size}, and its model reads {image_size}; fetch both again"
-        )
+        raise UserError(f"{where} makes images of size {size}, its model reads {image_size}; fetch both")
     mode = settings.get("resize_mode", "shortest")
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
