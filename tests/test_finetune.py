@@ -309,8 +309,7 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
 def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> None:
     """HiMo-CLIP differs from CLIP in training alone."""
     from grainline.encoders.pretrained.convert import to_hugging_face
-    from grainline.export.huggingface import towers_of
-    from grainline.export.parity import parity
+    from grainline.export.huggingface import parity, towers_of
 
     whole("clip", tmp_path / "clip")
     model = load(tmp_path / "clip", device="cpu")
@@ -382,8 +381,7 @@ def test_vectors_that_moved_are_an_error_and_nothing_is_left(
 def test_a_finetuned_width_of_its_own_is_a_clip_of_that_width(tmp_path: Path) -> None:
     from grainline.build import Description, method_config, start
     from grainline.encoders.pretrained.convert import to_hugging_face
-    from grainline.export.huggingface import towers_of
-    from grainline.export.parity import parity
+    from grainline.export.huggingface import parity, towers_of
     from grainline.model import Model
 
     whole("clip", tmp_path / "clip")

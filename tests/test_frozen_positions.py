@@ -124,8 +124,7 @@ def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tenso
 
 def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor], tmp_path: Path) -> None:
     from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
-    from grainline.export.huggingface import towers_of
-    from grainline.export.parity import parity
+    from grainline.export.huggingface import parity, towers_of
 
     begin = begun(checkpoint[0], context=48, frozen_positions=KEEP)
     method: Any = begin.method()

@@ -22,8 +22,7 @@ from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.convert import to_hugging_face
 from grainline.errors import UserError
-from grainline.export.huggingface import convert
-from grainline.export.parity import parity
+from grainline.export.huggingface import convert, parity
 from grainline.loading import load
 
 TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]

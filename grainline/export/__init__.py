@@ -4,5 +4,4 @@ huggingface  A CLIP or SigLIP, of others or fine-tuned here, in the form of othe
              convert`.
 onnx         `grainline export MODEL OUT`: both towers as ONNX graphs, compared with torch, with tokenizer and
              description.
-parity       The difference of vectors between a checkpoint and what was written of it.
 """
