@@ -204,6 +204,10 @@ def test_what_is_chosen_or_not_known_among_wrappers_is_said(
     loop: dict[str, Any] = {"epoch": 1}
     loop["state_dict"] = loop
     for content, message in (
+        (
+            {f"net.{name}": x for name, x in state.items()},
+            "but net.ln_final.bias, net.ln_final.weight;",
+        ),
         ({"net": state, "epoch": 1}, r"but net, epoch; tensors may stand under one of state_dict, "),
         ({"model": state, "state_dict": state, "epoch": 1}, "but model, state_dict, epoch"),
         (loop, "but epoch, state_dict"),
@@ -255,6 +259,8 @@ def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, 
         ("vision_cfg", "norm_kwargs", {"eps": 1e-6}, "norm_kwargs {'eps': 1e-06}"),
         ("vision_cfg", "image_size", [16, 24], r"image_size \[16, 24\], in the weights 16"),
         ("vision_cfg", "image_size", 32, "image_size 32, in the weights 16"),
+        ("text_cfg", "heads", True, "head_width or heads in .* is no positive whole number"),
+        ("model_cfg", "quick_gelu", "no", "quick_gelu in .* is 'no'; allowed are true and false"),
         ("vision_cfg", "head_width", 0, "head_width or heads in .* is no positive whole number"),
         ("model_cfg", "multimodal_cfg", {"width": 1}, "multimodal_cfg"),
         ("model_cfg", "text_cfg", [1], "text_cfg in .* not settings by name"),
@@ -310,7 +316,11 @@ def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
         ("visual.trunk.weight", torch.ones(2), r"1 unknown \(visual.trunk.weight\)"),
         ("visual.positional_embedding", torch.ones(16, 128), "1 of another form"),
         ("text_projection", torch.ones(24, 64), "1 of another form"),
-        ("visual.conv1.weight", None, "no visual.conv1.weight in it; allowed are"),
+        (
+            "visual.conv1.weight",
+            None,
+            "no visual.conv1.weight in it, but ln_final.bias, ln_final.weight; allowed",
+        ),
         ("visual.proj", None, "no visual.proj in it"),
         ("visual.conv1.weight", torch.ones(100, 3, 4, 4), "heads of width 100"),
         ("transformer.resblocks.0.mlp.c_fc.bias", None, "has no transformer.resblocks.0.mlp.c_fc.bias"),

@@ -116,8 +116,9 @@ def _deduced(
         )
     if absent:
         raise UserError(
-            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it; allowed are state "
-            "dicts of OpenAI, open_clip (neither ResNets nor timm towers) and Long-CLIP"
+            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it, but "
+            f"{', '.join(sorted(state)[:2]) or 'nothing'}; allowed are state dicts of OpenAI, open_clip "
+            "(neither ResNets nor timm towers) and Long-CLIP"
         )
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
@@ -171,8 +172,10 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     image, text = (_section(model, name, _PLAIN[name], where) for name in ("vision_cfg", "text_cfg"))
     check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
     heads = {"head_width": image.get("head_width", 64), "heads": text.get("heads", 8)}
-    if not all(isinstance(number, int) and number > 0 for number in heads.values()):
+    if not all(type(number) is int and number > 0 for number in heads.values()):
         raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
+    if not isinstance(model.get("quick_gelu", False), bool):
+        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
     quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
     source = from_file(weights, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")})
     config = source.architecture["config"]
