@@ -179,6 +179,19 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return dict(body)
 
 
+def read_settings(file: Path) -> dict[str, Any]:
+    """A JSON file of settings by name; empty where there is none. UserError for other content."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is no JSON: {error}; fetch it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds a {type(content).__name__}, not settings by name; fetch it again")
+    return content
+
+
 def temporary_path(target: Path) -> Path:
     """The path next to target from which `move_into_place` renames."""
     return target.with_name(_SAVING + target.name)

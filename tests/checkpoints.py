@@ -1,6 +1,7 @@
 """Small checkpoints with random weights, in their libraries' forms, and OpenAI's CLIP written plainly."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,29 @@ def save_state(model: nn.Module, file: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(model.state_dict(), file)
+
+
+def read_damaged(file: Path, read: Callable[[], Any], flips: int, forms: Iterable[bytes] = ()) -> list[str]:
+    """What becomes of seeded flips of a file, of its first half and of other contents: read, or the error."""
+    from grainline.errors import UserError
+
+    rng, data, ends = random.Random(0), file.read_bytes(), []
+    contents = [b"", data[: len(data) // 2], *forms]
+    for i in range(flips):  # near the start, near the end, anywhere
+        flipped = bytearray(data)
+        for _ in range(i % 3 + 1):
+            place = rng.randrange(len(data) if i % 2 else min(len(data), 3000))
+            flipped[-place if i % 4 == 2 else place] ^= rng.randrange(1, 256)
+        contents.append(bytes(flipped))
+    for content in contents:
+        file.write_bytes(content)
+        try:
+            read()
+            ends.append("read")
+        except UserError as error:
+            ends.append(str(error))
+    file.write_bytes(data)
+    return ends
+
+
+JSON_FORMS = b"[]", b"3", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b"{}"

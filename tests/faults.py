@@ -525,7 +525,7 @@ PRETRAINED = [
           'torch.cat([state["positional_embedding"][:KEEP], rest])',
           'torch.cat([state["positional_embedding"][:KEEP], state["positional_embedding"][KEEP:]])'),
     Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "OpenAI's weights get a plain GELU",
-          "quick = script or long or", "quick = long or"),
+          "openai = stored.script or {", "openai = {"),
     Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "a state dict may lack weights",
           "    if wrong:\n", "    if wrong and 'missing' not in wrong:\n"),
     Fault("files.py", "tests/test_state_dicts.py", "an archive may import what it will",

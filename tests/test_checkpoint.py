@@ -337,6 +337,56 @@ def test_a_corrupt_checkpoint_is_named_and_the_last_good_one_offered(tmp_path: P
     load(find(tmp_path, "step-00000002"), method, optimizer)
 
 
+def nonsense(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).write_bytes(b"nonsense") and None  # type: ignore[func-returns-value]
+
+
+def other_tensors(**tensors: Tensor) -> Callable[[Path], None]:
+    return lambda path: files.write_tensors(path / "rng.safetensors", tensors, {})
+
+
+def body_without(name: str) -> Callable[[Path], Any]:
+    return lambda path: {key: x for key, x in files.unseal(path).items() if key != name}
+
+
+SEALED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "rng": (nonsense("rng.safetensors"), r"rng\.safetensors cannot be read"),
+    "optimizer": (nonsense("optimizer.safetensors"), r"optimizer\.safetensors cannot be read"),
+    "rank": (
+        other_tensors(**{"7/torch": torch.zeros(1)}),
+        r"rng\.safetensors or state\.json is of another form",
+    ),
+    "generator": (
+        other_tensors(**{"0/torch": torch.get_rng_state()}),
+        r"of another form \(KeyError\('python'",
+    ),
+    "size": (
+        other_tensors(**{"0/torch": torch.zeros(9, dtype=torch.uint8)}),
+        "of another form .RuntimeError",
+    ),
+    "ranks": (body_without("ranks"), r"of another form \(KeyError\('ranks'"),
+    "state": (body_without("state"), r"of another form \(KeyError\('state'"),
+    "trained": (body_without("trained"), r"of another form \(KeyError\('trained'"),
+}
+
+
+@pytest.mark.parametrize("kind", SEALED)
+def test_what_is_sealed_and_of_another_form_is_named_like_damage(tmp_path: Path, kind: str) -> None:
+    change, complaint = SEALED[kind]
+    method, optimizer = trained(tmp_path, 1, 2)
+    path = find(tmp_path, "step-00000002")
+    body = files.unseal(path)
+    body = change(path) or body
+    (path / STATE).unlink()
+    files.seal(path, body)
+    before = copy.deepcopy(method.state_dict())
+    text = message(lambda: load(path, method, optimizer))
+    assert text.startswith(f"checkpoint {path} is corrupt: ")
+    assert re.search(complaint, text), text
+    assert text.endswith("--checkpoint step-00000001")
+    assert all(torch.equal(x, before[k]) for k, x in method.state_dict().items())
+
+
 def test_a_corrupt_best_offers_a_checkpoint_of_its_run(tmp_path: Path) -> None:
     trained(tmp_path, 1)
     path = latest(tmp_path)

@@ -1,6 +1,7 @@
 """`grainline data describe`: by a tiny random LLaVA, by texts that exist, and going on after a kill."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,18 @@ def test_a_generated_text_depends_on_the_image_and_its_seed_alone(llava: Llava) 
     assert all(one.hit_limit and one.n_tokens == TOKENS for one in together)
     assert "USER" not in " ".join(one.text for one in together)  # the prompt is no part of it
     assert llava.processor.tokenizer.padding_side == "left"
+
+
+def test_code_that_a_part_of_a_llava_names_is_never_asked_about(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = shutil.copytree(folder, tmp_path / "llava")
+    content = json.loads((place / "config.json").read_text())
+    content["text_config"]["auto_map"] = {"AutoModel": "own.Own"}
+    (place / "config.json").write_text(json.dumps(content))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    with pytest.raises(UserError, match=r"code of its own \(auto_map\), and code of a model is never run"):
+        Llava(str(place), "cpu")
 
 
 def test_tokens_are_drawn_by_top_p_at_a_temperature(llava: Llava) -> None:

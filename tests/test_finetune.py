@@ -1,6 +1,7 @@
 """Runs that begin with a checkpoint: trained, stopped, resumed, loaded, measured and converted without it."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -155,7 +156,9 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
 
     _, out, _, _ = run
     assert call("convert", out, tmp_path / "theirs") == 0
-    assert "vectors of images moved by 0.0e+00, of texts by 0.0e+00" in capsys.readouterr().out
+    moved = re.search(r"vectors of images moved by (\S+), of texts by (\S+)\)", capsys.readouterr().out)
+    assert moved is not None
+    assert max(map(float, moved.groups())) < 1e-6
     model, mine = AutoModel.from_pretrained(tmp_path / "theirs").eval(), load(out)
     texts = ["a red dog", "the old green tree and then a house"]
     if (
@@ -305,15 +308,15 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
 
 def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> None:
     """HiMo-CLIP differs from CLIP in training alone."""
-    from grainline.encoders.pretrained.convert import parity, to_hugging_face
-    from grainline.export.huggingface import towers_of
+    from grainline.encoders.pretrained.convert import to_hugging_face
+    from grainline.export.huggingface import parity, towers_of
 
     whole("clip", tmp_path / "clip")
     model = load(tmp_path / "clip", device="cpu")
     model.description = model.description._replace(method="himo")
     towers = towers_of(model, "a run")
     to_hugging_face(towers, tmp_path / "out")
-    assert parity(towers, tmp_path / "out") == (0.0, 0.0)
+    assert max(parity(towers, tmp_path / "out")) < 1e-6
 
 
 def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, capsys: Capture) -> None:
@@ -377,8 +380,8 @@ def test_vectors_that_moved_are_an_error_and_nothing_is_left(
 
 def test_a_finetuned_width_of_its_own_is_a_clip_of_that_width(tmp_path: Path) -> None:
     from grainline.build import Description, method_config, start
-    from grainline.encoders.pretrained.convert import parity, to_hugging_face
-    from grainline.export.huggingface import towers_of
+    from grainline.encoders.pretrained.convert import to_hugging_face
+    from grainline.export.huggingface import parity, towers_of
     from grainline.model import Model
 
     whole("clip", tmp_path / "clip")

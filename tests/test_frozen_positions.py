@@ -123,8 +123,8 @@ def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tenso
 
 
 def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor], tmp_path: Path) -> None:
-    from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
-    from grainline.export.huggingface import towers_of
+    from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
+    from grainline.export.huggingface import parity, towers_of
 
     begin = begun(checkpoint[0], context=48, frozen_positions=KEEP)
     method: Any = begin.method()
@@ -135,10 +135,10 @@ def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor], tmp_path:
     assert torch.equal(rows, torch.cat([checkpoint[1][:KEEP], torch.ones(28, 64)]))
     assert not any("frozen" in name or "learnt" in name for name in state)
     to_hugging_face(towers, tmp_path / "folder")
-    assert parity(towers, tmp_path / "folder") == (0.0, 0.0)
+    assert max(parity(towers, tmp_path / "folder")) < 1e-6
     if checkpoint[0].is_file():  # heads of 64, as a state dict must have
         to_open_clip(towers, tmp_path / "again.safetensors")
-        assert parity(towers, tmp_path / "again.safetensors") == (0.0, 0.0)
+        assert max(parity(towers, tmp_path / "again.safetensors")) < 1e-6
         assert torch.equal(load_file(tmp_path / "again.safetensors")["positional_embedding"], rows)
 
 

@@ -8,18 +8,21 @@ from typing import Any
 import checkpoints
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from PIL import Image
 from torch import nn
+from transformers import AddedToken
 from vocabularies import CORPUS, PROBES, gemma_folder, siglip_folder
 
 from grainline.data.tokenizers.library_tokenizer import settings
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.convert import parity, to_hugging_face
-from grainline.export.huggingface import convert
+from grainline.encoders.pretrained.convert import to_hugging_face
+from grainline.errors import UserError
+from grainline.export.huggingface import convert, parity
 from grainline.loading import load
 
 TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]
@@ -100,3 +103,104 @@ def test_padding_that_only_our_description_knows_is_written_into_the_config(tmp_
     assert again.text is not None
     assert again.text.pad == again.architecture["pad"] == 5
     assert max(parity(other, tmp_path / "out")) < 1e-6
+
+
+# Tokens that were added to a tokenizer
+
+
+def added(folder: Path, *tokens: Any, form: str = "tokenizer.json", **special: Any) -> Path:
+    """The tokenizer of a CLIP with added tokens, as the library saves it or in two older forms."""
+    library = transformers.CLIPTokenizer.from_pretrained(trained_clip(folder / "plain"), **special)
+    library.add_tokens(list(tokens))
+    library.save_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    entries, config = content["added_tokens"], folder / "tokenizer_config.json"
+    if form == "added_tokens.json":
+        (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
+        (folder / "merges.txt").write_text("\n".join(map(" ".join, content["model"]["merges"])))
+        (folder / form).write_text(json.dumps({entry["content"]: entry["id"] for entry in entries}))
+        for file in (folder / "tokenizer.json", config):
+            file.unlink()
+    elif form == "decoder":
+        config.write_text(json.dumps({"added_tokens_decoder": {str(x.pop("id")): x for x in entries}}))
+        (folder / "tokenizer.json").write_text(json.dumps(content | {"added_tokens": []}))
+    return folder
+
+
+SPECIAL = AddedToken("<S>", special=True, lstrip=True)
+
+
+@pytest.mark.parametrize("form", ["tokenizer.json", "added_tokens.json", "decoder"])
+@pytest.mark.parametrize(
+    "tokens",
+    [("<sks0>",), ("a<sks0>", " <sks1> "), (AddedToken("<S>", special=True, lstrip=True),), ("dog",)],
+)
+def test_added_tokens_of_a_clip_are_refused_by_name(tokens: Any, form: str, tmp_path: Path) -> None:
+    """Each of them changes the ids that the library gives, whether the model's table has grown or not."""
+    folder = added(tmp_path / "in", *tokens, form=form)
+    with pytest.raises(UserError, match=rf"has added tokens \(.*{tokens[0]}.*\), which cannot be read yet"):
+        load_tokenizer(folder)
+    read = load_tokenizer(folder / "plain")
+    ids = {"vocab_size": read.vocab, "bos_token_id": read.begin, "eos_token_id": read.end}
+    checkpoints.clip(**ids).save_pretrained(folder)
+    for use in (load, lambda source: convert(source, tmp_path / "out")):
+        with pytest.raises(UserError, match="has added tokens"):
+            use(str(folder))
+    assert not (tmp_path / "out").exists()
+
+
+def test_padding_by_a_word_is_no_added_token(tmp_path: Path) -> None:
+    folder, texts = added(tmp_path, pad_token="!"), ["a dog!"]
+    assert load_tokenizer(folder).encode(texts, 9) == load_tokenizer(folder / "plain").encode(texts, 9)
+
+
+@pytest.mark.parametrize("kind", ["siglip", "siglip2", "bert", "spiece"])
+def test_added_tokens_of_other_kinds_are_read_or_refused(kind: str, tmp_path: Path) -> None:
+    if kind in ("siglip", "siglip2"):
+        file = {"siglip": siglip_folder, "siglip2": gemma_folder}[kind](tmp_path) / "tokenizer.json"
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend.add_tokens(["<sks0>"])
+        backend.save(str(file))
+    else:
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(300))]
+        siglip_folder(tmp_path, json=False)
+        if kind == "bert":
+            (tmp_path / "spiece.model").unlink()
+            (tmp_path / "tokenizer_config.json").write_text("{}")
+            (tmp_path / "vocab.txt").write_text("\n".join(words))
+        (tmp_path / "added_tokens.json").write_text('{"<sks0>": 500}')
+    if kind == "siglip2":
+        read = load_tokenizer(tmp_path)
+        assert read.pieces(read.encode(["a <sks0> dog"], 20).ids[0]).count("<sks0>") == 1
+    else:
+        with pytest.raises(UserError, match=r"has added tokens \(<sks0>\), which cannot be read yet"):
+            load_tokenizer(tmp_path)
+
+
+# What convert would notice
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "side"),
+    [
+        ("preprocessor_config.json", {"do_normalize": False}, "image"),
+        ("preprocessor_config.json", {"do_center_crop": False, "size": {"height": 16, "width": 16}}, "image"),
+        ("tokenizer.json", {}, "text"),
+    ],
+)
+@pytest.mark.parametrize("by_library", [True, False])
+def test_parity_reads_what_was_written_from_text_and_image_on(
+    file: str, change: dict[str, Any], side: str, by_library: bool, tmp_path: Path
+) -> None:
+    source, out = checkpoint("clip", tmp_path / "in"), tmp_path / "out"
+    flags = {"do_rescale": False, "image_mean": [9, 8, 7], "size": {"shortest_edge": 20}, "crop_size": 16}
+    (source / "preprocessor_config.json").write_text(json.dumps(flags | {"resample": 2}))
+    assert max(convert(str(source), out)) < 1e-5
+    content = json.loads((out / file).read_text())
+    if side == "text":  # without a single merge
+        change = {"model": content["model"] | {"merges": []}}
+    (out / file).write_text(json.dumps(content | change))
+    towers, tokenizer = load_pretrained(source), load_tokenizer(source)
+    moved = parity(towers, out, tokenizer, source if by_library else None)._asdict()
+    assert moved.pop(side) > 1e-3
+    assert max(moved.values()) < 1e-5

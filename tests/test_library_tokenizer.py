@@ -449,3 +449,25 @@ def test_a_run_keeps_the_tokenizer_it_was_given(kind: str, folders: dict[str, Pa
     assert model.tokenizer.encode(TEXTS, 40) == own.encode(TEXTS, 40)
     assert model.description.config.text.vocab == own.vocab  # type: ignore[attr-defined]
     assert model.encode(texts=["A red circle. A blue square."]).vector.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["bert", "siglip", "siglip2", "spiece", "clip", "vocab"])
+def test_flipped_bytes_of_a_tokenizer_are_read_or_one_line(kind: str, tmp_path: Path) -> None:
+    if kind in ("clip", "vocab"):
+        Tokenizer.train(CORPUS, vocab=600).save(tmp_path)
+        (tmp_path / "tokenizer_meta.json").unlink()
+    else:
+        make = {"bert": bert_folder, "siglip2": siglip2_folder, "siglip": vocabularies.siglip_folder}
+        make.get(kind, lambda place: vocabularies.siglip_folder(place, json=False))(tmp_path)
+    if kind == "vocab":
+        model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (tmp_path / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])))
+        (tmp_path / "tokenizer.json").unlink()
+    ends = []
+    for file in sorted(tmp_path.iterdir()):
+        ends += checkpoints.read_damaged(
+            file, lambda: load_tokenizer(tmp_path).encode(["a red dog"], 12), 40, checkpoints.JSON_FORMS
+        )
+    assert not any("\n" in end for end in ends)
+    assert 0 < ends.count("read") < len(ends)

@@ -1,6 +1,7 @@
 """Images as checkpoints want them: by the settings of image processors, and equal to those processors."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from grainline.encoders.pretrained.preprocess import KNOWN, of_hugging_face, of_
 from grainline.errors import UserError
 from grainline.loading import load
 
+FILE = "preprocessor_config.json"
 SHAPES = [(40, 30), (30, 41), (16, 90), (17, 16), (200, 33), (64, 64), (5, 7), (61, 37)]
 
 
@@ -74,6 +76,61 @@ def test_a_square_is_the_one_of_the_librarys_processor(case: str) -> None:
     assert odd < len(SHAPES) / 2
 
 
+FLAGS = [
+    {"do_normalize": False},
+    {"do_rescale": False},
+    {"rescale_factor": 1 / 127.5},
+    {"do_normalize": False, "rescale_factor": 0.5},
+    {"do_convert_rgb": None, "do_pad": False, "image_mean": [0.1, 0.2, 0.3]},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("case", ["clip", "siglip", "vit"])
+def test_numbers_of_pixels_are_those_of_the_librarys_processor(case: str, flags: dict[str, Any]) -> None:
+    kind, settings = CASES[case]
+    settings = settings | flags | {"image_processor_type": TYPES[kind]}
+    ours = of_hugging_face(kind, settings, "test")
+    x = EvalTransform(16, ours["resize"], ours["filter"])(image(16, 16)).double() / 255
+    mean, spread = (torch.tensor(ours[name]).double().view(3, 1, 1) for name in ("mean", "spread"))
+    theirs = torch.tensor(processor(settings)(image(16, 16))["pixel_values"][0]).double()
+    torch.testing.assert_close((x - mean) / spread, theirs, rtol=1e-5, atol=1e-5)
+
+
+REFUSED = [
+    ({"do_resize": False}, "do_resize is false"),
+    ({"do_center_crop": False, "size": {"shortest_edge": 16}}, "no do_center_crop"),
+    ({"size": 20, "do_center_crop": True, "crop_size": 18}, "squares of 18 pixels out of 20.*reads 16"),
+    ({"size": {"height": 24, "width": 24}, "do_center_crop": False}, "squares of 24.*reads 16"),
+    ({"size": 12, "do_center_crop": True, "crop_size": 16}, "squares of 16 pixels out of 12"),
+    ({"do_pad": True, "pad_size": None}, "cannot be obeyed: do_pad True"),
+    ({"crop_pct": 0.875, "auto_map": {}}, "cannot be obeyed: crop_pct 0.875"),
+    ({"rescale_factor": 0}, "in a form that is not known"),
+    ({"rescale_factor": "x"}, "in a form that is not known"),
+]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["clip", "siglip", "groupvit", "vit"])
+@pytest.mark.parametrize(("flags", "message"), REFUSED, ids=str)
+def test_flags_that_cannot_be_obeyed_are_named(
+    kind: str, flags: dict[str, Any], message: str, nested: bool, tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    place = shutil.copytree(folders[kind], tmp_path / "x")
+    name, content = ("processor_config.json", {"image_processor": flags}) if nested else (FILE, flags)
+    (place / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        load_pretrained(place)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("kinds")
+    for kind in ("clip", "siglip", "groupvit", "vit"):
+        whole(kind, home / kind)
+    return {path.name: path for path in home.iterdir()}
+
+
 def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
     for kind, known in KNOWN.items():
         assert of_hugging_face(kind, {}, "test") == known
@@ -97,8 +154,16 @@ def test_open_clip_says_it_in_its_own_words() -> None:
     assert (found["resize"], found["filter"], found["mean"]) == ("squash", "bilinear", [0.5] * 3)
     assert of_open_clip({}, "test") == KNOWN["clip"]
     assert of_open_clip({"interpolation": "random"}, "test")["filter"] == "bicubic"
-    with pytest.raises(UserError, match="resize_mode 'longest'; known are shortest and squash"):
-        of_open_clip({"resize_mode": "longest"}, "test")
+    refused = {
+        "resize_mode 'longest'; known are shortest and squash": {"resize_mode": "longest"},
+        "cannot be obeyed: mode 'L'": {"mode": "L"},
+        "cannot be obeyed: crop 0.9": {"crop": 0.9},
+        "size 24, its model reads 16": {"size": 24},
+    }
+    for message, settings in refused.items():
+        with pytest.raises(UserError, match=message):
+            of_open_clip(settings, "test", 16)
+    assert of_open_clip({"size": [16, 16], "mode": "RGB", "fill_color": 0}, "test", 16) == KNOWN["clip"]
 
 
 def test_images_that_are_no_squares_are_refused() -> None:

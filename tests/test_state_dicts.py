@@ -1,23 +1,38 @@
 """State dicts of OpenAI, open_clip and Long-CLIP, against their model written plainly (checkpoints.py)."""
 
+import argparse
 import json
 import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from checkpoints import END, LongCLIP, OpenAI, images, save_state, shaken, texts
+from checkpoints import (
+    END,
+    JSON_FORMS,
+    LongCLIP,
+    OpenAI,
+    images,
+    read_damaged,
+    save_state,
+    shaken,
+    texts,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.errors import UserError
+from grainline.export.huggingface import parity
 from grainline.nn.positions import stretch_keep
 
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -78,15 +93,34 @@ def test_the_activation_is_what_the_caller_says(quick: bool, tmp_path: Path) -> 
     same(load_pretrained(tmp_path / "x.safetensors", quick_gelu=quick), model)
 
 
-def test_by_default_the_activation_is_gelu_in_files_of_unknown_origin(tmp_path: Path) -> None:
-    model = shaken(OpenAI(quick=False))
-    save_state(model, tmp_path / "open_clip.safetensors")
-    same(load_pretrained(tmp_path / "open_clip.safetensors"), model)
+def plain_file(state: Any) -> Any:
+    return state
 
 
-def test_long_clip_has_two_tables_of_positions_and_quick_gelu(tmp_path: Path) -> None:
+def of_openai(state: Any) -> Any:
+    numbers = {"input_resolution": 16, "context_length": 30, "vocab_size": 300}
+    return state | {name: torch.tensor(x) for name, x in numbers.items()}
+
+
+def named(state: Any) -> Any:
+    return {"epoch": 1, "name": "run-model_ViT-X-4-quickgelu-lr_1e-3", "state_dict": state}
+
+
+@pytest.mark.parametrize(("form", "quick"), [(plain_file, False), (of_openai, True), (named, True)])
+def test_the_activation_is_what_the_file_shows_and_a_guess_is_said(
+    form: Any, quick: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shaken(OpenAI(quick))
+    torch.save(form(model.state_dict()), tmp_path / "x.pt")
+    same(load_pretrained(tmp_path / "x.pt"), model)
+    line = capsys.readouterr().err
+    assert (line.count("\n"), "does not say its activation" in line) == ((0, False) if quick else (1, True))
+
+
+@pytest.mark.parametrize("form", [plain_file, lambda state: own_text_tower(state)])
+def test_long_clip_has_two_tables_of_positions_and_quick_gelu(form: Any, tmp_path: Path) -> None:
     model = shaken(LongCLIP())
-    torch.save(model.state_dict(), tmp_path / "longclip.pt")
+    torch.save(form(model.state_dict()), tmp_path / "longclip.pt")
     found = load_pretrained(tmp_path / "longclip.pt")
     same(found, model)
     assert found.text is not None
@@ -110,6 +144,35 @@ def own_text_tower(state: dict[str, Tensor]) -> Any:
     return {name if name.startswith(loose) else f"text.{name}": x for name, x in state.items()}
 
 
+def prefixed(*prefixes: str, **beside: Any) -> Any:
+    def form(state: dict[str, Tensor]) -> Any:
+        return {"".join(prefixes) + name: x for name, x in state.items()} | beside
+
+    return form
+
+
+def nested(*keys: str, **beside: Any) -> Any:
+    def form(state: dict[str, Tensor]) -> Any:
+        for key in reversed(keys):
+            state = {key: state, **beside}  # type: ignore[dict-item]
+        return state
+
+    return form
+
+
+WRAPPED = {
+    "compiled": prefixed("_orig_mod."),
+    "lightning": prefixed("model."),
+    "both": prefixed("module.", "_orig_mod."),
+    "swa": prefixed("module.", n_averaged=torch.tensor(3)),
+    "model": nested("model"),
+    "module": nested("module"),
+    "two": nested("model", "state_dict"),
+    "averaged": nested("model_ema"),
+    "beside": nested("model_state_dict", args=argparse.Namespace(lr=1), best=np.float64(0.5), at=Path("x")),
+}
+
+
 def old(state: dict[str, Tensor]) -> Any:
     """Of OpenAI's days: numbers among the weights, half precision, and the mask that open_clip once saved."""
     numbers = {"input_resolution": 16, "context_length": 30, "vocab_size": 300}
@@ -117,7 +180,7 @@ def old(state: dict[str, Tensor]) -> Any:
     return {name: x.half() for name, x in state.items()} | extra
 
 
-@pytest.mark.parametrize("form", [trained, own_text_tower, old])
+@pytest.mark.parametrize("form", [trained, own_text_tower, old, *WRAPPED.values()])
 def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
     form: Callable[[dict[str, Tensor]], Any], model: Any, tmp_path: Path
 ) -> None:
@@ -127,6 +190,33 @@ def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
     same(found, model)
     assert found.image is not None
     assert {p.dtype for p in found.image.parameters()} == {torch.float32}
+
+
+def test_what_is_chosen_or_not_known_among_wrappers_is_said(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, place = model.state_dict(), tmp_path / "x-quickgelu.pt"
+    torch.save({"model": state, "model_ema": {name: x + 1 for name, x in state.items()}}, place)
+    same(load_pretrained(place), model)
+    assert capsys.readouterr().err.endswith("also holds averaged weights (model_ema), not read\n")
+    save_file({f"module.{name}": x for name, x in state.items()}, tmp_path / "y-quickgelu.safetensors")
+    same(load_pretrained(tmp_path / "y-quickgelu.safetensors"), model)
+    loop: dict[str, Any] = {"epoch": 1}
+    loop["state_dict"] = loop
+    for content, message in (
+        (
+            {f"net.{name}": x for name, x in state.items()},
+            "but net.ln_final.bias, net.ln_final.weight;",
+        ),
+        ({"net": state, "epoch": 1}, r"but net, epoch; tensors may stand under one of state_dict, "),
+        ({"model": state, "state_dict": state, "epoch": 1}, "but model, state_dict, epoch"),
+        (loop, "but epoch, state_dict"),
+        ([1], "but list"),
+        ({"state_dict": state, "by": Fraction(1, 2)}, r"asks for fractions\.Fraction, which was not run"),
+    ):
+        torch.save(content, place)
+        with pytest.raises(UserError, match=message):
+            load_pretrained(place)
 
 
 def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, tmp_path: Path) -> None:
@@ -144,13 +234,66 @@ def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, 
     found = load_pretrained(tmp_path)
     same(found, model)
     assert found.tokenizer == str(tmp_path)
-    body["text_cfg"] = text | {"no_causal_mask": True}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="no plain CLIP: its config gives no_causal_mask"):
-        load_pretrained(tmp_path)
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(body))
+    same(load_pretrained(tmp_path), model)  # a config without model_cfg, as in open_clip's own list of models
+    del body["quick_gelu"]
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": body, "preprocess_cfg": None}))
+    config = load_pretrained(tmp_path).architecture["config"]
+    assert {config[side]["hidden_act"] for side in ("vision_config", "text_config")} == {"gelu"}
     (tmp_path / "open_clip_config.json").unlink()
     with pytest.raises(UserError, match=r"neither config.json nor open_clip_config.json"):
         load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "message"),
+    [
+        ("text_cfg", "no_causal_mask", True, "text_cfg, has .* obeyed: no_causal_mask True"),
+        ("text_cfg", "pool_type", "last", "pool_type 'last'"),
+        ("text_cfg", "text_mask", "syntax", "text_mask 'syntax'"),
+        ("text_cfg", "tokenizer_kwargs", {"clean": "canonicalize"}, "tokenizer_kwargs {'clean'"),
+        ("text_cfg", "hf_tokenizer_name", "bert-base-uncased", "hf_tokenizer_name 'bert"),
+        ("text_cfg", "context_length", 77, r"contradicts the weights: context_length 77, in the weights 30"),
+        ("text_cfg", "layers", "three", "layers three, in the weights 3"),
+        ("vision_cfg", "pool_type", "avg", "pool_type 'avg'"),
+        ("vision_cfg", "norm_kwargs", {"eps": 1e-6}, "norm_kwargs {'eps': 1e-06}"),
+        ("vision_cfg", "image_size", [16, 24], r"image_size \[16, 24\], in the weights 16"),
+        ("vision_cfg", "image_size", 32, "image_size 32, in the weights 16"),
+        ("text_cfg", "heads", True, "head_width or heads in .* is no positive whole number"),
+        ("model_cfg", "quick_gelu", "no", "quick_gelu in .* is 'no'; allowed are true and false"),
+        ("vision_cfg", "head_width", 0, "head_width or heads in .* is no positive whole number"),
+        ("model_cfg", "multimodal_cfg", {"width": 1}, "multimodal_cfg"),
+        ("model_cfg", "text_cfg", [1], "text_cfg in .* not settings by name"),
+        ("preprocess_cfg", "size", 32, "images of size 32, its model reads 16"),
+        ("", "vision", {}, "vision {}"),
+    ],
+)  # fmt: skip
+def test_a_field_of_open_clip_is_obeyed_or_named(
+    part: str, field: str, value: Any, message: str, model: Any, tmp_path: Path
+) -> None:
+    save_state(model, tmp_path / "open_clip_model.safetensors")
+    known = {"timm_model_name": None, "output_tokens": True, "ls_init_value": None, "mlp_ratio": 4.0}
+    body: dict[str, Any] = {"embed_dim": 24, "init_logit_scale": 2.6, "custom_text": False}
+    body |= {
+        "vision_cfg": known | {"image_size": [16, 16]},
+        "text_cfg": known | {"heads": 1, "pool_type": "argmax"},
+    }
+    config: dict[str, Any] = {"model_cfg": body, "preprocess_cfg": {"size": 16}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    load_pretrained(tmp_path)
+    {"": config, **config, **body}[part][field] = value
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message):
+        load_pretrained(tmp_path)
+
+
+def test_patches_may_leave_a_rest_at_the_edge_of_an_image(model: Any, tmp_path: Path) -> None:
+    save_state(model, tmp_path / "open_clip_model.safetensors")
+    body = {"vision_cfg": {"image_size": 18}, "text_cfg": {"heads": 1}, "quick_gelu": True}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": body}))
+    image = load_pretrained(tmp_path).image
+    assert image is not None
+    assert (image.size, image.grid) == (18, (4, 4))
 
 
 def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
@@ -173,7 +316,11 @@ def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
         ("visual.trunk.weight", torch.ones(2), r"1 unknown \(visual.trunk.weight\)"),
         ("visual.positional_embedding", torch.ones(16, 128), "1 of another form"),
         ("text_projection", torch.ones(24, 64), "1 of another form"),
-        ("visual.conv1.weight", None, "no visual.conv1.weight in it; allowed are"),
+        (
+            "visual.conv1.weight",
+            None,
+            "no visual.conv1.weight in it, but ln_final.bias, ln_final.weight; allowed",
+        ),
         ("visual.proj", None, "no visual.proj in it"),
         ("visual.conv1.weight", torch.ones(100, 3, 4, 4), "heads of width 100"),
         ("transformer.resblocks.0.mlp.c_fc.bias", None, "has no transformer.resblocks.0.mlp.c_fc.bias"),
@@ -222,13 +369,37 @@ def test_an_archive_like_openais_is_read_for_its_tensors(model: Any, tmp_path: P
     model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
     place = archive(model, tmp_path / "ViT-X-4.pt")
     model.float()
-    tensors, script = read_tensors(place)
-    assert script
+    stored = read_tensors(place)
+    tensors = stored.tensors
+    assert stored.script
     assert tensors.keys() == model.state_dict().keys()
     for name, x in model.state_dict().items():
         assert tensors[name].dtype == torch.float16
         assert torch.equal(tensors[name].float(), x)
     same(load_pretrained(place), model)  # quick GELU, because it is an archive
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["zip", "old", "script", "safetensors", "folder"])
+def test_flipped_bytes_of_weights_are_read_or_one_line(kind: str, model: Any, tmp_path: Path) -> None:
+    file = tmp_path / ("x-quickgelu.safetensors" if kind == "safetensors" else "x-quickgelu.pt")
+    read, forms = partial(load_pretrained, file), ()
+    if kind == "script":
+        archive(model, file)
+    elif kind == "safetensors":
+        save_state(model, file)
+    elif kind == "folder":
+        save_state(model, tmp_path / "open_clip_model.safetensors")
+        file, read, forms = tmp_path / "open_clip_config.json", partial(load_pretrained, tmp_path), JSON_FORMS
+        body = {"embed_dim": 24, "vision_cfg": {"width": 128, "head_width": 64}, "text_cfg": {"heads": 1}}
+        pixels = {"mean": list(MEAN), "size": 16, "interpolation": "bicubic"}
+        file.write_text(json.dumps({"model_cfg": body, "preprocess_cfg": pixels}))
+    else:
+        torch.save(model.state_dict(), file, _use_new_zipfile_serialization=kind == "zip")
+    ends = read_damaged(file, read, 30, forms)
+    assert not any("\n" in end for end in ends)
+    assert ends.count("read") < len(ends)
 
 
 class Evil:

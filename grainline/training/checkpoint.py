@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -157,11 +158,7 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         body = files.unseal(path)
     except files.Corrupt as error:
-        other = _good_of_run(path)
-        offer = "the run has no other good checkpoint: train again into a new folder"
-        if other is not None:
-            offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
-        raise UserError(f"checkpoint {path} is corrupt: {error}; {offer}") from None
+        raise _corrupt(path, str(error)) from None
     if body.get("version") != VERSION:
         raise UserError(
             f"checkpoint {path} has format {body.get('version')}, this grainline reads format {VERSION}: "
@@ -177,16 +174,43 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     random number generators, each rank its own: `set_rng_state(state.rng[rank])`.
     """
     body = verify(path)
-    weights, moments = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
-    _check_moments(path, body, moments, optimizer)
+    weights, moments = read_weights(path / MODEL, method), _tensors(path, OPTIMIZER)
+    try:  # a seal holds whatever was sealed
+        rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
+        for key, value in _tensors(path, RNG).items():
+            number, _, name = key.partition("/")
+            rng[int(number)][name] = value.clone()
+        for generators in rng:
+            torch.Generator().set_state(generators["torch"])
+            _from_bytes(generators["python"]), _from_bytes(generators["numpy"])
+        read = TrainState(rng=tuple(rng), **body["state"])
+        _check_moments(path, body, moments, optimizer)
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise _corrupt(path, f"{RNG} or {files.STATE} is of another form ({error!r})") from None
     state = plain_state_dict(method)
     fill(method, {name: shard_like(x, state[name]) for name, x in weights.items()})
     _restore(optimizer, moments)
-    rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
-    for key, value in load_file(path / RNG).items():
-        number, _, name = key.partition("/")
-        rng[int(number)][name] = value.clone()
-    return TrainState(rng=tuple(rng), **body["state"])
+    return read
+
+
+def _tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path / name)
+    except (OSError, SafetensorError) as error:
+        raise _corrupt(path, f"{name} cannot be read ({files.reason(error)})") from None
+    return tensors
+
+
+def _corrupt(path: Path, reason: str) -> UserError:
+    """The error about a damaged checkpoint, with a good one of its run."""
+    other = _good_of_run(path, other_than=path)
+    offer = "the run has no other good checkpoint: train again into a new folder"
+    if other is not None:
+        offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
+    return UserError(f"checkpoint {path} is corrupt: {reason}; {offer}")
 
 
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
@@ -209,10 +233,10 @@ def _steps(out: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def _good_of_run(path: Path) -> Path | None:
+def _good_of_run(path: Path, other_than: Path | None = None) -> Path | None:
     """The newest checkpoint that is intact, of the run that a checkpoint belongs to."""
     out = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    for step in reversed(_steps(out).values()):
+    for step in (step for step in reversed(_steps(out).values()) if step != other_than):
         with contextlib.suppress(files.Corrupt):
             files.unseal(step)
             return step

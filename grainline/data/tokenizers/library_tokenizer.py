@@ -17,7 +17,8 @@ import base64
 import json
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from grainline.data.captions import clean
 from grainline.data.tokenizers.tokenizer import CONTENT, META, MaskTokens, TextTokenizer, check_full
 from grainline.errors import UserError
-from grainline.files import write_text
+from grainline.files import read_settings, write_text
 
 BLANK = "▁"  # how sentencepiece writes a blank
 _MASK = "[MASK]"  # BERT's; one that no text encoder was trained on, as SigLIP 2 has it, hides nothing
@@ -193,7 +194,7 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     for a file of another form. A file of `TextTokenizer.save` is complete. Raises UserError for one that is
     broken or belongs to another class, OSError for one that cannot be read.
     """
-    config, content = _settings(file.with_name("tokenizer_config.json")), dict[str, Any]()
+    config, content = read_settings(file.with_name("tokenizer_config.json")), dict[str, Any]()
     if file.name == "spiece.model":
         kind, backend = "siglip", _from_sentencepiece(file)
     elif file.name == "vocab.txt":
@@ -212,7 +213,7 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
         form = _kind_of(content)
         if form is None:
             return None
-        kind, backend = form, _backend(text, str(file))
+        kind, backend = form, _backend(text, content, str(file))
         if file.name == CONTENT and file.with_name(META).is_file():
             return kind, backend
     _check_class(kind, config, file)
@@ -223,6 +224,7 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     missing = [name for name in names if backend.token_to_id(name) is None]
     if missing:
         raise UserError(f"the tokenizer {file} has no {missing[0]}, which stands around every text")
+    check_added(file, backend.get_vocab(kind != "siglip"))  # SigLIP reads no marks, so no token made of them
     backend.post_processor = processors.TemplateProcessing(
         single=" ".join(part for part in (begin, "$A", end) if part is not None),
         special_tokens=[(name, backend.token_to_id(name)) for name in names],
@@ -230,21 +232,25 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
     return kind, backend
 
 
-def _settings(file: Path) -> dict[str, Any]:
-    """A JSON file of settings; empty where there is none."""
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON: {error}; fetch it again") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{file} holds a {type(settings).__name__}, not settings by name; fetch it again")
-    return settings
+def check_added(file: Path, known: Collection[str]) -> None:
+    """UserError if a tokenizer's file or those beside it add tokens that are neither known nor padding."""
+    config = read_settings(file.with_name("tokenizer_config.json"))
+    names, lists = {*read_settings(file.with_name("added_tokens.json"))}, [config.get("added_tokens_decoder")]
+    with suppress(UserError):  # spiece.model and vocab.txt are no JSON
+        lists.append(read_settings(file).get("added_tokens"))
+    for entries in lists:
+        entries = list(entries.values()) if isinstance(entries, dict) else entries
+        for entry in entries if isinstance(entries, list) else ():
+            names |= {str(entry["content"])} if isinstance(entry, dict) and "content" in entry else set()
+    names -= {*known, _token(config, "pad", "")}
+    if names:
+        few = ", ".join(sorted(names)[:3])
+        raise UserError(f"the tokenizer {file} has added tokens ({few}), which cannot be read yet")
 
 
-def _backend(text: str, where: str) -> tokenizers.Tokenizer:
+def _backend(text: str, content: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
     try:
+        _precompiled(content.get("normalizer"))  # the library panics where this is damaged
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library knows no narrower one
         raise UserError(f"{where} is no tokenizer of the tokenizers library: {error}") from None
@@ -259,7 +265,7 @@ def _check_class(kind: str, config: Mapping[str, Any], file: Path) -> None:
                 f"the tokenizer {file} is {_FORMS[kind]} and called a {called}; "
                 "known are those of CLIP, SigLIP, SigLIP 2 and BERT"
             )
-    elif kind == "siglip" and _settings(file.with_name("config.json")).get("model_type") != "siglip":
+    elif kind == "siglip" and read_settings(file.with_name("config.json")).get("model_type") != "siglip":
         raise UserError(
             f"the tokenizer {file} is a Unigram, and nothing beside it says whether it is SigLIP's; "
             "fetch its tokenizer_config.json too"
@@ -339,7 +345,7 @@ def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:
     if not isinstance(normalizer, dict):
         return None
     if normalizer.get("type") == "Precompiled":
-        return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"]))
+        return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
     tables = (_precompiled(one) for one in normalizer.get("normalizers", []))
     return next((one for one in tables if one is not None), None)
 
@@ -365,9 +371,12 @@ def _from_sentencepiece(file: Path) -> tokenizers.Tokenizer:
     if trained.model_type != 1:
         raise UserError(f"{file} is no Unigram, as all SigLIPs have; give the spiece.model of a SigLIP")
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    model = models.Unigram(pieces, unk_id=trained.unk_id, byte_fallback=trained.byte_fallback)
-    backend = tokenizers.Tokenizer(model)
     table = proto.normalizer_spec.precompiled_charsmap
-    if table:
-        backend.normalizer = normalizers.Precompiled(table)
+    try:
+        model = models.Unigram(pieces, unk_id=trained.unk_id, byte_fallback=trained.byte_fallback)
+        backend = tokenizers.Tokenizer(model)
+        if table:
+            backend.normalizer = normalizers.Precompiled(table)
+    except Exception as error:  # the library knows no narrower one
+        raise UserError(f"{file} is damaged: {error}; fetch it again") from None
     return backend

@@ -179,7 +179,8 @@ class Tokenizer(TextTokenizer):
         missing = [token for token in (BEGIN, END) if token not in vocabulary]
         if missing:
             raise unlike_clip(where, f"it has no {missing[0]}")
-        if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        numbers = [number for number in vocabulary.values() if isinstance(number, int)]
+        if sorted(numbers) != list(range(len(vocabulary))):
             raise unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
         try:
             model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grainline.data.formats.plain import regular
 from grainline.data.tokenizers import bpe
-from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, read_pipeline
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer, check_added, read_pipeline
 from grainline.data.tokenizers.tokenizer import CONTENT, META, TextTokenizer, Tokenizer, meta_text
 from grainline.errors import UserError
 
@@ -131,11 +131,12 @@ def _read(file: Path) -> TextTokenizer:
             lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
             merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
             return Tokenizer(bpe.vocabulary(merges), merges, str(file))
-        if file.name == "vocab.json":
-            return _from_two_files(file)
-        pipeline = read_pipeline(file)
+        pipeline = None if file.name == "vocab.json" else read_pipeline(file)
         if pipeline is not None:
             return LibraryTokenizer(*pipeline, str(file))
+        check_added(file, (bpe.BEGIN, bpe.END))
+        if file.name == "vocab.json":
+            return _from_two_files(file)
         return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the tokenizer {file}: {error}") from error
@@ -146,7 +147,7 @@ def _from_two_files(file: Path) -> Tokenizer:
     if not merges.is_file():
         raise UserError(f"{file} needs a merges.txt beside it; there is none")
     try:
-        vocabulary = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON: {error}") from error
+        vocabulary = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is no JSON of ids by token: {error}") from error
     return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))

@@ -13,7 +13,7 @@ the same last layers as the summary, and the logit scale is a tensor of shape [1
     adapters    Models of the transformers library as encoders of this package.
     archive     Tensors from files of other programs, without running code in these files.
     build       The configs of encoders from a checkpoint, and from an architecture to its encoders and back.
-    convert     Pretrained towers as files that other programs read, and the difference that this makes.
+    convert     Pretrained towers as files that other programs read.
     hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.
     hub         The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
     llava       Descriptions by LLaVA, through the transformers library.
@@ -93,7 +93,8 @@ def _fitted(
     kind, sides = KINDS[architecture["kind"]], sides_of(architecture)
     if size is not None and kind.image is not None:
         image = sides["image"]
-        _check_size(architecture["kind"], image, size)
+        if size != image["image_size"]:  # 14 divides no 384, and yet there are such models
+            _check_size(architecture["kind"], image, size)
         old, new = image["image_size"] // image["patch_size"], size // image["patch_size"]
         image["image_size"] = size
         if kind.grid in state:  # Swin has relative positions only

@@ -7,14 +7,14 @@ attributes, and any other name stops the reading.
 """
 
 import collections
-import pickle
+import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,39 +24,75 @@ from grainline.files import Unpickler
 _DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 _STORAGES = ["Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool"]
 _SAME = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
-_DAMAGE = (AttributeError, EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
-           ValueError, pickle.UnpicklingError, zipfile.BadZipFile)  # fmt: skip
-"""What the readers raise on files that are cut, damaged or of another type than their name."""
+_HARMLESS = (
+    "argparse.Namespace", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+    "pathlib.PosixPath", "pathlib.WindowsPath",
+)  # fmt: skip
+"""Classes in training checkpoints beside the tensors; an inert object stands for each of their instances."""
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], bool]:
-    """All tensors of a .safetensors, .pt, .pth or .bin file by name, and whether it is a TorchScript archive.
+class Stored(NamedTuple):
+    """What a file of weights holds."""
+
+    tensors: dict[str, Tensor]
+    script: bool = False  # it is a TorchScript archive
+    name: str = ""  # what open_clip calls the run that wrote it
+
+
+def read_tensors(path: Path) -> Stored:
+    """All tensors of a .safetensors, .pt, .pth or .bin file by name.
 
     UserError where it holds anything else.
     """
     try:
         if path.suffix == ".safetensors":
-            return load_file(path), False
+            return _state_dict(load_file(path), path)
         if _is_script(path):
-            return _script_tensors(path), True
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except _DAMAGE as error:
+            return Stored(_script_tensors(path), True)
+        with torch.serialization.safe_globals([(_Inert, name) for name in _HARMLESS]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        return _state_dict(content, path)
+    except UserError:
+        raise
+    except Exception as error:  # damaged files raise whatever their readers stumble over
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks for {code[1]}, which was not run" if code else str(error).split(". ")[0]
         raise UserError(
-            f"cannot read tensors from {path} ({str(error).split('. ')[0]}); give a .safetensors file, "
+            f"cannot read tensors from {path} ({' '.join(reason.split())}); give a .safetensors file, "
             "a state dict saved by torch, or one of OpenAI's .pt files"
         ) from None
-    return _state_dict(content, path), False
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+_AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile, Lightning
+
+
+def _state_dict(content: Any, path: Path) -> Stored:
     """The state dict inside a training checkpoint with epoch and optimizer, or the file itself."""
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
+    name, averages = "", list[str]()
+    for _ in range(4):  # wrappers inside of wrappers
+        if not isinstance(content, Mapping) or all(isinstance(x, Tensor) for x in content.values()):
+            break
+        name = name or str(content.get("name", ""))
+        averages += [key for key in _AVERAGES if isinstance(content.get(key), Mapping)]
+        inside = [key for key in _WRAPPERS if isinstance(content.get(key), Mapping)] or averages[:1]
+        if len(inside) != 1:
+            break
+        averages, content = [key for key in averages if key not in inside], content[inside[0]]
     if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
-        raise UserError(f"{path} holds no state dict: its content is not tensors by name")
-    if all(name.startswith("module.") for name in content):  # saved from inside DDP
-        return {name.removeprefix("module."): x for name, x in content.items()}
-    return dict(content)
+        keys = list(content)[:8] if isinstance(content, Mapping) else [type(content).__name__]
+        what, places = ", ".join(map(str, keys)), ", ".join((*_WRAPPERS, *_AVERAGES))
+        raise UserError(
+            f"{path} holds no state dict: its content is not tensors by name but {what}; tensors may stand "
+            f"under one of {places}"
+        )
+    if averages:
+        print(f"{path} also holds averaged weights ({', '.join(averages)}), not read", file=sys.stderr)
+    tensors = {key: x for key, x in content.items() if key != "n_averaged"}
+    while prefix := next((p for p in _PREFIXES if tensors and all(k.startswith(p) for k in tensors)), ""):
+        tensors = {key.removeprefix(prefix): x for key, x in tensors.items()}
+    return Stored(tensors, name=name)
 
 
 def _is_script(path: Path) -> bool:
@@ -80,6 +116,9 @@ class _Inert:
     """Stands for an object of the program in the archive: its attributes, and nothing that it could do."""
 
     attributes: Any = None
+
+    def __init__(self, *_: Any) -> None:
+        """Whatever it is made of is left."""
 
     def __setstate__(self, state: Any) -> None:
         self.attributes = state

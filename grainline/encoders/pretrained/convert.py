@@ -1,27 +1,15 @@
-"""Pretrained towers as files that other programs read, and the difference of vectors that this makes."""
+"""Pretrained towers as files that other programs read."""
 
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from grainline.encoders.pretrained import Pretrained, load_pretrained, preprocess
+from grainline.encoders.pretrained import Pretrained, preprocess
 from grainline.encoders.pretrained.build import joined, whole_model
 from grainline.encoders.pretrained.hub import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
 from grainline.files import replacing, share, sync, write_tensors, write_text
-
-
-class Parity(NamedTuple):
-    """Largest absolute difference of unit vectors, before writing and after reading again."""
-
-    image: float
-    text: float
 
 
 def to_hugging_face(
@@ -72,35 +60,6 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
         raise UserError("; ".join([*obstacles, "write a Hugging Face folder instead"]))
     with replacing(Path(file)) as place:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
-
-
-def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 0) -> Parity:
-    """Towers against the written files, on seeded random images and texts of random lengths.
-
-    The activation is taken from the towers: a state dict does not hold it.
-    """
-    quick = None
-    if towers.architecture["kind"] == "clip":
-        quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
-    again = load_pretrained(place, quick_gelu=quick)
-    before, after = _vectors(towers, rows, seed), _vectors(again, rows, seed)
-    return Parity(*(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
-
-
-@torch.no_grad()
-def _vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors [rows, D] of random images and of random texts, the same for the same seed."""
-    assert towers.image is not None
-    assert towers.text is not None
-    g = torch.Generator().manual_seed(seed)
-    images = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
-    ids = torch.randint(0, towers.text.vocab, (rows, towers.text.context), generator=g)
-    lengths = torch.randint(1, towers.text.context + 1, (rows, 1), generator=g)
-    mask = torch.arange(towers.text.context) < lengths
-    image, text = towers.image(images).pooled, towers.text(ids, mask).pooled
-    image = image if towers.image_projection is None else image @ towers.image_projection.T
-    text = text if towers.text_projection is None else text @ towers.text_projection.T
-    return F.normalize(image, dim=-1), F.normalize(text, dim=-1)
 
 
 def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:

@@ -12,15 +12,19 @@ from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_o
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
+from grainline.files import read_settings
 from grainline.weights import summarize_names
 
 
 def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder as `save_pretrained` of the transformers library writes it."""
     transformers, name = library(), str(folder)
+    kind = _kind_of(name, read_settings(folder / "config.json"))
+    reader = getattr(transformers, KINDS[kind].config)  # no Auto class: it would ask to run a folder's code
     with quiet(), readable(folder):
-        config = transformers.AutoConfig.from_pretrained(name).to_dict()
-    kind = _kind_of(name, config)
+        config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
+    if kind == "siglip" and not config["vision_config"].get("vision_use_head", True):
+        raise UserError(f"{name} has no attention pool (vision_use_head is false), so no vector for an image")
     for settings in sides_of({"config": config}).values():
         _square(name, settings)
     if quick_gelu is not None:
@@ -31,7 +35,12 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     headless = {"add_pooling_layer": False} if kind in HEADLESS else {}
     with quiet(), readable(folder):
         model, report = getattr(transformers, KINDS[kind].model).from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **headless
+            name,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **headless,
         )
     unread = {key for key in report["unexpected_keys"] if re.fullmatch(KINDS[kind].left_out, key)}
     wrong = summarize_names(
@@ -46,23 +55,23 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     pad = _pad(folder, config.get("text_config", config))
     if kind == "siglip":  # its model reads padding
         config["text_config"]["pad_token_id"] = pad
-    pixels = of_hugging_face(kind, _processor(folder), name)
+    image_size = sides_of({"config": config})["image"].get("image_size")
+    pixels = of_hugging_face(kind, _processor(folder), name, image_size)
     architecture = {"kind": kind, "config": plain(config), "pad": pad, **pixels}
     left_out = tuple(sorted({key.split(".")[0] for key in unread}))
     return Source(architecture, model.state_dict(), tokenizer_of(folder), left_out)
 
 
 def _kind_of(name: str, config: Mapping[str, Any]) -> str:
-    kind = str(config.get("model_type"))
+    kind = str(config.get("model_type", "model of no model_type"))
     if kind == "siglip2":
         raise UserError(
             f"{name} is a SigLIP 2 for images of any shape (NaFlex), which is not supported; "
             "give one of fixed size, such as google/siglip2-base-patch16-224"
         )
     if kind not in KINDS:
-        raise UserError(f"{name} is a {kind}; models that can be loaded are {', '.join(KINDS)}")
-    if kind == "siglip" and not config["vision_config"].get("vision_use_head", True):
-        raise UserError(f"{name} has no attention pool (vision_use_head is false), so no vector for an image")
+        code = " with code of its own, which is never run" if "auto_map" in config else ""
+        raise UserError(f"{name} is a {kind}{code}; models that can be loaded are {', '.join(KINDS)}")
     return kind
 
 
@@ -84,16 +93,15 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor; version 5 of the library writes the second file."""
-    whole = read_settings(folder, "processor_config.json")
-    settings: dict[str, Any] = read_settings(folder, "preprocessor_config.json")
-    return settings or whole.get("image_processor", {})
+    """The settings of the image processor; the library too reads the second file where the first has none."""
+    nested: dict[str, Any] | None = read_settings(folder / "processor_config.json").get("image_processor")
+    return read_settings(folder / "preprocessor_config.json") if nested is None else nested
 
 
 def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
-    token = read_settings(folder, "tokenizer_config.json").get("pad_token")
-    tokens = read_settings(folder, "tokenizer.json").get("added_tokens", [])
+    token = read_settings(folder / "tokenizer_config.json").get("pad_token")
+    tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
     try:
         token = token["content"] if isinstance(token, dict) else token
         ids = {entry["content"]: int(entry["id"]) for entry in tokens}
@@ -103,21 +111,6 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
             "fetch it again"
         ) from None
     return ids.get(str(token), int(config.get("pad_token_id") or 0))
-
-
-def read_settings(folder: Path, file: str) -> dict[str, Any]:
-    """A JSON file of the folder; empty where there is none."""
-    try:
-        content = json.loads((folder / file).read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{file} of {folder} holds a {type(content).__name__}, not settings by name; fetch it again"
-        )
-    return content
 
 
 def tokenizer_of(folder: Path) -> str | None:

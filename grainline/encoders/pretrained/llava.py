@@ -46,11 +46,17 @@ class Llava:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = "auto" if self.device.type == "cuda" else torch.float32  # half precision is slow on a CPU
         with quiet(), readable(folder):
-            config = transformers.AutoConfig.from_pretrained(str(folder))
+            config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             if config.model_type != "llava":
                 raise UserError(f"{name} is a {config.model_type}; descriptions are made by a llava")
-            self.processor = transformers.AutoProcessor.from_pretrained(str(folder))
-            model = transformers.LlavaForConditionalGeneration.from_pretrained(str(folder), dtype=kind)
+            if '"auto_map"' in config.to_json_string(
+                use_diff=False
+            ):  # of a part, too, it would be asked about
+                raise UserError(f"{name} names code of its own (auto_map), and code of a model is never run")
+            self.processor = transformers.AutoProcessor.from_pretrained(str(folder), trust_remote_code=False)
+            model = transformers.LlavaForConditionalGeneration.from_pretrained(
+                str(folder), dtype=kind, trust_remote_code=False
+            )
         if not self.processor.chat_template:
             raise UserError(
                 f"{name} has no chat template, so the form of its prompt is unknown; fetch it again"

@@ -5,6 +5,7 @@ Missing and unknown tensors are errors.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.encoders.pretrained.archive import read_tensors
+from grainline.encoders.pretrained.archive import Stored, read_tensors
 from grainline.encoders.pretrained.build import Source, fresh_model
-from grainline.encoders.pretrained.hf import plain, read_settings, tokenizer_of
+from grainline.encoders.pretrained.hf import plain, tokenizer_of
 from grainline.encoders.pretrained.hub import library
-from grainline.encoders.pretrained.preprocess import of_open_clip
+from grainline.encoders.pretrained.preprocess import check_known, of_open_clip
 from grainline.errors import UserError
+from grainline.files import read_settings
 from grainline.nn.positions import KEEP
 from grainline.weights import state_dict_mismatch
 
@@ -57,17 +59,29 @@ def heads_of_text(width: int) -> int:
 
 def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
     """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
-    tensors, script = read_tensors(file)
-    long = "positional_embedding_res" in tensors
-    state = {name: x.float() for name, x in _tidy(tensors).items()}
+    stored = read_tensors(file)
+    state = {name: x.float() for name, x in _tidy(stored.tensors).items()}
     if "logit_bias" in state:
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
-    quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
+    quick = _is_quick(file, stored) if quick_gelu is None else quick_gelu
     architecture = _deduced(file, state, quick, settings)
     wrong = state_dict_mismatch(state, to_open_clip_names(fresh_model(architecture).state_dict()))
     if wrong:
         raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
+    if quick_gelu is None and not quick:
+        print(
+            f"{file} does not say its activation and heads: plain GELU and heads by the widths are assumed, "
+            "as in open_clip; quick_gelu=True is for weights of OpenAI",
+            file=sys.stderr,
+        )
     return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), ())
+
+
+def _is_quick(file: Path, stored: Stored) -> bool:
+    """Whether a file has a sign of the quick GELU, which OpenAI's and Long-CLIP's weights have."""
+    openai = stored.script or {"input_resolution", "context_length", "vocab_size"} <= stored.tensors.keys()
+    long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
+    return openai or long or any("quickgelu" in name.lower() for name in (file.name, stored.name))
 
 
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,22 +116,25 @@ def _deduced(
         )
     if absent:
         raise UserError(
-            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it; allowed are state "
-            "dicts of OpenAI, open_clip (neither ResNets nor timm towers) and Long-CLIP"
+            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it, but "
+            f"{', '.join(sorted(state)[:2]) or 'nothing'}; allowed are state dicts of OpenAI, open_clip "
+            "(neither ResNets nor timm towers) and Long-CLIP"
         )
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
-    heads = settings.get("image_heads") or heads_of_image(width)
+    heads = width // settings["head_width"] if "head_width" in settings else heads_of_image(width)
     image = _tower(file, state, "visual.transformer.resblocks.", width, heads)
-    heads = settings.get("text_heads") or heads_of_text(rows.shape[1])
+    heads = settings.get("heads") or heads_of_text(rows.shape[1])
     text = _tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    image |= {"image_size": side * patch, "patch_size": patch, "hidden_act": act}
+    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
+    size = next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
+    image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
-    pixels = of_open_clip(settings.get("pixels", {}), str(file))
+    pixels = of_open_clip(settings.get("pixels", {}), str(file), size)
     return {"kind": "clip", "config": plain(whole.to_dict()), "pad": 0, **pixels}
 
 
@@ -140,30 +157,69 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder of open_clip, as on the hub: open_clip_config.json and weights."""
     files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
     weights = next((file for file in files if file.is_file()), None)
-    content = read_settings(folder, "open_clip_config.json")
+    content = read_settings(folder / "open_clip_config.json")
     if weights is None or not content:
         raise UserError(
             f"{folder} holds neither config.json nor open_clip_config.json with weights; "
             "give a folder of one of both, or a file with a state dict"
         )
-    model = content.get("model_cfg", {})
-    image, text = model.get("vision_cfg", {}), model.get("text_cfg", {})
-    other = {key for side in (image, text) for key in _OTHER & side.keys() if side[key]}
-    other |= {"pool_type"} & {key for key in text if text[key] not in ("argmax", "tok")}
-    if other:
-        raise UserError(f"{folder} is no plain CLIP: its config gives {', '.join(sorted(other))}")
-    image_heads = image["width"] // image["head_width"] if "head_width" in image else None
-    pixels = content.get("preprocess_cfg", {})
-    quick = bool(model.get("quick_gelu", False)) if quick_gelu is None else quick_gelu
-    settings = {"text_heads": text.get("heads"), "image_heads": image_heads, "pixels": pixels}
-    return from_file(weights, quick, settings)
+    where = f"open_clip_config.json of {folder}"
+    bare = content.get("model_cfg") is None  # as in open_clip's own list of models
+    pixels = _section(content, "preprocess_cfg", {}, where)
+    if not bare:
+        check_known(content, ("model_cfg", "preprocess_cfg"), where)
+    model = content if bare else _section(content, "model_cfg", {}, where)
+    image, text = (_section(model, name, _PLAIN[name], where) for name in ("vision_cfg", "text_cfg"))
+    check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
+    heads = {"head_width": image.get("head_width", 64), "heads": text.get("heads", 8)}
+    if not all(type(number) is int and number > 0 for number in heads.values()):
+        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
+    if not isinstance(model.get("quick_gelu", False), bool):
+        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
+    quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
+    source = from_file(weights, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")})
+    config = source.architecture["config"]
+    sides = (image, config["vision_config"]), (text, config["text_config"]), (model, config)
+    wrong = [
+        f"{name} {given[name]}, in the weights {tensors.get(ours)}"
+        for given, tensors in sides
+        for name, ours in _SHOWN.items()
+        if given.get(name) not in (None, tensors.get(ours), [tensors.get(ours)] * 2)
+    ]
+    if wrong:  # of what both say
+        raise UserError(f"{where} contradicts the weights: {'; '.join(wrong)}; fetch both again")
+    return source
 
 
-_OTHER = {
-    "timm_model_name", "hf_model_name", "no_causal_mask", "global_average_pool", "attentional_pool",
-    "norm_kwargs", "act_kwargs", "final_ln_after_pool", "no_ln_pre", "embed_cls",
+_FREE = (
+    "init_logit_scale", "custom_text", "cast_dtype", "output_dict", "nonscalar_logit_scale", "output_tokens",
+    "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool",
+    "timm_proj", "timm_drop", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "pad_id", "eos_id",
+    "mlp_ratio",
+)  # fmt: skip
+"""Settings of open_clip that change no vector of a plain CLIP, or that tensors show."""
+_SHOWN = {
+    "width": "hidden_size", "layers": "num_hidden_layers", "patch_size": "patch_size",
+    "image_size": "image_size", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
+    "embed_dim": "projection_dim",
 }  # fmt: skip
-"""Settings of open_clip that change the result of the same weights."""
+"""Settings of open_clip that the tensors show too, and the name that transformers has for them."""
+_PLAIN: dict[str, dict[str, Any]] = {
+    "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
+    "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
+}
+"""The settings of a plain CLIP that no tensor shows."""
+
+
+def _section(content: Mapping[str, Any], name: str, plain: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part of a config. Each setting is shown by tensors, changes nothing, or is that of a plain CLIP."""
+    given = {} if content.get(name) is None else content[name]
+    if not isinstance(given, dict):
+        raise UserError(f"{name} in {where} is {given!r}, not settings by name; fetch it again")
+    if plain:
+        named = ("head_width", "heads", *_FREE, *_SHOWN)
+        check_known({k: x for k, x in given.items() if x != plain.get(k)}, named, f"{where}, {name},")
+    return given
 
 
 def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

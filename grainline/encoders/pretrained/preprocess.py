@@ -5,7 +5,7 @@ cut out; "squash": the whole image becomes a square), `filter` (a name of Pillow
 from which the middle is cut out, as a multiple of the square; nearly always 1).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,14 @@ from grainline.errors import UserError
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "spread": (0.229, 0.224, 0.225)}
 _CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "spread": (0.26862954, 0.26130258, 0.27577711)}
 _HALF = {"mean": (0.5, 0.5, 0.5), "spread": (0.5, 0.5, 0.5)}
+_READ = {
+    "image_mean", "image_std", "resample", "size", "crop_size", "do_center_crop", "do_rescale",
+    "rescale_factor", "do_normalize", "do_resize",
+    # What changes no image of three colours.
+    "auto_map", "data_format", "do_convert_rgb", "feature_extractor_type", "image_processor_type",
+    "input_data_format", "processor_class", "return_tensors", "_valid_processor_keys",
+}  # fmt: skip
+"""The settings of image processors of transformers that are known. Others may only be null or false."""
 _FILTERS = ["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]  # by their number in Pillow
 
 KNOWN: dict[str, dict[str, Any]] = {  # defaults of each kind
@@ -27,11 +35,16 @@ KNOWN: dict[str, dict[str, Any]] = {  # defaults of each kind
 }
 
 
-def of_hugging_face(kind: str, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings of an image processor of transformers as ours, with the defaults of its kind."""
+def of_hugging_face(
+    kind: str, settings: Mapping[str, Any], where: str, image_size: int | None = None
+) -> dict[str, Any]:
+    """The settings of an image processor of transformers as ours, with the defaults of its kind.
+
+    image_size  what the model reads; UserError where the processor makes another
+    """
     if kind not in KNOWN:  # a model without images
         return {}
-    return _checked(partial(_of_processor, KNOWN[kind], settings, where), where)
+    return _checked(partial(_of_processor, KNOWN[kind], settings, where, image_size), where)
 
 
 def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
@@ -52,13 +65,22 @@ def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
     return out
 
 
-def _of_processor(known: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    out = dict(known)
-    for ours, theirs in (("mean", "image_mean"), ("spread", "image_std")):
-        if settings.get(theirs):
-            out[ours] = [float(x) for x in settings[theirs]]
+def check_known(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """UserError for settings outside of those that are known, unless they are null or false."""
+    unknown = [f"{name} {x!r}" for name, x in given.items() if name not in known and x not in (None, False)]
+    if unknown:
+        raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
+
+
+def _of_processor(
+    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None
+) -> dict[str, Any]:
+    check_known(settings, _READ, where)
+    out = {**known, **_colours(known, settings)}
     if settings.get("resample") is not None:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
+    if not _flag(settings, "do_resize"):
+        raise UserError(f"{where} leaves images in their size (do_resize is false); all must have one size")
     size, cut = settings.get("size"), settings.get("do_center_crop")
     cut = known["resize"] == "crop" if cut is None else bool(cut)
     if size is None:
@@ -68,8 +90,35 @@ def _of_processor(known: Mapping[str, Any], settings: Mapping[str, Any], where: 
     else:  # a bare number: the short side where the middle is cut out, else both
         out["resize"] = "crop" if cut else "squash"
     side = _side(size, where)
-    out["margin"] = side / _side(settings.get("crop_size") or side, where) if cut else 1.0
+    square = _side(settings.get("crop_size") or side, where) if cut else side
+    if out["resize"] == "crop" and not cut:
+        raise UserError(f"{where} cuts no squares out of images (no do_center_crop); only those can be read")
+    if image_size not in (None, square) or square > side:
+        reads = f"and its model reads {image_size or square}; fetch both again"
+        raise UserError(f"{where} cuts squares of {square} pixels out of {side}, {reads}")
+    out["margin"] = side / square
     return out
+
+
+def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean and std of pixels from 0 to 1: (255 factor x - mean) / std is the input of the model."""
+    out = {
+        ours: [float(x) for x in settings[theirs]] if settings.get(theirs) else known[ours]
+        for ours, theirs in (("mean", "image_mean"), ("spread", "image_std"))
+    }
+    if not _flag(settings, "do_normalize"):
+        out = {"mean": [0.0] * 3, "spread": [1.0] * 3}
+    factor = 1.0
+    if _flag(settings, "do_rescale"):
+        factor = float(1 / 255 if settings.get("rescale_factor") is None else settings["rescale_factor"])
+    if factor == 1 / 255:
+        return out
+    return {name: [x / (255 * factor) for x in values] for name, values in out.items()}
+
+
+def _flag(settings: Mapping[str, Any], name: str) -> bool:
+    """Whether a step is done; all of them are where nothing is said."""
+    return settings.get(name) is None or bool(settings[name])
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -92,8 +141,13 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
     return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
 
 
-def of_open_clip(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The `preprocess_cfg` of open_clip as ours."""
+def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int | None = None) -> dict[str, Any]:
+    """The `preprocess_cfg` of open_clip as ours; image_size as for `of_hugging_face`."""
+    plain = ("mean", "std", "interpolation", "resize_mode", "size", "fill_color")
+    check_known({k: x for k, x in settings.items() if (k, x) != ("mode", "RGB")}, plain, where)
+    size = settings.get("size")
+    if image_size is not None and size not in (None, image_size, [image_size, image_size]):
+        raise UserError(f"{where} makes images of size {size}, its model reads {image_size}; fetch both")
     mode = settings.get("resize_mode", "shortest")
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
