@@ -781,8 +781,8 @@ SERVE = [
     Fault("web/engine.py", "tests/test_serve.py", "the queue has no end",
           "if self._closed or len(self._waiting) >= self.queue:", "if self._closed:"),
     Fault("web/engine.py", "tests/test_serve.py", "who has left is answered all the same",
-          "if future.set_running_or_notify_cancel():",
-          "if future.set_running_or_notify_cancel() is not None:"),
+          "if job.future.set_running_or_notify_cancel():",
+          "if job.future.set_running_or_notify_cancel() is not None:"),
     Fault("web/engine.py", "tests/test_serve.py", "one request at fault spoils its batch",
           "if len(jobs) == 1:", "if jobs:"),
     Fault("web/guard.py", "tests/test_serve.py", "any name in the Host header will do",
@@ -813,7 +813,7 @@ SERVE = [
           "if reader.manifest.model_id.fingerprint != model_id.fingerprint:", "if not model_id.fingerprint:"),
     Fault("web/engine.py", "tests/test_serve.py", "the first of two equal images must be there",
           "                continue", "                break"),
-    Fault("web/schema.py", "tests/test_serve.py", "images of any size are decoded",
+    Fault("web/decoders.py", "tests/test_serve.py", "images of any size are decoded",
           "    if width * height > pixels:", "    if width * height > pixels * pixels:"),
     Fault("data/decode.py", "tests/test_decode.py", "HEIC without a decoder is only a corrupt image",
           "    if not decodable(kind):", "    if False:"),
@@ -2185,7 +2185,7 @@ GROUPS = [
     Fault("index/sync.py", "tests/test_index.py", "calibration texts of an index that is there are ignored",
           "elif calibration_texts is not None:", "elif False:"),
     Fault("web/app.py", "tests/test_serve.py", "images of the index are limited like those that are sent",
-          "now.image_index.model, MAX_PIXELS)", "now.image_index.model, self.limits.pixels)"),
+          "self.limits.pixels if name is None else MAX_PIXELS", "self.limits.pixels"),
     Fault("distributed.py", "tests/test_divided.py", "rows of others are read in another order",
           "local = each(Tensor.contiguous, local)  # strides too are sent with what a tensor is like\n"
           "    like: list[R] = all_gather_objects(each(lambda x: torch.empty_like(x, "

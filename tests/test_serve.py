@@ -477,7 +477,7 @@ def test_requests_that_wait_together_are_answered_together_and_equally(
 def test_overload_is_refused_at_once_and_passes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    with running(engine, Limits(queue=2, batch=1)) as client, ThreadPoolExecutor(3) as pool:
+    with running(engine, Limits(queue=2, batch=1, share=1)) as client, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(ask, client)]
         until(lambda: len(gate.calls) == 1)
         waiting += [pool.submit(ask, client) for _ in range(2)]
@@ -541,7 +541,7 @@ def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
     def work(asked: list[int]) -> list[float]:
         return [1 / one for one in asked]
 
-    batcher = Batcher(work, lambda: None, batch=4, queue=9)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9))
     answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
     batcher.start()
     assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
@@ -557,7 +557,7 @@ def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
         batches.append(asked)
         return asked
 
-    batcher = Batcher(work, lambda: None, batch=2, queue=4)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=4))
     answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
     with pytest.raises(HTTPException):
         batcher.submit(4)
@@ -580,7 +580,7 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
         assert gate.wait(PATIENCE)
         return asked
 
-    batcher = Batcher(work, lambda: None, batch=1, queue=4)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=1, queue=4))
     batcher.start()
     first = batcher.submit(1)
     assert begun.wait(PATIENCE)

@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
-from PIL import Image
 from starlette.exceptions import HTTPException
 
 from grainline import __version__
@@ -24,8 +23,9 @@ from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
 from grainline.index.store import CorruptIndex
+from grainline.web.decoders import Decoders, square_of, thumbnail
 from grainline.web.engine import Batcher, Engine, ImageQuery
-from grainline.web.guard import Guard, error_response
+from grainline.web.guard import Guard, client_of, error_response
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import (
     Error,
@@ -40,9 +40,7 @@ from grainline.web.schema import (
     Sentences,
     TextOnly,
     TextQuery,
-    decode_upload,
     sample_out,
-    thumbnail,
 )
 
 DISCONNECTED = 499  # nobody reads it
@@ -80,8 +78,8 @@ class Server:
 
     def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
         self.engine, self.limits = engine, limits
-        self.batcher = Batcher(engine.answer, engine.refresh, batch=limits.batch, queue=limits.queue)
-        self.decoders = CapacityLimiter(limits.decoders)
+        self.batcher = Batcher(engine.answer, engine.refresh, limits=limits)
+        self.decoders = Decoders(limits)
         errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
         app = FastAPI(
             title="grainline",
@@ -111,7 +109,8 @@ class Server:
         async def search(request: Request, query: TextQuery) -> SearchOut:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
-            return await self._answer(request, query, f'"{shortened(query.text)}"')
+            async with self._attended(request) as client:
+                return await self._search(client, query, f'"{shortened(query.text)}"')
 
         @app.post("/api/search/image")
         async def search_image(
@@ -125,21 +124,23 @@ class Server:
             if (image is None) == (name is None):
                 raise HTTPException(422, "give an image, or the name of one in the index")
             now, sent = self.engine.now, b"" if image is None else await image.read()
+            pixels = self.limits.pixels if name is None else MAX_PIXELS
 
-            def decoded() -> Image.Image:
-                if name is None:
-                    return decode_upload(sent, now.image_index.model, self.limits.pixels)
-                return decode_upload(now.read(name)[1], now.image_index.model, MAX_PIXELS)
+            def read() -> bytes:
+                return sent if name is None else now.read(name)[1]
 
-            query = ImageQuery(await to_thread.run_sync(decoded, limiter=self.decoders), k)
-            return await self._answer(request, query, "an image")
+            async with self._attended(request) as client:
+                square = now.image_index.model.transform.square
+                decoded = await self.decoders.run(client, read, square_of, square, pixels)
+                return await self._search(client, ImageQuery(decoded, k), "an image")
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
             """Heat of each sentence of a text over an image of the index."""
             if not self.engine.now.image_index.model.method.has_layout:
                 raise HTTPException(409, "this model cannot show where a sentence lies")
-            return await self._answer(request, query)
+            async with self._attended(request) as client:
+                return await self._answer(client, query)
 
     def _add_facts(self, app: FastAPI) -> None:
         """Routes that do not need the model."""
@@ -148,14 +149,17 @@ class Server:
             "/api/image/{name}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}}
         )
         async def image(
-            name: Name, side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side
+            request: Request,
+            name: Name,
+            side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side,
         ) -> Response:
             """An image of the index as a JPEG whose longer side has at most `side` pixels."""
 
-            def jpeg() -> bytes:
-                return thumbnail(self.engine.now.read(name)[1], side)
+            def read() -> bytes:
+                return self.engine.now.read(name)[1]
 
-            body = await to_thread.run_sync(jpeg, limiter=self.decoders)
+            async with self._attended(request) as client:
+                body = await self.decoders.run(client, read, thumbnail, side)
             headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
             return Response(body, media_type="image/jpeg", headers=headers)
 
@@ -202,34 +206,42 @@ class Server:
         if not len(self.engine.now.image_index):
             raise HTTPException(409, "this index holds no images yet")
 
-    async def _answer(self, request: Request, query: Any, name: str = "") -> Any:
-        """The answer of the model. A request is withdrawn on a disconnect or a timeout.
-
-        name  of a search, which is logged
-        """
-        started = time.monotonic()
-        future = asyncio.wrap_future(self.batcher.submit(query))
+    @asynccontextmanager
+    async def _attended(self, request: Request) -> AsyncIterator[str]:
+        """The client of a request. The block is cancelled when the client is gone, or has waited too long."""
         gone = asyncio.create_task(_disconnected(request))
+
+        def cancel(_: Any) -> None:
+            with suppress(RuntimeError):  # the block has ended
+                deadline.reschedule(0)
+
         try:
-            await asyncio.wait(
-                {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
-            )
-            if future.done():
-                answer = future.result()
-                if name:
-                    took = 1000 * (time.monotonic() - started)
-                    logging.getLogger(SEARCHES).info(
-                        "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
-                    )
-                return answer
+            async with asyncio.timeout(self.limits.patience) as deadline:
+                gone.add_done_callback(cancel)
+                yield client_of(request.scope, self.limits.behind_proxy)
+        except TimeoutError:
             if gone.done():
-                raise HTTPException(DISCONNECTED, "the client has disconnected")
-            raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
+                raise HTTPException(DISCONNECTED, "the client has disconnected") from None
+            why = f"no answer within {self.limits.patience:g} s; try again"
+            raise HTTPException(504, why) from None
         finally:
-            future.cancel()
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
+
+    async def _answer(self, client: str, query: Any) -> Any:
+        """The answer of the model. A query is withdrawn when this is cancelled."""
+        return await asyncio.wrap_future(self.batcher.submit(query, client))
+
+    async def _search(self, client: str, query: Any, name: str) -> Any:
+        """The answer to a search, which is logged under this name."""
+        started = time.monotonic()
+        answer = await self._answer(client, query)
+        took = 1000 * (time.monotonic() - started)
+        logging.getLogger(SEARCHES).info(
+            "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
+        )
+        return answer
 
 
 def shortened(text: str) -> str:

@@ -4,7 +4,7 @@ The name of an image is the start of the sha256 of its bytes. It survives refres
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +21,7 @@ from grainline.index.reader import IndexReader
 from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, CorruptIndex
 from grainline.model import Model
+from grainline.web.limits import CHARACTERS, Limits
 from grainline.web.schema import HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
 from grainline.web.start import examples, samples
 
@@ -145,24 +146,32 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
+class Job(NamedTuple):
+    """A request that waits for the model."""
+
+    request: Any
+    future: Future[Any]
+    client: str
+
+
 class Batcher:
     """A queue in front of the one thread that owns the model: requests in, futures out.
 
-    Requests that arrive while it works form the next batch, however few. A request is refused when the queue
-    is full, and dropped when its client has disconnected. `start` it before use, `close` it afterwards.
+    Requests that arrive while it works form the next batch, however few: first the oldest of every client,
+    then the next of each; of long texts only so many. A request is refused when the queue, or its client's
+    share of it, is full, and dropped when its client has disconnected. `start` it before use, then `close`.
     """
 
     def __init__(
-        self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, batch: int, queue: int
+        self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, limits: Limits
     ) -> None:
         """
         work     from requests to their answers, in order
         between  called by the worker before every batch, and each TICK while there is none
-        batch    requests that are answered together, at most
-        queue    requests that may wait
         """
-        self.work, self.between, self.batch, self.queue = work, between, batch, queue
-        self._waiting: deque[tuple[Any, Future[Any]]] = deque()
+        self.work, self.between, self.batch, self.queue = work, between, limits.batch, limits.queue
+        self.of_one = max(1, int(limits.queue * limits.share))  # requests of one client that may wait
+        self._waiting: deque[Job] = deque()
         self._news = threading.Condition()
         self._closed = False
         self.worker = threading.Thread(target=self._run, name="model", daemon=True)
@@ -182,19 +191,22 @@ class Batcher:
             self._news.notify()
         self.worker.join(patience)
         while self._waiting:
-            self._waiting.popleft()[1].cancel()
+            self._waiting.popleft().future.cancel()
 
-    def submit(self, request: Any) -> Future[Any]:
-        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full."""
-        future: Future[Any] = Future()
+    def submit(self, request: Any, client: str = "") -> Future[Any]:
+        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full.
+
+        client  who asks; "" has no share of its own
+        """
+        job = Job(request, Future(), client)
         with self._news:
-            if len(self._waiting) >= self.queue:
-                self._waiting = self._uncancelled()
-            if self._closed or len(self._waiting) >= self.queue:
+            self._waiting = self._uncancelled()
+            own = sum(other.client == client for other in self._waiting) if client else 0
+            if self._closed or len(self._waiting) >= self.queue or own >= self.of_one:
                 raise HTTPException(503, "the server has too much to do; try again in a moment")
-            self._waiting.append((request, future))
+            self._waiting.append(job)
             self._news.notify()
-        return future
+        return job.future
 
     def _run(self) -> None:
         while True:
@@ -204,27 +216,41 @@ class Batcher:
                 if self._closed:
                     return
             self.between()
-            jobs: list[tuple[Any, Future[Any]]] = []
             with self._news:
-                while self._waiting and len(jobs) < self.batch:
-                    request, future = self._waiting.popleft()
-                    if future.set_running_or_notify_cancel():
-                        jobs.append((request, future))
+                jobs = self._next_batch()
             if jobs:
                 self._answer(jobs)
 
-    def _uncancelled(self) -> deque[tuple[Any, Future[Any]]]:
-        return deque(job for job in self._waiting if not job[1].cancelled())
+    def _uncancelled(self) -> deque[Job]:
+        return deque(job for job in self._waiting if not job.future.cancelled())
 
-    def _answer(self, jobs: list[tuple[Any, Future[Any]]]) -> None:
+    def _next_batch(self) -> list[Job]:
+        turn, turns, characters = Counter[str](), [], 0
+        jobs: list[Job] = []
+        for job in self._waiting:
+            turns.append(turn[job.client])
+            turn[job.client] += bool(job.client)
+        for i in sorted(range(len(turns)), key=turns.__getitem__):
+            job = self._waiting[i]
+            characters += len(getattr(job.request, "text", ""))
+            if len(jobs) == self.batch or (jobs and characters > CHARACTERS):
+                break
+            if job.future.set_running_or_notify_cancel():
+                jobs.append(job)
+        self._waiting = deque(
+            job for job in self._waiting if not job.future.running() and not job.future.done()
+        )
+        return jobs
+
+    def _answer(self, jobs: list[Job]) -> None:
         try:
-            answers = self.work([request for request, _ in jobs])
+            answers = self.work([job.request for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0][1].set_exception(error)
+                jobs[0].future.set_exception(error)
                 return
             for job in jobs:  # one of them is at fault; the others shall have their answers
                 self._answer([job])
             return
-        for (_, future), answer in zip(jobs, answers, strict=True):
-            future.set_result(answer)
+        for job, answer in zip(jobs, answers, strict=True):
+            job.future.set_result(answer)
