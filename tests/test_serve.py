@@ -146,6 +146,8 @@ def test_an_image_of_the_index_is_a_query_by_its_name(client: Client, made: Path
     assert "name: it must be text of the form" in why(
         client.post("/api/search/image", files={"name": (None, "x")})
     )
+    unnamed = client.post("/api/search/image", files={"image": (None, "x")})
+    assert (unnamed.status_code, why(unnamed)) == (422, "image: it must be a file, with a name")
     both = {"files": {"image": png(4, 4, ZEROS)}, "data": {"name": hit["name"]}}
     for asked in (both, {"files": {"k": (None, "4")}}):
         response = client.post("/api/search/image", **asked)
@@ -359,7 +361,15 @@ def test_a_image_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_path
 
 
 def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path) -> None:
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.168.0.7", ""):
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "192.168.0.7",
+        "",
+        "[",
+        "a[b]c",
+    ):
         response = client.get("/api/index", headers={"Host": host})
         assert response.status_code == 421, host
         assert "does not go by the name" in why(response)
@@ -369,6 +379,8 @@ def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path)
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://a[b]c"},
     ):
         assert client.post("/api/search", json={"text": QUERY}, headers=headers).status_code == 403
         assert client.get("/api/index", headers=headers).status_code == 403
@@ -550,6 +562,32 @@ def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
     batcher.close()
 
 
+def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
+    batches: list[list[Any]] = []
+
+    def work(asked: list[Any]) -> list[Any]:
+        batches.append(asked)
+        return asked
+
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
+    asked = [(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "")]
+    answers = [batcher.submit(*one) for one in asked]
+    with pytest.raises(HTTPException):
+        batcher.submit(7, "a")
+    long = [TextQuery(text="a" * (CHARACTERS // 2 + 1)) for _ in range(2)]
+    answers += [batcher.submit(one, "c") for one in long]
+    batcher.start()
+    assert [answer.result(PATIENCE) for answer in answers] == [1, 2, 3, 4, 5, 6, *long]
+    assert batches == [[1, 5], [2, 6], [3, long[0]], [4, long[1]]]
+    batcher.close()
+    batcher = Batcher(work, lambda: None, limits=Limits())
+    answers = [batcher.submit(one, client) for one, client in zip(long, "ab", strict=True)]
+    batcher.start()
+    assert [answer.result(PATIENCE) for answer in answers] == long
+    assert batches[4:] == [long[:1], long[1:]]
+    batcher.close()
+
+
 def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
     batches: list[list[int]] = []
 
@@ -682,6 +720,11 @@ def test_the_command_serves_until_ctrl_c(
         with httpx.Client(base_url=found.group(), trust_env=False) as client:
             assert ask(client).status_code == 200
             assert client.get("/api/health").status_code == client.get("/page.js").status_code == 200
+            form = {"Content-Type": "multipart/form-data; boundary=B"}
+            assert client.post("/api/search/image", content="broken\r\n", headers=form).status_code == 400
+            with socket.create_connection(("127.0.0.1", client.base_url.port), PATIENCE) as odd:
+                odd.sendall(b"nonsense\r\n\r\n")
+                assert b" 400 " in odd.recv(100)
         taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
         program.send_signal(signal.SIGINT)

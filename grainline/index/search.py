@@ -363,6 +363,8 @@ class Index:
             raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 at least")
+        for segment in self.reader.segments:  # the finder has them mapped
+            segment.arrays[VECTORS].require_size()
 
 
 def open_index(

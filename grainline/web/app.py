@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
@@ -22,7 +22,6 @@ from grainline.data.decode import MAX_PIXELS
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
-from grainline.index.store import CorruptIndex
 from grainline.web.decoders import Decoders, square_of, thumbnail
 from grainline.web.engine import Batcher, Engine, ImageQuery
 from grainline.web.guard import Guard, client_of, error_response
@@ -61,11 +60,10 @@ async def respond(_: Request, error: Exception) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "request"
         status, why = 422, f"{where}: {plain(first)}"
+        if "UploadFile" in why:
+            why = f"{where}: it must be a file, with a name"
         if first["type"] == "json_invalid":  # its place is only the number of a byte
             why = f"the body is no JSON: {first['ctx']['error']}"
-    elif isinstance(error, CorruptIndex):
-        log.error("%s", error)
-        why = "a file of the index is damaged; /api/health says which"
     elif isinstance(error, CorruptSample | UserError):
         status, why = 400, str(error)
     else:
@@ -79,7 +77,7 @@ class Server:
     def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
         self.engine, self.limits = engine, limits
         self.batcher = Batcher(engine.answer, engine.refresh, limits=limits)
-        self.decoders = Decoders(limits)
+        self.decoders, self.splitter = Decoders(limits), CapacityLimiter(1)
         errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
         app = FastAPI(
             title="grainline",
@@ -164,9 +162,10 @@ class Server:
             return Response(body, media_type="image/jpeg", headers=headers)
 
         @app.post("/api/sentences")
-        def split(query: TextOnly) -> Sentences:
+        async def split(query: TextOnly) -> Sentences:
             """The sentences of a text, as the search takes them."""
-            return Sentences(sentences=[sentence.text for sentence in sentences(query.text)])
+            parts = await to_thread.run_sync(sentences, query.text, limiter=self.splitter)
+            return Sentences(sentences=[sentence.text for sentence in parts])
 
         @app.get("/api/index")
         def index() -> IndexOut:

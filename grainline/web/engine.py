@@ -3,6 +3,7 @@
 The name of an image is the start of the sha256 of its bytes. It survives refreshes and reveals no path.
 """
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from grainline.web.start import examples, samples
 NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
+log = logging.getLogger("uvicorn.error")
 TICK = 1.0  # seconds after which an idle worker checks whether the index has changed
 
 
@@ -96,7 +98,7 @@ class Engine:
     def answer(self, requests: list[Any]) -> list[Any]:
         """A response to each `TextQuery`, `ImageQuery` and `HeatQuery`, in batches of one kind and k.
 
-        Raises CorruptIndex where a file of the index is damaged; `problem` says so from then on.
+        Raises HTTPException where a file of the index is damaged; `problem` says so from then on.
         """
         kinds: dict[Any, list[int]] = {}
         for i, request in enumerate(requests):
@@ -109,8 +111,10 @@ class Engine:
                 for i, answer in zip(places, answers, strict=True):
                     out[i] = answer
         except CorruptIndex as error:
-            self.problem = self._message(error)
-            raise
+            if self.problem != (problem := self._message(error)):
+                self.problem = problem
+                log.error("%s", error)
+            raise HTTPException(503, problem) from None
         return out
 
     def _search(self, queries: Sequence[TextQuery | ImageQuery], k: int) -> list[SearchOut]:
