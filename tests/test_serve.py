@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import PHOTOGRAPHS
+from grainline.index.calibration_texts import SCENES
 from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
@@ -784,7 +785,7 @@ def test_help_does_not_load_the_server() -> None:
 @pytest.fixture(scope="module")
 def of_scenes(made: Path) -> Path:
     """An index whose calibration texts are of drawn scenes."""
-    build(made / "photos", made / "index-of-scenes", model=MODEL)
+    build(made / "photos", made / "index-of-scenes", model=MODEL, calibration_texts=SCENES)
     return made / "index-of-scenes"
 
 

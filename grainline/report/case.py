@@ -142,8 +142,13 @@ class CaseImage(NamedTuple):
 
     def scale(self) -> tuple[str, Image.Image, str]:
         """The words before the colour scale, the scale, and the words behind it."""
-        limit, unit = self.range(), " times the reach of other texts" * self.contrast
-        return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
+        limit = self.range()
+        ends = (
+            ("fits less than other texts", "fits more")
+            if self.contrast
+            else (f"-{limit:.2g}", f"+{limit:.2g}")
+        )
+        return ends[0], scale_bar(floor=self.floor / limit), ends[1]
 
     def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""

@@ -182,7 +182,7 @@ class Server:
                 method=model_id.method,
                 model=Path(model_id.path).name,
                 heat=now.model.method.has_layout,
-                calibrated_texts=images >= MIN_IMAGES and not now.reader.synthetic_texts,
+                calibrated_texts=images >= MIN_IMAGES and not now.reader.built_in_texts,
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],

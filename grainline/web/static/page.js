@@ -33,7 +33,7 @@ async function ask(path, options) {
   if (response.ok) return answer;
   if (response.status === 404)
     throw new Failure("That image is not in this index. If it was a file of yours, choose it again.");
-  throw new Failure(response.status === 503
+  throw new Failure(response.status === 503 && /try again/.test(answer.error)
     ? "The server is busy just now. Please try again in a moment."
     : `That did not work: ${answer.error || `status ${response.status}`}.`);
 }
@@ -248,8 +248,9 @@ function card(hit, number, query, large = false) {
   const match = find(".match");
   match.textContent = { sure: "✓ sure match", "in part": "◐ match in part", none: "~ no sure match" }[hit.match];
   match.classList.add({ sure: "yes", "in part": "part", none: "no" }[hit.match]);
-  const others = query ? "queries without a match score as high" : "images here have another one as near";
-  match.title = `${percent(hit.p)} of the ${others}`;
+  match.title = query
+    ? `A query that matches nothing scores this high ${percent(hit.p)} of the time (a match: below 5 %).`
+    : `${percent(hit.p)} of the images here have another one as near.`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${large ? "large" : number}`;
   where.hidden = !(canShow && hit.sentences.length);
@@ -264,7 +265,7 @@ function line(sentence, number, heat, describedBy) {
   item.classList.add(kind);
   item.querySelector(".mark").textContent = mark;
   item.querySelector(".said").textContent = sentence.text;
-  item.querySelector(".verdict").textContent = `${verdict} ${sentence.score.toFixed(2)}`;
+  item.querySelector(".verdict").textContent = `${verdict}\nscore ${sentence.score.toFixed(2)}`;
   button.title = `${percent(sentence.p)} of the sentences about other images do as well in a best hit`;
   if (!canShow) return item;
   button.setAttribute("aria-describedby", describedBy);
