@@ -183,7 +183,7 @@ def weakness(run: Path | None) -> str:
         return ""
     return (
         f"This run is near chance: it finds the right image of its validation data at rank {rank:,g} of"
-        f" {images:,} (median). Where a text shows by it means little."
+        f" {images:,} (median). What it shows of a text means little."
     )
 
 

@@ -387,7 +387,7 @@ EVALUATION = [
     Fault("data/image_inputs.py", "tests/test_model.py", "a tensor is read with height as channels",
           "pixels.transpose(1, 2, 0)", "pixels.transpose(2, 1, 0)"),
     Fault("web/start.py", "tests/test_serve.py", "photographs are searched for drawn rhombs",
-          "reader.synthetic_texts and not trained_on_scenes(index.model.run)", "False"),
+          "reader.built_in_texts and not trained_on_scenes(index.model.run)", "False"),
     Fault("data/image_inputs.py", "tests/test_model.py", "floats are cut and not rounded",
           "np.round(pixels * 255)", "(pixels * 255)"),
     Fault("hub.py", "tests/test_model.py", "a model is saved over a folder of other files",

@@ -4,6 +4,7 @@
 const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in report/heatmap.py
 const LARGE = 2048; // of the one that is shown large
 const COARSE = matchMedia("(pointer: coarse)").matches; // fingers do not hover, and have no Ctrl
+const NARROW = matchMedia("(max-width: 40rem)").matches; // as in style.css
 const SIDE = 768; // of the images, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
@@ -150,6 +151,8 @@ function show(answer, query) {
     const words = matches.filter(([some]) => some).map(([, said]) => said).join(", ");
     status.textContent = `${plural(count, "image")}, best first; ${words}.`;
   }
+  document.body.classList.add("asked"); // on a phone the form takes less room
+  if (NARROW) document.querySelector("footer").prepend(at("validated"));
   at("notes").replaceChildren(...answer.notes.map((note) => element("li", note)));
   at("notes").hidden = !answer.notes.length;
   at("legend").hidden = !(canShow && query && count);
@@ -443,6 +446,7 @@ function follow() {
     counted();
     status.textContent = "";
     document.title = "grainline";
+    document.body.classList.remove("asked");
     at("start").hidden = !samples.size;
     answered = new Map();
     followDetail();
