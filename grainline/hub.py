@@ -179,12 +179,8 @@ def weakness(run: Path | None) -> str:
     """A sentence that a run is near chance, by its last validation; "" where it is better, or unknown."""
     last = _last_validation(run)
     rank, images = last.get("metrics", {}).get("text to image median rank", 0), last.get("images") or 0
-    if not 0 < images < 4 * rank:
-        return ""
-    return (
-        f"This run is near chance: it finds the right image of its validation data at rank {rank:,g} of"
-        f" {images:,} (median). What it shows of a text means little."
-    )
+    near = f"near chance: it finds the right image of its validation data at rank {rank:,g} of {images:,}"
+    return f"This run is {near} (median). What it shows of a text means little." * (0 < images < 4 * rank)
 
 
 def _last_validation(run: Path | None) -> dict[str, Any]:

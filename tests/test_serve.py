@@ -554,7 +554,7 @@ def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
     def work(asked: list[int]) -> list[float]:
         return [1 / one for one in asked]
 
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9))
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9, share=1))
     answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
     batcher.start()
     assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
@@ -571,7 +571,7 @@ def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
         return asked
 
     batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
-    asked = [(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "")]
+    asked = [(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "d")]
     answers = [batcher.submit(*one) for one in asked]
     with pytest.raises(HTTPException):
         batcher.submit(7, "a")
@@ -596,7 +596,7 @@ def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
         batches.append(asked)
         return asked
 
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=4))
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=4, share=1))
     answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
     with pytest.raises(HTTPException):
         batcher.submit(4)
@@ -619,7 +619,7 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
         assert gate.wait(PATIENCE)
         return asked
 
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=1, queue=4))
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=1, queue=4, share=1))
     batcher.start()
     first = batcher.submit(1)
     assert begun.wait(PATIENCE)

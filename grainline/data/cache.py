@@ -105,22 +105,14 @@ def make(
 
 
 class _Rows:
-    """The rows of a .npy file, read and written plainly.
-
-    A map of the file would end the process (SIGBUS) on a full disk, and where the file was cut.
-    """
+    """The rows of a .npy file, not mapped: on a full disk, or where it was cut, a map ends in a SIGBUS."""
 
     def __init__(self, array: np.memmap) -> None:
-        self.path, self.start, self.dtype, self.shape = (
-            str(array.filename),
-            array.offset,
-            array.dtype,
-            array.shape,
-        )
-        self.size = array.dtype.itemsize * int(np.prod(array.shape[1:]))  # bytes of a row
+        self.path, self.start, self.dtype = str(array.filename), array.offset, array.dtype
+        self.shape, self.size = array.shape, array.strides[0]  # bytes of a row
 
     def write(self, rows: Mapping[int, Any]) -> None:
-        """Write some rows; they are on the disk when this returns."""
+        """Write some rows, to the disk."""
         with open(self.path, "r+b") as file:
             for index, row in rows.items():
                 file.seek(self.start + index * self.size)
@@ -130,10 +122,8 @@ class _Rows:
 
     def read(self, index: int, first: int) -> np.ndarray:
         """The first parts of a row. ValueError where the file has been cut."""
-        shape = (first, *self.shape[2:])
-        start = self.start + index * self.size
-        row: np.ndarray = np.fromfile(self.path, self.dtype, int(np.prod(shape)), offset=start)
-        return row.reshape(shape)
+        shape, start = (first, *self.shape[2:]), self.start + index * self.size
+        return np.fromfile(self.path, self.dtype, int(np.prod(shape)), offset=start).reshape(shape)
 
 
 class CachedRows:
@@ -160,10 +150,7 @@ class CachedRows:
         self.keys = np.array(self._map(KEYS, (records,)))
 
     def row(self, index: int, key: str, first: int | None = None) -> np.ndarray:
-        """The row of the record at a position, or the first parts of it.
-
-        Raises UserError where it has none, or that of another key.
-        """
+        """The row, or its first parts, of the record at a position. UserError where it is that of another."""
         if int(self.keys[index]) != digest(key):
             name = self.kind.name
             wrong = f"has the {name} of another image" if self.keys[index] else f"has no {name}"

@@ -261,12 +261,10 @@ class Column:
         with suppress(OSError):  # a file that was removed can be read as long as it is mapped
             now = os.stat(self.path)
             if now.st_ino == self._inode and now.st_size < len(self._bytes):
-                why = f"{self._place} has {now.st_size:,} bytes instead of {len(self._bytes):,}"
-                raise CorruptIndex(self.path.parents[2], why)
+                raise self._corrupt(f"has {now.st_size:,} bytes instead of {len(self._bytes):,}")
 
-    @property
-    def _place(self) -> str:
-        return "/".join(self.path.parts[-3:])
+    def _corrupt(self, why: str) -> CorruptIndex:
+        return CorruptIndex(self.path.parents[2], f"{'/'.join(self.path.parts[-3:])} {why}")
 
     def _check(self, pages: np.ndarray) -> None:
         width = len(crc32(b""))
@@ -275,8 +273,7 @@ class Column:
             piece = self._bytes[start : start + PAGE]
             if crc32(piece) != self._sums[page * width : (page + 1) * width]:
                 end = start + len(piece) - 1
-                why = f"{self._place} is not what was written, somewhere in bytes {start:,} to {end:,}"
-                raise CorruptIndex(self.path.parents[2], why)
+                raise self._corrupt(f"is not what was written, somewhere in bytes {start:,} to {end:,}")
             self._unchecked[page] = False
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,7 @@ class Server:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
             async with self._attended(request) as client:
-                return await self._search(client, query, f'"{shortened(query.text)}"')
+                return await self._answer(client, query, f'"{shortened(query.text)}"')
 
         @app.post("/api/search/image")
         async def search_image(
@@ -130,7 +130,7 @@ class Server:
             async with self._attended(request) as client:
                 square = now.image_index.model.transform.square
                 decoded = await self.decoders.run(client, read, square_of, square, pixels)
-                return await self._search(client, ImageQuery(decoded, k), "an image")
+                return await self._answer(client, ImageQuery(decoded, k), "an image")
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
@@ -208,38 +208,25 @@ class Server:
     @asynccontextmanager
     async def _attended(self, request: Request) -> AsyncIterator[str]:
         """The client of a request. The block is cancelled when the client is gone, or has waited too long."""
-        gone = asyncio.create_task(_disconnected(request))
-
-        def cancel(_: Any) -> None:
-            with suppress(RuntimeError):  # the block has ended
-                deadline.reschedule(0)
-
+        why = 504, f"no answer within {self.limits.patience:g} s; try again"
         try:
             async with asyncio.timeout(self.limits.patience) as deadline:
-                gone.add_done_callback(cancel)
-                yield client_of(request.scope, self.limits.behind_proxy)
+                gone = asyncio.create_task(_disconnected(request, deadline))
+                try:
+                    yield client_of(request.scope, self.limits.behind_proxy)
+                finally:
+                    if not gone.cancel():  # it has ended
+                        why = DISCONNECTED, "the client has disconnected"
         except TimeoutError:
-            if gone.done():
-                raise HTTPException(DISCONNECTED, "the client has disconnected") from None
-            why = f"no answer within {self.limits.patience:g} s; try again"
-            raise HTTPException(504, why) from None
-        finally:
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
+            raise HTTPException(*why) from None
 
-    async def _answer(self, client: str, query: Any) -> Any:
-        """The answer of the model. A query is withdrawn when this is cancelled."""
-        return await asyncio.wrap_future(self.batcher.submit(query, client))
-
-    async def _search(self, client: str, query: Any, name: str) -> Any:
-        """The answer to a search, which is logged under this name."""
+    async def _answer(self, client: str, query: Any, name: str = "") -> Any:
+        """The answer of the model; a query is withdrawn when this is cancelled. name: of a search, logged"""
         started = time.monotonic()
-        answer = await self._answer(client, query)
-        took = 1000 * (time.monotonic() - started)
-        logging.getLogger(SEARCHES).info(
-            "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
-        )
+        answer = await asyncio.wrap_future(self.batcher.submit(query, client))
+        if name:
+            facts = name, amount(len(answer.hits), "image"), 1000 * (time.monotonic() - started)
+            logging.getLogger(SEARCHES).info("search %s: %s, %.0f ms", *facts)
         return answer
 
 
@@ -249,6 +236,7 @@ def shortened(text: str) -> str:
     return escape_controls(line if len(line) <= 60 else f"{line[:59]}…")
 
 
-async def _disconnected(request: Request) -> None:
+async def _disconnected(request: Request, deadline: asyncio.Timeout) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    deadline.reschedule(0)

@@ -33,21 +33,14 @@ class Decoders:
         self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
 
     async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
-        """What `work` makes of the bytes of an image; it is killed when this is cancelled.
-
-        read  gives the bytes, in a thread
-        work  a function of this file, of the bytes and `args`
-
-        Raises HTTPException.
-        """
+        """What `work`, of this file, makes of the bytes from `read`; killed when this is cancelled."""
         own = self.own.setdefault(client, asyncio.Semaphore(self.of_one))
         async with own, self.all:
             data = await to_thread.run_sync(read)
             try:
                 async with asyncio.timeout(self.limits.decoding):
-                    return await to_process.run_sync(
-                        work, data, *args, cancellable=True, limiter=self.processes
-                    )
+                    run = to_process.run_sync
+                    return await run(work, data, *args, cancellable=True, limiter=self.processes)
             except TimeoutError:
                 why = f"the image takes longer than {self.limits.decoding:g} s to decode"
                 raise HTTPException(413, why) from None
@@ -56,10 +49,7 @@ class Decoders:
 
 
 def square_of(data: bytes, square: Square, pixels: int) -> Image.Image:
-    """What a model reads of an image, with a rim. HTTPException for what is no image or too large.
-
-    pixels  of an image at most: its header says how many there are, before anything is decoded
-    """
+    """What a model reads of an image, with a rim. HTTPException for none or too many pixels."""
     try:
         with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
             width, height = image.size
@@ -78,10 +68,7 @@ def square_of(data: bytes, square: Square, pixels: int) -> Image.Image:
 
 
 def thumbnail(data: bytes, side: int) -> bytes:
-    """An image as a JPEG whose longer side has at most `side` pixels, upright, without its metadata.
-
-    HTTPException for a damaged one.
-    """
+    """An image as a JPEG whose longer side has at most `side` pixels, upright, without its metadata."""
     out = io.BytesIO()
     try:
         image = decode(Record("image", data, ()), draft=side)

@@ -30,6 +30,7 @@ NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
 log = logging.getLogger("uvicorn.error")
+Job = tuple[Any, Future[Any], str]  # a request, its answer, and its client
 TICK = 1.0  # seconds after which an idle worker checks whether the index has changed
 
 
@@ -150,14 +151,6 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-class Job(NamedTuple):
-    """A request that waits for the model."""
-
-    request: Any
-    future: Future[Any]
-    client: str
-
-
 class Batcher:
     """A queue in front of the one thread that owns the model: requests in, futures out.
 
@@ -183,7 +176,7 @@ class Batcher:
     def __len__(self) -> int:
         """Requests that wait."""
         with self._news:
-            return len(self._uncancelled())
+            return len(self._still_waiting())
 
     def start(self) -> None:
         self.worker.start()
@@ -195,22 +188,19 @@ class Batcher:
             self._news.notify()
         self.worker.join(patience)
         while self._waiting:
-            self._waiting.popleft().future.cancel()
+            self._waiting.popleft()[1].cancel()
 
     def submit(self, request: Any, client: str = "") -> Future[Any]:
-        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full.
-
-        client  who asks; "" has no share of its own
-        """
-        job = Job(request, Future(), client)
+        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full."""
+        future: Future[Any] = Future()
         with self._news:
-            self._waiting = self._uncancelled()
-            own = sum(other.client == client for other in self._waiting) if client else 0
+            self._waiting = self._still_waiting()
+            own = sum(other == client for _, _, other in self._waiting)
             if self._closed or len(self._waiting) >= self.queue or own >= self.of_one:
                 raise HTTPException(503, "the server has too much to do; try again in a moment")
-            self._waiting.append(job)
+            self._waiting.append((request, future, client))
             self._news.notify()
-        return job.future
+        return future
 
     def _run(self) -> None:
         while True:
@@ -225,36 +215,35 @@ class Batcher:
             if jobs:
                 self._answer(jobs)
 
-    def _uncancelled(self) -> deque[Job]:
-        return deque(job for job in self._waiting if not job.future.cancelled())
+    def _still_waiting(self) -> deque[Job]:
+        return deque(job for job in self._waiting if not (job[1].running() or job[1].done()))
 
     def _next_batch(self) -> list[Job]:
-        turn, turns, characters = Counter[str](), [], 0
+        turns, characters = Counter[str](), 0
         jobs: list[Job] = []
-        for job in self._waiting:
-            turns.append(turn[job.client])
-            turn[job.client] += bool(job.client)
-        for i in sorted(range(len(turns)), key=turns.__getitem__):
-            job = self._waiting[i]
-            characters += len(getattr(job.request, "text", ""))
+
+        def turn(job: Job) -> int:
+            turns[job[2]] += 1
+            return turns[job[2]]
+
+        for job in sorted(self._waiting, key=turn):
+            characters += len(getattr(job[0], "text", ""))
             if len(jobs) == self.batch or (jobs and characters > CHARACTERS):
                 break
-            if job.future.set_running_or_notify_cancel():
+            if job[1].set_running_or_notify_cancel():
                 jobs.append(job)
-        self._waiting = deque(
-            job for job in self._waiting if not job.future.running() and not job.future.done()
-        )
+        self._waiting = self._still_waiting()
         return jobs
 
     def _answer(self, jobs: list[Job]) -> None:
         try:
-            answers = self.work([job.request for job in jobs])
+            answers = self.work([request for request, _, _ in jobs])
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].future.set_exception(error)
+                jobs[0][1].set_exception(error)
                 return
             for job in jobs:  # one of them is at fault; the others shall have their answers
                 self._answer([job])
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            job.future.set_result(answer)
+        for (_, future, _), answer in zip(jobs, answers, strict=True):
+            future.set_result(answer)
