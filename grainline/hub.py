@@ -169,12 +169,22 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
 
 def last_validation(run: Path | None) -> list[tuple[str, list[Metric]]]:
     """The metrics of the last validation of a run, without intervals; [] without one."""
-    if run is None or not (run / "log.jsonl").is_file():
+    if not (last := _last_validation(run)):
         return []
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    validations = [line for line in lines if line["kind"] == "validation"]
-    if not validations:
-        return []
-    last = validations[-1]
     metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
     return [(f"validation at step {last['step']}", metrics)]
+
+
+def weakness(run: Path | None) -> str:
+    """A sentence that a run is near chance, by its last validation; "" where it is better, or unknown."""
+    last = _last_validation(run)
+    rank, images = last.get("metrics", {}).get("text to image median rank", 0), last.get("images") or 0
+    near = f"near chance: it finds the right image of its validation data at rank {rank:,g} of {images:,}"
+    return f"This run is {near} (median). What it shows of a text means little." * (0 < images < 4 * rank)
+
+
+def _last_validation(run: Path | None) -> dict[str, Any]:
+    if run is None or not (run / "log.jsonl").is_file():
+        return {}
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return next((line for line in reversed(lines) if line["kind"] == "validation"), {})

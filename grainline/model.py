@@ -7,6 +7,7 @@ folder has the first two at its top and weights in `last/`, `best/` and `checkpo
 
 import copy
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -90,6 +91,11 @@ class Model:
             "parameters": f"{sum(x.numel() for x in method.parameters()):,}",
             "device": str(self.device),
         }
+
+    @property
+    def weakness(self) -> str:
+        """A sentence that the run of this model is near chance; "" where it is not, or unknown."""
+        return hub.weakness(self.run)
 
     @property
     def device(self) -> torch.device:
@@ -238,7 +244,7 @@ class Model:
 
         Orange is where the image shows more of the text than of other texts and blue where less, from the
         reach of other texts on; an image without colour has no contrast. What the model does not read of the
-        image is dark.
+        image is dark. A run whose validation is near chance gives a warning.
         """
         single, whole = isinstance(text, str), original(image)
         area, maps = self._contrast(image, whole.size, text, null)
@@ -272,6 +278,8 @@ class Model:
         null: Encoded | Sequence[str] | None,
     ) -> tuple[Box, Iterator[np.ndarray]]:
         """The area of an image of this width and height that is read, and the contrast of each text."""
+        if self.weakness:
+            warnings.warn(self.weakness, stacklevel=4)  # where the caller asked
         texts = [text] if isinstance(text, str) else list(several(text, "text"))
         if not (texts and all(isinstance(one, str) and one.strip() for one in texts)):
             raise UserError("give a text with words to look for, or several")

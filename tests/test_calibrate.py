@@ -279,7 +279,7 @@ def _answer(
     [
         (0.6, ["shows", "does not", "cannot tell"], ""),
         (None, ["shows", "cannot tell", "cannot tell"], "the calibration texts have no images"),
-        (0.19, ["cannot tell"] * 3, "this model recognises 19 % of true sentences"),
+        (0.19, ["cannot tell"] * 3, "this model is too weak to judge single sentences"),
     ],
 )
 def test_three_verdicts_and_the_warning_of_a_weak_model(

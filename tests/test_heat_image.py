@@ -1,5 +1,8 @@
 """Heat and masks over whole images at their own resolution, other texts, and `show` for every method."""
 
+import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +120,26 @@ def test_paths_images_and_arrays_have_the_same_heat(tmp_path: Path) -> None:
     assert len(set(masks)) == 1
     with pytest.raises(UserError, match="give a text with words"):
         model.heat_image(path, " ")
+
+
+@pytest.mark.parametrize(("rank", "weak"), [(26, True), (25, False)])
+def test_a_run_near_chance_says_so_beside_its_heat(tmp_path: Path, rank: float, weak: bool) -> None:
+    run = saved(tiny_model(), tmp_path / "run")
+    metrics = {"text to image median rank": rank}
+    lines = [
+        {"kind": "validation", "step": 2, "images": 100, "metrics": metrics},
+        {"kind": "train", "step": 3},
+    ]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    image, said = str(photo(tmp_path)), f"near chance: .* at rank {rank} of 100"
+    model = Model(tiny_model().description, tiny_model().method, tiny_model().tokenizer, run=run)
+    for ask in (model.heat_image, model.segment):
+        with pytest.warns(UserWarning, match=said) if weak else nullcontext() as warned:
+            ask(image, "A red dog.")
+        assert warned is None or Path(warned[0].filename) == Path(__file__)
+    page = tmp_path / "show.html"
+    assert call("show", run, image, "--text", "A red dog.", "--out", page) == 0
+    assert bool(re.search(said, page.read_text())) == weak
 
 
 def test_other_texts_fit_what_a_model_was_trained_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A bit that flips in any file of an index: found before it changes an answer, or copied anywhere."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,12 +156,37 @@ def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path:
         column._unchecked[:] = True  # as if no page had been read yet
         column._sums = "0" * len(column._sums)
         response = client.post("/api/search", json={"text": QUERIES[0], "k": 18})
-        assert response.status_code == 500
-        assert response.json() == {"error": "a file of the index is damaged; /api/health says which"}
+        assert response.status_code == 503
         until(lambda: client.get("/api/health").json()["status"] == "stale")
         problem = client.get("/api/health").json()["problem"]
-        assert "index index is corrupt: segments/00000001/tokens.npy is not what was written" in problem
+        assert problem.startswith(
+            "index index is corrupt: segments/00000001/tokens.npy is not what was written"
+        )
         assert str(tmp_path) not in problem
+        assert response.json() == {"error": problem}
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "tokens.npy", "mask.npy"])
+def test_a_file_that_is_cut_under_an_open_index_is_named_until_it_is_whole_again(
+    made: Path, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(made / "index", tmp_path / "index")
+    opened, engine = open_index(tmp_path / "index", MODEL), Engine(tmp_path / "index", MODEL)
+    before, path = opened.search(QUERIES[:1], 18), tmp_path / "index" / "segments" / "00000001" / name
+    data = path.read_bytes()
+    with running(engine) as client:
+        query = {"text": QUERIES[0], "k": 18}
+        assert client.post("/api/search", json=query).status_code == 200
+        os.truncate(path, 0)
+        answer = client.post("/api/search", json=query)
+        why = f"segments/00000001/{name} has 0 bytes instead of {len(data):,}"
+        assert (answer.status_code, why in answer.json()["error"]) == (503, True)
+        with pytest.raises(UserError, match=why):
+            opened.search(QUERIES[:1], 18)
+        path.write_bytes(data)  # in place
+        assert opened.search(QUERIES[:1], 18) == before
+        path.unlink()  # as a writer does it: what is mapped stays readable
+        assert client.post("/api/search", json=query).status_code == 200
 
 
 # Pages

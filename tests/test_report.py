@@ -490,7 +490,7 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
     for hit in answer["hits"]:
         number = sum(part["verdict"] == "shows" for part in hit["sentences"])
         assert f"shows {number} of 3 sentences" in found.words
-    words = {"sure": "Sure match", "in part": "Match in part", "none": "No sure match"}
+    words = {"sure": "sure match", "in part": "match in part", "none": "no sure match"}
     assert words[answer["match"]] in found.words
     assert all(note in found.words for note in answer["notes"])
     assert "file:" not in page.read_text()

@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import PHOTOGRAPHS
+from grainline.index.calibration_texts import SCENES
 from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
@@ -146,6 +147,8 @@ def test_an_image_of_the_index_is_a_query_by_its_name(client: Client, made: Path
     assert "name: it must be text of the form" in why(
         client.post("/api/search/image", files={"name": (None, "x")})
     )
+    unnamed = client.post("/api/search/image", files={"image": (None, "x")})
+    assert (unnamed.status_code, why(unnamed)) == (422, "image: it must be a file, with a name")
     both = {"files": {"image": png(4, 4, ZEROS)}, "data": {"name": hit["name"]}}
     for asked in (both, {"files": {"k": (None, "4")}}):
         response = client.post("/api/search/image", **asked)
@@ -359,7 +362,15 @@ def test_a_image_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_path
 
 
 def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path) -> None:
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.168.0.7", ""):
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "192.168.0.7",
+        "",
+        "[",
+        "a[b]c",
+    ):
         response = client.get("/api/index", headers={"Host": host})
         assert response.status_code == 421, host
         assert "does not go by the name" in why(response)
@@ -369,6 +380,8 @@ def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path)
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://a[b]c"},
     ):
         assert client.post("/api/search", json={"text": QUERY}, headers=headers).status_code == 403
         assert client.get("/api/index", headers=headers).status_code == 403
@@ -477,7 +490,7 @@ def test_requests_that_wait_together_are_answered_together_and_equally(
 def test_overload_is_refused_at_once_and_passes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    with running(engine, Limits(queue=2, batch=1)) as client, ThreadPoolExecutor(3) as pool:
+    with running(engine, Limits(queue=2, batch=1, share=1)) as client, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(ask, client)]
         until(lambda: len(gate.calls) == 1)
         waiting += [pool.submit(ask, client) for _ in range(2)]
@@ -541,12 +554,38 @@ def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
     def work(asked: list[int]) -> list[float]:
         return [1 / one for one in asked]
 
-    batcher = Batcher(work, lambda: None, batch=4, queue=9)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9, share=1))
     answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
     batcher.start()
     assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
     with pytest.raises(ZeroDivisionError):
         answers[1].result(PATIENCE)
+    batcher.close()
+
+
+def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
+    batches: list[list[Any]] = []
+
+    def work(asked: list[Any]) -> list[Any]:
+        batches.append(asked)
+        return asked
+
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
+    asked = [(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "d")]
+    answers = [batcher.submit(*one) for one in asked]
+    with pytest.raises(HTTPException):
+        batcher.submit(7, "a")
+    long = [TextQuery(text="a" * (CHARACTERS // 2 + 1)) for _ in range(2)]
+    answers += [batcher.submit(one, "c") for one in long]
+    batcher.start()
+    assert [answer.result(PATIENCE) for answer in answers] == [1, 2, 3, 4, 5, 6, *long]
+    assert batches == [[1, 5], [2, 6], [3, long[0]], [4, long[1]]]
+    batcher.close()
+    batcher = Batcher(work, lambda: None, limits=Limits())
+    answers = [batcher.submit(one, client) for one, client in zip(long, "ab", strict=True)]
+    batcher.start()
+    assert [answer.result(PATIENCE) for answer in answers] == long
+    assert batches[4:] == [long[:1], long[1:]]
     batcher.close()
 
 
@@ -557,7 +596,7 @@ def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
         batches.append(asked)
         return asked
 
-    batcher = Batcher(work, lambda: None, batch=2, queue=4)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=4, share=1))
     answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
     with pytest.raises(HTTPException):
         batcher.submit(4)
@@ -580,7 +619,7 @@ def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
         assert gate.wait(PATIENCE)
         return asked
 
-    batcher = Batcher(work, lambda: None, batch=1, queue=4)
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=1, queue=4, share=1))
     batcher.start()
     first = batcher.submit(1)
     assert begun.wait(PATIENCE)
@@ -682,6 +721,11 @@ def test_the_command_serves_until_ctrl_c(
         with httpx.Client(base_url=found.group(), trust_env=False) as client:
             assert ask(client).status_code == 200
             assert client.get("/api/health").status_code == client.get("/page.js").status_code == 200
+            form = {"Content-Type": "multipart/form-data; boundary=B"}
+            assert client.post("/api/search/image", content="broken\r\n", headers=form).status_code == 400
+            with socket.create_connection(("127.0.0.1", client.base_url.port), PATIENCE) as odd:
+                odd.sendall(b"nonsense\r\n\r\n")
+                assert b" 400 " in odd.recv(100)
         taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
         program.send_signal(signal.SIGINT)
@@ -741,7 +785,7 @@ def test_help_does_not_load_the_server() -> None:
 @pytest.fixture(scope="module")
 def of_scenes(made: Path) -> Path:
     """An index whose calibration texts are of drawn scenes."""
-    build(made / "photos", made / "index-of-scenes", model=MODEL)
+    build(made / "photos", made / "index-of-scenes", model=MODEL, calibration_texts=SCENES)
     return made / "index-of-scenes"
 
 

@@ -1,5 +1,6 @@
 """`grainline serve` and clients that hold connections: idle, slow, too many, behind a proxy; and its end."""
 
+import io
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from indexes import TEXTS, photos, saved, texts, tiny_model
+from PIL import Image
 from runs import complaint
 from servers import PATIENCE, Gate, running, until
 
@@ -226,6 +228,33 @@ def test_bodies_of_one_address_have_a_share_too(engine: Engine) -> None:
             until(lambda: ask(client).status_code == 503)
             assert ask(other).status_code == 200
         until(lambda: ask(client).status_code == 200)
+
+
+def endless() -> bytes:
+    """A small JPEG whose many scans take minutes to decode."""
+    file = io.BytesIO()
+    Image.new("RGB", (2000, 2000), (10, 200, 30)).save(file, "jpeg", progressive=True, quality=10)
+    data = file.getvalue()
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 9000 + data[-2:]
+
+
+def test_images_of_one_address_keep_nobody_else_waiting(engine: Engine) -> None:
+    form = httpx.Request("POST", "http://localhost/api/search/image", files={"image": endless()})
+    head = "\r\n".join(f"{name}: {value}" for name, value in form.headers.items())
+    sent = f"POST {form.url.path} HTTP/1.1\r\n{head}\r\n\r\n".encode() + form.read()
+    with running(engine, Limits(patience=FOREVER, decoding=FOREVER)) as client, ExitStack() as stack:
+        other, image = stack.enter_context(client_at(client, OTHER)), ask(client).json()["hits"][0]["image"]
+        for _ in range(4):
+            stack.enter_context(connected(client)).sendall(sent)
+        assert other.get(image).status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(image, timeout=0.5)
+        stack.close()  # they leave, and their decoders end
+        assert client.get(image).status_code == 200
+    with running(engine, Limits(decoding=0.3)) as client:
+        late = client.post("/api/search/image", files={"image": endless()})
+        assert late.status_code == 413
+        assert late.json()["error"] == "the image takes longer than 0.3 s to decode"
 
 
 def test_behind_a_listed_proxy_the_forwarded_address_counts(

@@ -184,7 +184,7 @@ def test_a_description_finds_images_with_every_sentence_judged(site: Site) -> No
         ):
             verdict = sentence["verdict"]
             assert line.text.startswith({"shows": "✓", "cannot tell": "?", "does not": "✗"}[verdict])
-            assert verdict in line.text
+            assert f"\nscore {sentence['score']:.2f}" in line.text
     image = site.one(".hit img")
     site.wait(lambda: site.script("return arguments[0].naturalWidth", image))
     assert site.driver.current_url == f"{site.url}/#q={quote(QUERY)}"
@@ -549,6 +549,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(site: Site) -> None:
                .map((e) => e.outerHTML.slice(0, 80));"""
         )
         assert over == []
+        assert site.one(".hit").location["y"] < 0.55 * 740, "the first image is in sight"
         small = [b for b in site.all("button, .button") if b.is_displayed() and b.size["height"] < 44]
         assert not small, "a finger needs 44 px"
         card = site.all(".hit")[0]
@@ -600,6 +601,8 @@ def test_an_image_opens_large_with_its_heat_and_closes(site: Site) -> None:
         assert "show=" in site.driver.current_url
         assert first in site.text("#large")
         assert len(site.all("#large .sentences button")) == 3
+        close, frame = site.one("#close"), site.one("#large .frame")
+        assert close.location["y"] + close.size["height"] <= frame.location["y"], "it covers nothing"
         site.script("document.querySelector('#large .sentences button').focus()")
         site.wait(lambda: canvas(site, site.one("#large")) is not None)
         if way == "escape":

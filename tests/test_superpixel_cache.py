@@ -1,5 +1,9 @@
 """Superpixels made once: what is stored comes back in training, and nothing that does not fit."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +105,28 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert whole.resumed == 0
     codes = [np.load(folder / "neighbours.npy") for folder in (out, tmp_path / "other")]
     assert (codes[0] == codes[1]).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a disk of its own, which is full, needs Linux")
+def test_a_full_disk_and_a_file_that_was_cut_are_one_line(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    line = f"mount -t tmpfs -o size=64k none {disk} && exec {sys.executable} -m grainline data superpixels"
+    line += f" {SCENES.replace('5', '40')} --out {disk}/maps --size 64"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    end = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", line], env=env, capture_output=True, text=True, check=False
+    )
+    if "unshare" in end.stderr or "mount" in end.stderr:
+        pytest.skip(f"no disk of its own here: {end.stderr}")
+    assert end.returncode == 2
+    assert re.fullmatch(r"grainline: cannot write .*maps: no space left.*\n", end.stderr.splitlines(True)[-1])
+    source = open_source(SCENES, size=64)
+    assert command(tmp_path / "maps") == 0
+    cached = stored(tmp_path / "maps", source)
+    os.truncate(tmp_path / "maps" / "neighbours.npy", 1000)
+    with pytest.raises(UserError, match=r"neighbours\.npy was changed or cut .*; make them again"):
+        cached.label(4, source[4].key)
 
 
 def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,15 @@ def test_evaluation_is_exactly_what_pillow_makes(shape: tuple[int, int]) -> None
     assert np.array_equal(image_of(EvalTransform(64)(data)), slow_clip(image, 64))
     squashed = np.array(image.resize((64, 64), Image.Resampling.BICUBIC))
     assert np.array_equal(image_of(EvalTransform(64, "squash")(data)), squashed)
+
+
+@pytest.mark.parametrize("margin", [1, 1.1, 8 / 7])
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_a_square_with_its_rim_has_the_same_square(resize: Any, margin: float) -> None:
+    transform = EvalTransform(64, resize, margin=margin)
+    for size in ((301, 113), (97, 250), (64, 64), (71, 64), (30, 31)):
+        image = random_image(*size)
+        assert torch.equal(transform(transform.square.cut(image, rim=True)), transform(image)), size
 
 
 def test_a_image_of_the_right_size_passes_unchanged() -> None:

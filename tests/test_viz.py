@@ -213,7 +213,7 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     assert "heat of &#39;a flat one&#39;: no contrast" in drawn
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
-    assert "+2 times the reach of other texts" in drawn
+    assert "fits less than other texts" in drawn
     one = CaseImage(image, "p", [SentenceScore("t", 0.5)], heat[:1], contrast=True)
     assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
     assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()

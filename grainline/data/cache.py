@@ -78,25 +78,25 @@ def make(
         partial.mkdir(parents=True, exist_ok=True)
         with resuming(partial / LOG, header, check) as (log, batches):
             mode: Any = "r+" if batches else "w+"
-            rows = open_memmap(partial / kind.rows, mode, kind.dtype, (len(source), *row))
-            keys = open_memmap(partial / KEYS, mode, np.uint64, (len(source),))
+            rows = _Rows(open_memmap(partial / kind.rows, mode, kind.dtype, (len(source), *row)))
+            keys = _Rows(open_memmap(partial / KEYS, mode, np.uint64, (len(source),)))
             for number in range(batches, -(-len(source) // BATCH)):
                 end = min((number + 1) * BATCH, len(source))
                 squares: dict[int, Tensor] = {}
+                digests: dict[int, int] = {}
                 for index in range(number * BATCH, end):
                     with suppress(CorruptSample):
                         record = source[index]
                         squares[index] = transform(record.image, record.key)
-                        keys[index] = digest(record.key)
+                        digests[index] = digest(record.key)
                 if squares:
-                    rows[list(squares)] = compute(torch.stack(list(squares.values()))).cpu().numpy()
-                rows.flush()
-                keys.flush()
+                    computed = compute(torch.stack(list(squares.values()))).cpu().numpy()
+                    rows.write(dict(zip(squares, computed, strict=True)))
+                keys.write(digests)
                 log.write(as_line({"batch": number, "images": len(squares)}))
                 log.flush()
                 if progress is not None:
                     progress(end, len(source))
-            del rows, keys
             write_text(partial / f"{kind.name}.json", sealed_json(header))
         (partial / LOG).unlink()
         os.rename(partial, out)
@@ -104,8 +104,30 @@ def make(
     return _result(out, min(batches * BATCH, len(source)))
 
 
+class _Rows:
+    """The rows of a .npy file, not mapped: on a full disk, or where it was cut, a map ends in a SIGBUS."""
+
+    def __init__(self, array: np.memmap) -> None:
+        self.path, self.start, self.dtype = str(array.filename), array.offset, array.dtype
+        self.shape, self.size = array.shape, array.strides[0]  # bytes of a row
+
+    def write(self, rows: Mapping[int, Any]) -> None:
+        """Write some rows, to the disk."""
+        with open(self.path, "r+b") as file:
+            for index, row in rows.items():
+                file.seek(self.start + index * self.size)
+                file.write(np.asarray(row, self.dtype).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self, index: int, first: int) -> np.ndarray:
+        """The first parts of a row. ValueError where the file has been cut."""
+        shape, start = (first, *self.shape[2:]), self.start + index * self.size
+        return np.fromfile(self.path, self.dtype, int(np.prod(shape)), offset=start).reshape(shape)
+
+
 class CachedRows:
-    """The rows of a source, memory-mapped. `open` maps them."""
+    """The rows of a source, which are read when they are used. `open` opens them."""
 
     def __init__(
         self, kind: Kind, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
@@ -122,24 +144,26 @@ class CachedRows:
         _require_fit(kind, folder, self.manifest, expected)
 
     def open(self, row: tuple[int, ...]) -> None:
-        """Map the rows, which have this shape. Raises UserError where they do not."""
+        """Open the rows, which have this shape. Raises UserError where they do not."""
         records = self.manifest["records"]
-        self.rows = self._map(self.kind.rows, (records, *row))
-        self.keys = self._map(KEYS, (records,))
+        self.rows = _Rows(self._map(self.kind.rows, (records, *row)))
+        self.keys = np.array(self._map(KEYS, (records,)))
 
-    def row(self, index: int, key: str) -> np.ndarray:
-        """The row of the record at a position. Raises UserError where it has none, or that of another key."""
+    def row(self, index: int, key: str, first: int | None = None) -> np.ndarray:
+        """The row, or its first parts, of the record at a position. UserError where it is that of another."""
         if int(self.keys[index]) != digest(key):
             name = self.kind.name
             wrong = f"has the {name} of another image" if self.keys[index] else f"has no {name}"
             raise UserError(f"{self.folder}: {key} {wrong}: the data has changed; {self.kind.again}")
-        row: np.ndarray = self.rows[index]
-        return row
+        try:
+            return self.rows.read(index, first or self.rows.shape[1])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.rows.path} was changed or cut ({error}); {self.kind.again}") from None
 
-    def _map(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _map(self, name: str, shape: tuple[int, ...]) -> np.memmap:
         path = self.folder / name
         try:
-            array: np.ndarray = np.load(path, mmap_mode="r")
+            array: np.memmap = np.load(path, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); {self.kind.again}") from None
         if array.shape != shape:
@@ -199,7 +223,7 @@ def _short(settings: Mapping[str, Any]) -> str:
 
 
 def _result(out: Path, resumed: int) -> Written:
-    keys = np.load(out / KEYS, mmap_mode="r")
+    keys = np.load(out / KEYS)
     images = int((keys != 0).sum())
     skipped = {"without an image": len(keys) - images} if images < len(keys) else {}
     return Written({"image": images}, skipped, resumed)
@@ -323,5 +347,4 @@ class CachedFeatures(CachedRows, Crop):
         """
         if not self.keys[index]:
             raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
-        row = self.row(index, key)
-        return torch.from_numpy((row if self.tokens else row[:1]).astype(np.float16))
+        return torch.from_numpy(self.row(index, key, None if self.tokens else 1).astype(np.float16))

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
@@ -47,6 +47,31 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+class Square(NamedTuple):
+    """The square that a model reads of an image: the image is resized, and the middle cut out."""
+
+    size: int  # its side
+    larger: int  # the side to which the image is resized
+    squash: bool  # the whole image becomes a square; else its short side is resized to `larger`
+    filter: int  # of Pillow
+
+    def layout(self, image: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Width and height of the resized image, and the left and upper edge of the square in it."""
+        width, height = (
+            self.larger if self.squash else int(self.larger * side / min(image)) for side in image
+        )
+        return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
+
+    def cut(self, image: Image.Image, *, rim: bool = False) -> Image.Image:
+        """The square of an image; with a rim, a square of side `larger` whose own square is the same."""
+        if image.size == (self.size, self.size) and self.larger == self.size:
+            return image
+        width, height, left, top = self.layout(image.size)
+        side, more = (self.larger, round((self.larger - self.size) / 2)) if rim else (self.size, 0)
+        box = left - more, top - more, left - more + side, top - more + side
+        return image.resize((width, height), Image.Resampling(self.filter)).crop(box)
 
 
 def decode(record: Record, draft: int | None = None) -> Image.Image:

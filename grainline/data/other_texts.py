@@ -18,48 +18,9 @@ from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 
-PHOTOGRAPHS = (
-    "A brown dog runs through shallow water.",
-    "Two children sit on a wooden bench.",
-    "A man in a blue shirt rides a bicycle.",
-    "Snow covers the roof of a small house.",
-    "A woman holds a red umbrella in the rain.",
-    "A white cat sleeps on a grey sofa.",
-    "Three boats lie in a quiet harbour.",
-    "A train stops at an empty platform.",
-    "A plate of pasta stands next to a glass of wine.",
-    "A boy jumps into a swimming pool.",
-    "People walk across a busy street.",
-    "A black horse stands in a green field.",
-    "The sky is clear and blue.",
-    "A girl in a pink dress blows soap bubbles.",
-    "A climber hangs from a steep rock.",
-    "Yellow flowers grow beside a stone wall.",
-    "A player kicks a ball on the grass.",
-    "An old man reads a newspaper.",
-    "A group of friends poses for a photo.",
-    "A skateboarder jumps over some stairs.",
-    "Tall trees stand along the road.",
-    "A bird sits on a thin branch.",
-    "A baby looks at a mirror.",
-    "Cars wait in front of a traffic light.",
-    "A band plays on a dark stage.",
-    "A surfer rides a large wave.",
-    "A laptop and a cup of coffee are on the table.",
-    "A worker with a yellow helmet repairs the roof.",
-    "Mountains rise behind the lake.",
-    "A woman with sunglasses talks on her phone.",
-    "Two dogs play with a stick.",
-    "A market stall is full of fresh fruit.",
-    "A child builds a castle of sand.",
-    "The room has a large window.",
-    "A red bus drives past a tall building.",
-    "Fans in a stadium wave their flags.",
-    "A cyclist in a race wears a number.",
-    "A wooden bridge leads over the river.",
-    "A couple dances at a wedding.",
-    "The background is blurred.",
-)
+EVERYDAY = tuple(Path(__file__).with_name("everyday.txt").read_text(encoding="utf-8").splitlines())
+"""Descriptions of everyday photographs, of one to three sentences."""
+PHOTOGRAPHS = EVERYDAY[:40]  # of one sentence each
 SCENES = f"scenes:dev?count={len(PHOTOGRAPHS)}&seed=2718"
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.decode import decode, image_size
+from grainline.data.decode import Square, decode, image_size
 from grainline.data.record import Record
 
 ImageInput = bytes | Image.Image | np.ndarray
@@ -123,17 +123,14 @@ class EvalTransform:
     ) -> None:
         self.size, self.resize, self.larger = size, resize, round(size * margin)
         self.filter = Image.Resampling[filter.upper()]
+        self.square = Square(size, self.larger, resize == "squash", self.filter)
 
     def __call__(self, image: ImageInput, where: str = "image") -> Tensor:
         """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image)
-        decoded = decode(Record(where, image, ()))
-        if decoded.size != (self.size, self.size) or self.larger != self.size:
-            width, height, left, top = self._layout(decoded.size)
-            whole = decoded.resize((width, height), self.filter)
-            decoded = whole.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(decoded)).permute(2, 0, 1).contiguous()
+        square = self.square.cut(decode(Record(where, image, ())))
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
     def pressed(self) -> "EvalTransform":
         """The same filter, over the whole image."""
@@ -147,16 +144,9 @@ class EvalTransform:
         >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200))
         (-25.0, 10.0, 25.0, 60.0)
         """
-        width, height, left, top = self._layout(image)
+        width, height, left, top = self.square.layout(image)
         across, down = width / image[0], height / image[1]
         return box[0] * across - left, box[1] * down - top, box[2] * across - left, box[3] * down - top
-
-    def _layout(self, image: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Width and height of the resized image, and the left and upper edge of the square in it."""
-        width, height = (
-            self.larger if self.resize == "squash" else int(self.larger * side / min(image)) for side in image
-        )
-        return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
 
 class SameTransform(Crop):

@@ -114,7 +114,7 @@ def colour_bar(colours: Image.Image, how: str, words: str) -> LegendEntry:
 
 def contrast_bar() -> LegendEntry:
     """The colours of contrast with other texts."""
-    return colour_bar(scale_bar(*BAR, FLOOR / FULL), "from blue to orange", f"-{FULL:g} to +{FULL:g}")
+    return colour_bar(scale_bar(*BAR, FLOOR / FULL), "from blue to orange", "fits less, fits more")
 
 
 def heat_rows(model: Model, photo: Photo, texts: Sequence[str], null: Encoded) -> list[Row]:

@@ -25,6 +25,7 @@ from grainline.data.formats.joined import parts_of
 from grainline.data.formats.plain import read_lines
 from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source
+from grainline.data.other_texts import EVERYDAY, trained_on_scenes
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
@@ -35,7 +36,12 @@ from grainline.types import Encoded, rows, vectors_only
 MAX_TEXTS = 1_000
 MAX_IMAGES = 256  # of them, whose own images are encoded too
 SPAN_LENGTHS = (2, 3, 4, 6)  # sentences of a span, in turn
-DEFAULT_SOURCE = f"scenes:dev?count={MAX_TEXTS}&seed=1618"
+SCENES = f"scenes:dev?count={MAX_TEXTS}&seed=1618"
+PHOTOGRAPHS = "everyday.txt"
+BUILT_IN = {  # what is used where no texts are given, in words
+    SCENES: "texts of synthetic scenes",
+    PHOTOGRAPHS: f"{len(EVERYDAY)} built-in descriptions of everyday photographs",
+}
 FILE = "texts.json"
 FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded: all that scores read
 
@@ -54,14 +60,16 @@ class CalibrationTexts(NamedTuple):
     image_scores: tuple[tuple[float, float] | None, ...] = ()  # of text and sentence with the own image
 
 
-def gather_texts(path: str | None) -> CalibrationTexts:
-    """Texts of a source with captions, of a .txt file with one text a line, or of synthetic scenes."""
-    where = path or DEFAULT_SOURCE
-    captions = (
-        [(line, "", place) for place, line in enumerate(read_lines(where))]
-        if where.endswith(".txt")
-        else _captions(open_source(where, size=32), where)  # the images of scenes are not used here
-    )
+def gather_texts(path: str | None, run: Path | None = None) -> CalibrationTexts:
+    """Texts of a source with captions, of a .txt file with one text a line, or built-in ones.
+
+    run  of the model: where it was trained on drawn scenes alone, the built-in ones are of such
+    """
+    where = path or (SCENES if trained_on_scenes(run) else PHOTOGRAPHS)
+    if where.endswith(".txt"):
+        captions = [(line, "", i) for i, line in enumerate(read_lines(where) if path else EVERYDAY)]
+    else:
+        captions = _captions(open_source(where, size=32), where)  # the images of scenes are not used here
     split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
     if len(split) > MAX_TEXTS:
         split = [split[i * len(split) // MAX_TEXTS] for i in range(MAX_TEXTS)]

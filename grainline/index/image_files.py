@@ -54,6 +54,8 @@ def expand_paths(root: Path, paths: Sequence[str | Path]) -> list[str]:
                 raise UserError(f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)})")
             names |= {os.path.normpath(os.path.join(name, one)) for one in below}
         elif not whole.is_file():
+            if os.path.isfile(path):
+                raise UserError(f"{path} lies outside {root}, the folder of this index")
             raise UserError(f"no image at {path}; name files or folders below {root}")
         elif suffix(name) not in IMAGE_SUFFIXES:
             raise UserError(f"{path} is no image; allowed are {', '.join(IMAGE_SUFFIXES)}")

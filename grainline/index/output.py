@@ -140,7 +140,7 @@ def write_html(
     """
     page_results = results[:MAX_QUERIES]
     sections = [
-        _section(number, result, _query(index, result.query) if images else None, index)
+        _section(number, result, _query(index, result.query) if images else None, index, options.level)
         for number, result in enumerate(page_results, 1)
     ]
     manifest = index.reader.manifest
@@ -187,13 +187,14 @@ def _reading(options: Options, images: bool) -> list[str]:
 
 
 def _section(
-    number: int, result: QueryHits, image: Image.Image | MissingImage | None, index: Index
+    number: int, result: QueryHits, image: Image.Image | MissingImage | None, index: Index, level: float
 ) -> Section:
-    """A query, how sure its answer is, and its hits. number: of the query, from 1"""
+    """A query, how sure its answer is, and its hits. number: of the query, from 1; level: as in `Options`"""
     why = "Nothing was found."
     if result.hits:
         share = f"{100 * result.hits[0].p:.1f} %"
-        why = f"Of queries without a match, {share} score as high."
+        usual = f"a match: below {100 * level:g} %"
+        why = f"A query that matches nothing scores this high {share} of the time ({usual})."
         if image is not None:
             why = f"Of the images of the index, {share} have another one as near."
         why += " The images below are the nearest, not matches." if result.match == "none" else ""

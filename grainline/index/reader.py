@@ -26,7 +26,7 @@ from grainline.index.calibration import (
     sentence_level,
     standard,
 )
-from grainline.index.calibration_texts import DEFAULT_SOURCE, CalibrationTexts, read_calibration
+from grainline.index.calibration_texts import BUILT_IN, CalibrationTexts, read_calibration
 from grainline.index.candidates import Exact
 from grainline.loading import load
 from grainline.model import Model
@@ -43,7 +43,7 @@ class IndexReader:
         """thorough  check the arrays too, which reads every file. Raises UserError."""
         self.folder = folder
         self.manifest, self.segments, self.calibration_texts = _read(folder, thorough)
-        self.synthetic_texts = self.calibration_texts.source == DEFAULT_SOURCE  # none were given
+        self.built_in_texts = BUILT_IN.get(self.calibration_texts.source, "")  # in words; "": some were given
         self.live = [segment.live for segment in self.segments]
         self.locations = np.array(
             [(i, row) for i, live in enumerate(self.live) for row in np.flatnonzero(live)], dtype=np.int64

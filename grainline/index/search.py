@@ -291,10 +291,7 @@ class Index:
                 "the calibration texts have no images, so no sentence gets the verdict 'does not'; build "
                 "with --calibration-texts DATA that has images with captions",
             )
-        if power < MIN_POWER:
-            share = f"{100 * power:.0f} % of" if power >= 0.005 else "hardly any"
-            return (f"this model recognises {share} true sentences, so the verdict on each is 'cannot tell'",)
-        return ()
+        return ("this model is too weak to judge single sentences",) if power < MIN_POWER else ()
 
     @torch.no_grad()
     def heat(
@@ -348,10 +345,9 @@ class Index:
             notes.append(self.finder.note)
         if len(self) < MIN_IMAGES:
             notes.append(f"{len(self)} images are too few to say how sure a match is")
-        if texts and self.reader.synthetic_texts:
+        if texts and (words := self.reader.built_in_texts):
             notes.append(
-                "p was calibrated with texts of synthetic scenes; build with --calibration-texts for texts "
-                "like yours"
+                f"p was calibrated with {words}; build with --calibration-texts for texts like yours"
             )
         return tuple(notes)
 
@@ -363,6 +359,8 @@ class Index:
             raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 at least")
+        for segment in self.reader.segments:  # the finder has them mapped
+            segment.arrays[VECTORS].require_size()
 
 
 def open_index(

@@ -21,8 +21,9 @@ leaves the old index and some folders that no manifest names; the next writer re
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -222,7 +223,7 @@ class Column:
         self.path = path
         size = sealed["files"][path.name]["bytes"]
         self._sums = sealed["pages"][path.name]
-        self._bytes = _mapped(path, size)
+        self._bytes, self._inode = _mapped(path, size), path.stat().st_ino
         self._unchecked = np.ones(-(-size // PAGE), bool)
         self._check(np.arange(1))
         try:
@@ -239,6 +240,7 @@ class Column:
 
     def __getitem__(self, rows: Any) -> Any:
         """Some rows, by numbers, by a mask or as a slice, as numpy takes them. CorruptIndex for damage."""
+        self.require_size()
         if self._unchecked.any():
             width = self._array.dtype.itemsize * int(np.prod(self.shape[1:]))
             first = self._first + np.atleast_1d(np.arange(len(self))[rows]) * width
@@ -250,8 +252,19 @@ class Column:
 
     def whole(self) -> np.ndarray:
         """All of it, memory-mapped. CorruptIndex for damage."""
+        self.require_size()
         self._check(np.arange(len(self._unchecked)))
         return self._array
+
+    def require_size(self) -> None:
+        """Raise CorruptIndex where the file was cut in place: a read behind its end is a SIGBUS."""
+        with suppress(OSError):  # a file that was removed can be read as long as it is mapped
+            now = os.stat(self.path)
+            if now.st_ino == self._inode and now.st_size < len(self._bytes):
+                raise self._corrupt(f"has {now.st_size:,} bytes instead of {len(self._bytes):,}")
+
+    def _corrupt(self, why: str) -> CorruptIndex:
+        return CorruptIndex(self.path.parents[2], f"{'/'.join(self.path.parts[-3:])} {why}")
 
     def _check(self, pages: np.ndarray) -> None:
         width = len(crc32(b""))
@@ -259,10 +272,8 @@ class Column:
             start = page * PAGE
             piece = self._bytes[start : start + PAGE]
             if crc32(piece) != self._sums[page * width : (page + 1) * width]:
-                place = "/".join(self.path.parts[-3:])
                 end = start + len(piece) - 1
-                why = f"{place} is not what was written, somewhere in bytes {start:,} to {end:,}"
-                raise CorruptIndex(self.path.parents[2], why)
+                raise self._corrupt(f"is not what was written, somewhere in bytes {start:,} to {end:,}")
             self._unchecked[page] = False
 
 

@@ -70,7 +70,8 @@ def build(
     """Index all images below a folder. Given again, it goes on where it was interrupted.
 
     calibration_texts  texts like the queries that describe other images: a source with captions, or a .txt
-                       file with one text a line; captions of synthetic scenes if None
+                       file with one text a line; None: built-in descriptions of everyday photographs, or
+                       of drawn scenes for a model that was trained on these alone
     descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
                        the folder
     """
@@ -84,7 +85,7 @@ def build(
         if not (folder / store.MANIFEST).is_file():
             path = str(Path(path).resolve()) if path and Path(path).exists() else path  # or a name of the hub
             model_id = store.ModelId(path, model.description.method, fingerprint(model))
-            texts = gather_texts(calibration_texts)
+            texts = gather_texts(calibration_texts, model.run)
             encoded = encode_calibration(model, texts)
             texts = with_image_scores(model, texts, encoded)
             with store.disk_errors(folder):

@@ -142,8 +142,10 @@ class CaseImage(NamedTuple):
 
     def scale(self) -> tuple[str, Image.Image, str]:
         """The words before the colour scale, the scale, and the words behind it."""
-        limit, unit = self.range(), " times the reach of other texts" * self.contrast
-        return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
+        limit, low, high = self.range(), "fits less than other texts", "fits more"
+        if not self.contrast:
+            low, high = f"-{limit:.2g}", f"+{limit:.2g}"
+        return low, scale_bar(floor=self.floor / limit), high
 
     def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""

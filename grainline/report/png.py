@@ -247,11 +247,14 @@ def _maps_image(sheet: Sheet, top: float, one: CaseImage, title: str) -> None:
     foot, unit = top + WORDS + SIDE + 0.13, ""
     if one.heat is not None:
         low, bar, high = one.scale()
-        high, _, unit = high.partition(" ")  # the unit is longer than the image is wide
+        if one.contrast:  # the words are longer than the image is wide
+            unit, low, high = f"{low}, {high}", "less", "more"
         sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), bar)
         for x, words, side in ((0.26, low, "right"), (0.74, high, "left")):
             sheet.write(SPACE + x * SIDE, foot, words, SMALL, ha=side, va="center", color=SOFT)
-    below = [f"Colours: {unit}"] * bool(unit) + [textwrap.fill(one.left_out, MAPS_COLUMNS)]
+    below = [textwrap.fill(f"Colours: {unit}", MAPS_COLUMNS)] * bool(unit) + [
+        textwrap.fill(one.left_out, MAPS_COLUMNS)
+    ]
     sheet.write(SPACE, foot + 0.15, "\n".join(below), va="top", color=SOFT)
 
 

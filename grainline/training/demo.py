@@ -90,15 +90,14 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
     others += probes.sections(evaluation._replace(data=compared, result=results["probes"]))
     details = [("Training curves", charts(curves(read_log(out)))), *((one.title, one.body) for one in others)]
     sections = [
-        Section("What the model sees", _sees(evaluation, numbers)),
+        Section("What the model sees", _sees(evaluation)),
         *_query(evaluation),
         metrics_section(tables)._replace(title="Numbers"),
         Section("Details", Markup().join(folded(title, body) for title, body in details)),
         Section("Next", render("next.html", commands=commands(out))),
     ]
-    write_page(
-        page, render_page("grainline demo: what each sentence says of an image", hint(ABOUT), sections)
-    )
+    title, lead = "grainline demo: what each sentence says of an image", hint(ABOUT) + summary(numbers)
+    write_page(page, render_page(title, lead, sections))
     for name, value in numbers.items():
         console.print(f"{name}: {value.replace(chr(10), ', ')}", highlight=False)
     console.print(f"Report: {page.resolve()}", highlight=False, soft_wrap=True)
@@ -135,14 +134,14 @@ def _look(evaluation: Evaluation, row: int, text: str) -> CaseImage:
     return look._replace(sentences=plain, heat=heat[sentence_maps], first=strongest + 1, left_out="")
 
 
-def _sees(evaluation: Evaluation, numbers: dict[str, str]) -> Markup:
-    """Some scenes with their sentences and heat, and below the first row of them the headline numbers."""
+def _sees(evaluation: Evaluation) -> Markup:
+    """Some scenes with their sentences and heat."""
     data = evaluation.data
     own = data.texts.image.tolist()
     short = sorted(range(len(own)), key=lambda i: len(sentences(data.strings[i])))[:SCENES]
     cases = [Case("", look=_look(evaluation, own[i], data.strings[i])) for i in short]
     parts = [cases_html(cases[i : i + SCENES // 2], f"sees{i}n") for i in range(0, len(cases), SCENES // 2)]
-    return render("rows.html", kind="sees", lead=SEES, parts=parts, between=summary(numbers))
+    return render("rows.html", kind="sees", lead=SEES, parts=parts)
 
 
 def _query(evaluation: Evaluation) -> list[Section]:
@@ -170,11 +169,8 @@ def _query(evaluation: Evaluation) -> list[Section]:
         )
         title = f"{rank}. shows {number} of {len(parts)} sentences"
         cases.append(Case(title, right, look=look._replace(sentences=judged)))
-    quote, about = (
-        render("rows.html", kind="hits", lead=text, parts=[cases_html(cases, "hit")], between=""),
-        FINDS,
-    )
-    return [Section("A query of several sentences", hint(about.format(images=len(data.keys))) + quote)]
+    quote = render("rows.html", kind="hits", lead=text, parts=[cases_html(cases, "hit")])
+    return [Section("A query of several sentences", hint(FINDS.format(images=len(data.keys))) + quote)]
 
 
 def _numbers(results: dict[str, Result], encodings: Encodings, steps: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
-from PIL import Image
 from starlette.exceptions import HTTPException
 
 from grainline import __version__
@@ -23,9 +22,9 @@ from grainline.data.decode import MAX_PIXELS
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
-from grainline.index.store import CorruptIndex
+from grainline.web.decoders import Decoders, square_of, thumbnail
 from grainline.web.engine import Batcher, Engine, ImageQuery
-from grainline.web.guard import Guard, error_response
+from grainline.web.guard import Guard, client_of, error_response
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import (
     Error,
@@ -40,9 +39,7 @@ from grainline.web.schema import (
     Sentences,
     TextOnly,
     TextQuery,
-    decode_upload,
     sample_out,
-    thumbnail,
 )
 
 DISCONNECTED = 499  # nobody reads it
@@ -63,11 +60,10 @@ async def respond(_: Request, error: Exception) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "request"
         status, why = 422, f"{where}: {plain(first)}"
+        if "UploadFile" in why:
+            why = f"{where}: it must be a file, with a name"
         if first["type"] == "json_invalid":  # its place is only the number of a byte
             why = f"the body is no JSON: {first['ctx']['error']}"
-    elif isinstance(error, CorruptIndex):
-        log.error("%s", error)
-        why = "a file of the index is damaged; /api/health says which"
     elif isinstance(error, CorruptSample | UserError):
         status, why = 400, str(error)
     else:
@@ -80,8 +76,8 @@ class Server:
 
     def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
         self.engine, self.limits = engine, limits
-        self.batcher = Batcher(engine.answer, engine.refresh, batch=limits.batch, queue=limits.queue)
-        self.decoders = CapacityLimiter(limits.decoders)
+        self.batcher = Batcher(engine.answer, engine.refresh, limits=limits)
+        self.decoders, self.splitter = Decoders(limits), CapacityLimiter(1)
         errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
         app = FastAPI(
             title="grainline",
@@ -111,7 +107,8 @@ class Server:
         async def search(request: Request, query: TextQuery) -> SearchOut:
             """Images for a description, with p of each sentence in each of them."""
             self._need_images()
-            return await self._answer(request, query, f'"{shortened(query.text)}"')
+            async with self._attended(request) as client:
+                return await self._answer(client, query, f'"{shortened(query.text)}"')
 
         @app.post("/api/search/image")
         async def search_image(
@@ -125,21 +122,23 @@ class Server:
             if (image is None) == (name is None):
                 raise HTTPException(422, "give an image, or the name of one in the index")
             now, sent = self.engine.now, b"" if image is None else await image.read()
+            pixels = self.limits.pixels if name is None else MAX_PIXELS
 
-            def decoded() -> Image.Image:
-                if name is None:
-                    return decode_upload(sent, now.image_index.model, self.limits.pixels)
-                return decode_upload(now.read(name)[1], now.image_index.model, MAX_PIXELS)
+            def read() -> bytes:
+                return sent if name is None else now.read(name)[1]
 
-            query = ImageQuery(await to_thread.run_sync(decoded, limiter=self.decoders), k)
-            return await self._answer(request, query, "an image")
+            async with self._attended(request) as client:
+                square = now.image_index.model.transform.square
+                decoded = await self.decoders.run(client, read, square_of, square, pixels)
+                return await self._answer(client, ImageQuery(decoded, k), "an image")
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
             """Heat of each sentence of a text over an image of the index."""
             if not self.engine.now.image_index.model.method.has_layout:
                 raise HTTPException(409, "this model cannot show where a sentence lies")
-            return await self._answer(request, query)
+            async with self._attended(request) as client:
+                return await self._answer(client, query)
 
     def _add_facts(self, app: FastAPI) -> None:
         """Routes that do not need the model."""
@@ -148,21 +147,25 @@ class Server:
             "/api/image/{name}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}}
         )
         async def image(
-            name: Name, side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side
+            request: Request,
+            name: Name,
+            side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side,
         ) -> Response:
             """An image of the index as a JPEG whose longer side has at most `side` pixels."""
 
-            def jpeg() -> bytes:
-                return thumbnail(self.engine.now.read(name)[1], side)
+            def read() -> bytes:
+                return self.engine.now.read(name)[1]
 
-            body = await to_thread.run_sync(jpeg, limiter=self.decoders)
+            async with self._attended(request) as client:
+                body = await self.decoders.run(client, read, thumbnail, side)
             headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
             return Response(body, media_type="image/jpeg", headers=headers)
 
         @app.post("/api/sentences")
-        def split(query: TextOnly) -> Sentences:
+        async def split(query: TextOnly) -> Sentences:
             """The sentences of a text, as the search takes them."""
-            return Sentences(sentences=[sentence.text for sentence in sentences(query.text)])
+            parts = await to_thread.run_sync(sentences, query.text, limiter=self.splitter)
+            return Sentences(sentences=[sentence.text for sentence in parts])
 
         @app.get("/api/index")
         def index() -> IndexOut:
@@ -179,7 +182,7 @@ class Server:
                 method=model_id.method,
                 model=Path(model_id.path).name,
                 heat=now.model.method.has_layout,
-                calibrated_texts=images >= MIN_IMAGES and not now.reader.synthetic_texts,
+                calibrated_texts=images >= MIN_IMAGES and not now.reader.built_in_texts,
                 calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
                 notes=list(now.notes()) if images else [],
@@ -202,34 +205,29 @@ class Server:
         if not len(self.engine.now.image_index):
             raise HTTPException(409, "this index holds no images yet")
 
-    async def _answer(self, request: Request, query: Any, name: str = "") -> Any:
-        """The answer of the model. A request is withdrawn on a disconnect or a timeout.
-
-        name  of a search, which is logged
-        """
-        started = time.monotonic()
-        future = asyncio.wrap_future(self.batcher.submit(query))
-        gone = asyncio.create_task(_disconnected(request))
+    @asynccontextmanager
+    async def _attended(self, request: Request) -> AsyncIterator[str]:
+        """The client of a request. The block is cancelled when the client is gone, or has waited too long."""
+        why = 504, f"no answer within {self.limits.patience:g} s; try again"
         try:
-            await asyncio.wait(
-                {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
-            )
-            if future.done():
-                answer = future.result()
-                if name:
-                    took = 1000 * (time.monotonic() - started)
-                    logging.getLogger(SEARCHES).info(
-                        "search %s: %s, %.0f ms", name, amount(len(answer.hits), "image"), took
-                    )
-                return answer
-            if gone.done():
-                raise HTTPException(DISCONNECTED, "the client has disconnected")
-            raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
-        finally:
-            future.cancel()
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
+            async with asyncio.timeout(self.limits.patience) as deadline:
+                gone = asyncio.create_task(_disconnected(request, deadline))
+                try:
+                    yield client_of(request.scope, self.limits.behind_proxy)
+                finally:
+                    if not gone.cancel():  # it has ended
+                        why = DISCONNECTED, "the client has disconnected"
+        except TimeoutError:
+            raise HTTPException(*why) from None
+
+    async def _answer(self, client: str, query: Any, name: str = "") -> Any:
+        """The answer of the model; a query is withdrawn when this is cancelled. name: of a search, logged"""
+        started = time.monotonic()
+        answer = await asyncio.wrap_future(self.batcher.submit(query, client))
+        if name:
+            facts = name, amount(len(answer.hits), "image"), 1000 * (time.monotonic() - started)
+            logging.getLogger(SEARCHES).info("search %s: %s, %.0f ms", *facts)
+        return answer
 
 
 def shortened(text: str) -> str:
@@ -238,6 +236,7 @@ def shortened(text: str) -> str:
     return escape_controls(line if len(line) <= 60 else f"{line[:59]}…")
 
 
-async def _disconnected(request: Request) -> None:
+async def _disconnected(request: Request, deadline: asyncio.Timeout) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    deadline.reschedule(0)

@@ -3,8 +3,9 @@
 The name of an image is the start of the sha256 of its bytes. It survives refreshes and reveals no path.
 """
 
+import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,12 +22,15 @@ from grainline.index.reader import IndexReader
 from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, CorruptIndex
 from grainline.model import Model
+from grainline.web.limits import CHARACTERS, Limits
 from grainline.web.schema import HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
 from grainline.web.start import examples, samples
 
 NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
+log = logging.getLogger("uvicorn.error")
+Job = tuple[Any, Future[Any], str]  # a request, its answer, and its client
 TICK = 1.0  # seconds after which an idle worker checks whether the index has changed
 
 
@@ -95,7 +99,7 @@ class Engine:
     def answer(self, requests: list[Any]) -> list[Any]:
         """A response to each `TextQuery`, `ImageQuery` and `HeatQuery`, in batches of one kind and k.
 
-        Raises CorruptIndex where a file of the index is damaged; `problem` says so from then on.
+        Raises HTTPException where a file of the index is damaged; `problem` says so from then on.
         """
         kinds: dict[Any, list[int]] = {}
         for i, request in enumerate(requests):
@@ -108,8 +112,10 @@ class Engine:
                 for i, answer in zip(places, answers, strict=True):
                     out[i] = answer
         except CorruptIndex as error:
-            self.problem = self._message(error)
-            raise
+            if self.problem != (problem := self._message(error)):
+                self.problem = problem
+                log.error("%s", error)
+            raise HTTPException(503, problem) from None
         return out
 
     def _search(self, queries: Sequence[TextQuery | ImageQuery], k: int) -> list[SearchOut]:
@@ -148,21 +154,21 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 class Batcher:
     """A queue in front of the one thread that owns the model: requests in, futures out.
 
-    Requests that arrive while it works form the next batch, however few. A request is refused when the queue
-    is full, and dropped when its client has disconnected. `start` it before use, `close` it afterwards.
+    Requests that arrive while it works form the next batch, however few: first the oldest of every client,
+    then the next of each; of long texts only so many. A request is refused when the queue, or its client's
+    share of it, is full, and dropped when its client has disconnected. `start` it before use, then `close`.
     """
 
     def __init__(
-        self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, batch: int, queue: int
+        self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, limits: Limits
     ) -> None:
         """
         work     from requests to their answers, in order
         between  called by the worker before every batch, and each TICK while there is none
-        batch    requests that are answered together, at most
-        queue    requests that may wait
         """
-        self.work, self.between, self.batch, self.queue = work, between, batch, queue
-        self._waiting: deque[tuple[Any, Future[Any]]] = deque()
+        self.work, self.between, self.batch, self.queue = work, between, limits.batch, limits.queue
+        self.of_one = max(1, int(limits.queue * limits.share))  # requests of one client that may wait
+        self._waiting: deque[Job] = deque()
         self._news = threading.Condition()
         self._closed = False
         self.worker = threading.Thread(target=self._run, name="model", daemon=True)
@@ -170,7 +176,7 @@ class Batcher:
     def __len__(self) -> int:
         """Requests that wait."""
         with self._news:
-            return len(self._uncancelled())
+            return len(self._still_waiting())
 
     def start(self) -> None:
         self.worker.start()
@@ -184,15 +190,15 @@ class Batcher:
         while self._waiting:
             self._waiting.popleft()[1].cancel()
 
-    def submit(self, request: Any) -> Future[Any]:
+    def submit(self, request: Any, client: str = "") -> Future[Any]:
         """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full."""
         future: Future[Any] = Future()
         with self._news:
-            if len(self._waiting) >= self.queue:
-                self._waiting = self._uncancelled()
-            if self._closed or len(self._waiting) >= self.queue:
+            self._waiting = self._still_waiting()
+            own = sum(other == client for _, _, other in self._waiting)
+            if self._closed or len(self._waiting) >= self.queue or own >= self.of_one:
                 raise HTTPException(503, "the server has too much to do; try again in a moment")
-            self._waiting.append((request, future))
+            self._waiting.append((request, future, client))
             self._news.notify()
         return future
 
@@ -204,21 +210,34 @@ class Batcher:
                 if self._closed:
                     return
             self.between()
-            jobs: list[tuple[Any, Future[Any]]] = []
             with self._news:
-                while self._waiting and len(jobs) < self.batch:
-                    request, future = self._waiting.popleft()
-                    if future.set_running_or_notify_cancel():
-                        jobs.append((request, future))
+                jobs = self._next_batch()
             if jobs:
                 self._answer(jobs)
 
-    def _uncancelled(self) -> deque[tuple[Any, Future[Any]]]:
-        return deque(job for job in self._waiting if not job[1].cancelled())
+    def _still_waiting(self) -> deque[Job]:
+        return deque(job for job in self._waiting if not (job[1].running() or job[1].done()))
 
-    def _answer(self, jobs: list[tuple[Any, Future[Any]]]) -> None:
+    def _next_batch(self) -> list[Job]:
+        turns, characters = Counter[str](), 0
+        jobs: list[Job] = []
+
+        def turn(job: Job) -> int:
+            turns[job[2]] += 1
+            return turns[job[2]]
+
+        for job in sorted(self._waiting, key=turn):
+            characters += len(getattr(job[0], "text", ""))
+            if len(jobs) == self.batch or (jobs and characters > CHARACTERS):
+                break
+            if job[1].set_running_or_notify_cancel():
+                jobs.append(job)
+        self._waiting = self._still_waiting()
+        return jobs
+
+    def _answer(self, jobs: list[Job]) -> None:
         try:
-            answers = self.work([request for request, _ in jobs])
+            answers = self.work([request for request, _, _ in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0][1].set_exception(error)
@@ -226,5 +245,5 @@ class Batcher:
             for job in jobs:  # one of them is at fault; the others shall have their answers
                 self._answer([job])
             return
-        for (_, future), answer in zip(jobs, answers, strict=True):
+        for (_, future, _), answer in zip(jobs, answers, strict=True):
             future.set_result(answer)

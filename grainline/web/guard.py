@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -123,10 +123,15 @@ def host_of(value: str) -> str:
     >>> host_of("LOCALHOST:8017"), host_of("[::1]:80"), host_of("a b@c"), host_of("1.2.3.4:80")
     ('localhost', '::1', 'c', '1.2.3.4')
     """
+    return _parts("//" + value).hostname or ""
+
+
+def _parts(address: str) -> SplitResult:
+    """The parts of an address, all empty for what is none."""
     try:
-        return urlsplit("//" + value).hostname or ""
+        return urlsplit(address)
     except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def local(host: str) -> bool:
@@ -261,7 +266,7 @@ def _same_site(headers: Headers) -> bool:
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    return origin is None or _parts(origin).netloc == headers.get("host")
 
 
 def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:

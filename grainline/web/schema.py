@@ -1,26 +1,18 @@
-"""Requests and responses of the JSON interface, images included."""
+"""Requests and responses of the JSON interface."""
 
-import io
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from PIL import Image
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from starlette.exceptions import HTTPException
 
-from grainline.data.decode import FORMATS, decode, formats_of
-from grainline.data.record import CorruptSample, Record
-from grainline.errors import UserError
 from grainline.index.search import Match, QueryHits, Verdict
 from grainline.index.store import Row
-from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
 from grainline.web.limits import CHARACTERS, HITS
 
 LEVELS = 127  # of heat, each way
-QUALITY = 88  # of JPEGs
 
 
 def _query_text(text: str) -> str:
@@ -201,40 +193,3 @@ def heat_out(texts: Sequence[str], heat: np.ndarray, squashed: bool) -> HeatOut:
         maps.append(HeatMap(text=text, limit=limit, values=steps))
     part: Literal["middle", "whole"] = "whole" if squashed else "middle"
     return HeatOut(rows=heat.shape[1], columns=heat.shape[2], part=part, maps=maps)
-
-
-def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
-    """The input crop of an uploaded image. HTTPException for what is no image or too large.
-
-    pixels  of an image at most: its header says how many there are, before anything is decoded
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
-            width, height = image.size
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        width = height = pixels  # Pillow will not say how large it is
-    except CorruptSample as error:  # a HEIC or AVIF without its decoder
-        raise HTTPException(415, f"this server cannot read it: {error.cause}") from None
-    except Exception:
-        raise HTTPException(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
-    if width * height > pixels:
-        raise HTTPException(413, f"the image is too large; at most {pixels:,} pixels are allowed")
-    try:
-        return model.cropped(data)
-    except UserError as error:
-        raise HTTPException(415, str(error)) from None
-
-
-def thumbnail(data: bytes, side: int) -> bytes:
-    """An image as a JPEG whose longer side has at most `side` pixels, upright, without its metadata.
-
-    Raises CorruptSample.
-    """
-    image = decode(Record("image", data, ()), draft=side)
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    out = io.BytesIO()
-    try:
-        image.save(out, "JPEG", quality=QUALITY)
-    except OSError as error:
-        raise CorruptSample("corrupt image", str(error)) from error
-    return out.getvalue()

@@ -187,7 +187,7 @@ def _error_bytes(status: int, why: str) -> bytes:
 class Program(uvicorn.Server):
     """A uvicorn server that completes running requests before it ends, or responds with 503."""
 
-    def __init__(self, server: Server, log_level: str = "warning") -> None:
+    def __init__(self, server: Server, log_level: str = "error") -> None:
         self.ours = server
         self.places = Places(server.app, server.limits)
         settings = uvicorn.Config(
@@ -270,6 +270,7 @@ def log_searches() -> None:
     searches = logging.getLogger(SEARCHES)
     searches.handlers, searches.propagate = [handler], False
     searches.setLevel(logging.INFO)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of forms that are broken
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -23,15 +23,15 @@ def examples(index: Index) -> list[str]:
     """Sentences with the best contrast in this index, each with another best image: [] for an empty one.
 
     Contrast is the best score minus the mean over the background images, in units of their std. Candidates
-    are the calibration sentences, first those whose own image is in the index. Where these are of drawn
-    scenes, and the model was not trained on them, built-in ones of photographs are taken instead.
+    are the calibration sentences, first those whose own image is in the index; where no texts were given,
+    and the model was not trained on drawn scenes alone, built-in sentences of photographs.
     """
     if len(index) < 2:
         return []
     reader, texts = index.reader, index.reader.calibration_texts
     sentences, score = list(texts.sentences), reader.take(NULL_SENTENCES, reader.background)
     known = np.isin(texts.image_hashes, reader.hashes)
-    if reader.synthetic_texts and not trained_on_scenes(index.model.run):
+    if reader.built_in_texts and not trained_on_scenes(index.model.run):
         sentences, known = list(PHOTOGRAPHS), np.zeros(len(PHOTOGRAPHS), bool)
         score = index.score(reader.background, index.model.encode(texts=sentences))
     out: dict[int, str] = {}  # by best image

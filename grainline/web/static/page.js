@@ -4,6 +4,7 @@
 const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in report/heatmap.py
 const LARGE = 2048; // of the one that is shown large
 const COARSE = matchMedia("(pointer: coarse)").matches; // fingers do not hover, and have no Ctrl
+const NARROW = matchMedia("(max-width: 40rem)").matches; // as in style.css
 const SIDE = 768; // of the images, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
@@ -33,7 +34,7 @@ async function ask(path, options) {
   if (response.ok) return answer;
   if (response.status === 404)
     throw new Failure("That image is not in this index. If it was a file of yours, choose it again.");
-  throw new Failure(response.status === 503
+  throw new Failure(response.status === 503 && /try again/.test(answer.error)
     ? "The server is busy just now. Please try again in a moment."
     : `That did not work: ${answer.error || `status ${response.status}`}.`);
 }
@@ -150,6 +151,8 @@ function show(answer, query) {
     const words = matches.filter(([some]) => some).map(([, said]) => said).join(", ");
     status.textContent = `${plural(count, "image")}, best first; ${words}.`;
   }
+  document.body.classList.add("asked"); // on a phone the form takes less room
+  if (NARROW) document.querySelector("footer").prepend(at("validated"));
   at("notes").replaceChildren(...answer.notes.map((note) => element("li", note)));
   at("notes").hidden = !answer.notes.length;
   at("legend").hidden = !(canShow && query && count);
@@ -248,8 +251,9 @@ function card(hit, number, query, large = false) {
   const match = find(".match");
   match.textContent = { sure: "✓ sure match", "in part": "◐ match in part", none: "~ no sure match" }[hit.match];
   match.classList.add({ sure: "yes", "in part": "part", none: "no" }[hit.match]);
-  const others = query ? "queries without a match score as high" : "images here have another one as near";
-  match.title = `${percent(hit.p)} of the ${others}`;
+  match.title = query
+    ? `A query that matches nothing scores this high ${percent(hit.p)} of the time (a match: below 5 %).`
+    : `${percent(hit.p)} of the images here have another one as near.`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${large ? "large" : number}`;
   where.hidden = !(canShow && hit.sentences.length);
@@ -264,7 +268,7 @@ function line(sentence, number, heat, describedBy) {
   item.classList.add(kind);
   item.querySelector(".mark").textContent = mark;
   item.querySelector(".said").textContent = sentence.text;
-  item.querySelector(".verdict").textContent = `${verdict} ${sentence.score.toFixed(2)}`;
+  item.querySelector(".verdict").textContent = `${verdict}\nscore ${sentence.score.toFixed(2)}`;
   button.title = `${percent(sentence.p)} of the sentences about other images do as well in a best hit`;
   if (!canShow) return item;
   button.setAttribute("aria-describedby", describedBy);
@@ -442,6 +446,7 @@ function follow() {
     counted();
     status.textContent = "";
     document.title = "grainline";
+    document.body.classList.remove("asked");
     at("start").hidden = !samples.size;
     answered = new Map();
     followDetail();
