@@ -163,6 +163,45 @@ def test_csv_and_tsv_are_read_whatever_the_delimiter(data: Path, name: str, text
         assert told(source)[1][0] == "sub/b.png"
 
 
+ANON = [{"": "7", "image": "a.jpg", "caption": "A."}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", ",image,caption\n7,a.jpg,A.\n"),
+        ("t.csv", ",,image,caption\n7,8,a.jpg,A.\n"),
+        ("t.csv", "image,caption,\na.jpg,A.,\n"),
+        ("metadata.csv", " ,image,caption\n7,a.jpg,A.\n"),
+        ("t.tsv", "\timage\tcaption\n7\ta.jpg\tA.\n"),
+        ("t.json", json.dumps(ANON)),
+        ("t.jsonl", lines(ANON)),
+    ],
+)
+def test_a_column_without_a_name_is_no_text(data: Path, name: str, text: str) -> None:
+    path = write(data / name, text)
+    source = open_source(path if name != "metadata.csv" else str(data))
+    assert (source[0].captions, source[0].long) == (("A.",), None)
+    assert source.remarks == ("a column without a name is not read",)
+
+
+def test_commas_at_the_ends_of_rows_are_no_columns(data: Path) -> None:
+    source = open_source(write(data / "t.csv", "image,caption\na.jpg,A.,\nsub/b.png,B.,,\n"))
+    assert told(source) == [("a.jpg", ("A.",)), ("sub/b.png", ("B.",))]
+
+
+@pytest.mark.parametrize("text", ["nan", "NULL", "None", "<NA>", "\u200b\ufeff", "\u2800 \u00ad", "\u3164"])
+def test_empty_cells_and_invisible_characters_are_no_captions(data: Path, text: str) -> None:
+    rows = [{"image": "a.jpg", "caption": text}, {"image": "sub/b.png", "caption": [text, "\u200bB."]}]
+    source = open_source(write(data / "t.jsonl", lines([*rows, {"image": text, "caption": "C."}])))
+    assert cause(source, 0) == "missing caption"
+    assert source[1].captions == ("\u200bB.",)
+    assert cause(source, 2) == "missing image"
+    write(data / "a.txt", text)
+    write(data / "sub" / "b.txt", "B.")
+    assert cause(Folder(str(data)), 0) == "missing caption"
+
+
 def test_columns_and_the_folder_of_images_can_be_named(data: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", "photo,says,caption\na.jpg,Yes.,No.\n")
     assert told(open_source(f"{table}?image=photo&caption=says&root=data")) == [("a.jpg", ("Yes.",))]
@@ -508,6 +547,17 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({"empty/x/y.md": ""}, "empty", r"empty holds no images .* but 1 files of the kinds md"),
         ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
+        ({"t.csv": "\nimage,caption\na.jpg,A.\n"}, "t.csv", r"first line of t\.csv is blank; it must hold"),
+        (
+            {"t.jsonl": ROW | {"boxes": [{"phrase": "b", "box": [3, 0, 1, 1]}]}},
+            "t.jsonl",
+            r"in any row \(column caption\) that can be used; the first fault: corrupt region: row 1 \(boxes",
+        ),
+        (
+            {"t.json": {"images": [{"filename": "a.jpg", "split": 3, "sentences": []}]}},
+            "t.json",
+            r"t\.json has no split test: it has no row that can be read",
+        ),
         ({"t.jsonl": "no\nno"}, "t.jsonl", r"t\.jsonl is not JSON Lines: .*one object a line"),
         ({"t.jsonl": [ROW]}, "t.jsonl", r"t\.jsonl is not JSON Lines: a list"),
         ({"t.json": "{"}, "t.json", r"t\.json is not JSON: "),

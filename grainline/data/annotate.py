@@ -300,10 +300,11 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
     names = {name.lower(): name for row in rows for name in row.fields}
     key = next((names[name] for name in KEYS if name in names), None)
     columns = {
-        role: next((names[name] for name in known if name in names), "")
+        role: next(names[name] for name in known if name in names)
         for role, known in (("caption", COLUMNS["caption"]), ("long", LONG_FIELDS))
+        if not names.keys().isdisjoint(known)
     }
-    if key is None or not any(columns.values()):
+    if key is None or not columns:
         raise UserError(
             f"--texts {path} needs a column of keys ({', '.join(KEYS[:4])}, ...) and one of texts "
             f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"

@@ -64,9 +64,8 @@ def renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _whole(value: Any) -> str:
     """A text, or sentences as one; anything else counts as no text."""
-    if isinstance(value, list | tuple):
-        value = as_sentences([piece.strip() for piece in value if isinstance(piece, str) and piece.strip()])
-    return value.strip() if isinstance(value, str) else ""
+    texts = strings(value)
+    return as_sentences(texts) if texts else ""
 
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif", "heic", "heif", "avif")

@@ -3,7 +3,7 @@
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checke
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
+from grainline.errors import UserError
 
 
 class Entry(NamedTuple):
@@ -27,6 +28,12 @@ class Entry(NamedTuple):
 def wrong_row(place: str, error: str) -> Entry:
     """An entry for a row that cannot be used."""
     return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
+
+
+def no_text(file: str, what: str, faults: Sequence[tuple[str, str]]) -> UserError:
+    """The error for a file without a text that can be used; it names the first of its faults."""
+    first = f" that can be used; the first fault: {': '.join(faults[0])}" if faults else ""
+    return data_error(f"{file} has no text in any {what}{first}")
 
 
 class ListedImages(FileSource):
@@ -80,6 +87,8 @@ class ListedImages(FileSource):
         """
         splits, counts = self._query.get("split", default).split(","), Counter(present)
         unknown = [name for name in splits if name not in counts]
+        if unknown and not counts:
+            raise data_error(f"{self._file} has no split {unknown[0]}: it has no row that can be read")
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
             raise data_error(f"{self._file} has no split {unknown[0]}: it has {has}")
@@ -160,7 +169,8 @@ class _Coco(ListedImages):
             remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
             self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
-            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
+            faults = [entry.fault for entry in entries if entry.fault]
+            raise no_text(self._file, f"of its {len(entries)} images", faults)
         return [
             one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
             for one in entries

@@ -26,7 +26,7 @@ from grainline.data.formats.common import (
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
-from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of
+from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 
 CACHED_GROUPS = 2
@@ -67,6 +67,7 @@ class Parquet(Parts):
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
+        self.remarks = unnamed(schema.names)
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))

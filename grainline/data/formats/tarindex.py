@@ -2,8 +2,9 @@
 
 `members` reads POSIX ustar, GNU and pax headers, concatenated archives, and reports a truncated archive.
 `Shard` groups the members into samples: all with the same name up to the first dot of the last component of
-their paths. `load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache), one file
-per tar, valid while the tar's size and modification time stay the same.
+their paths; where that puts two samples under one key, up to the ending. `load_shard` caches it in
+$XDG_CACHE_HOME/grainline/index (else ~/.cache), one file per tar, valid while the tar's size and modification
+time stay the same.
 """
 
 import contextlib
@@ -12,7 +13,8 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -38,8 +40,10 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 2  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 3  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
+SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
+TEXTS = ("json", "txt")
 SPANS = 6  # numbers per sample in Shard.spans
 
 _BLOCK = 512
@@ -75,6 +79,9 @@ class Shard(NamedTuple):
     spans: array  # SPANS numbers a sample: offset and size of image, json, txt; ABSENT where there is none
     flaw: str
     truncated: bool  # the last sample is incomplete, or a key that stands for missing samples
+    dotted: str  # a key up to the first dot that would hold several samples; "": there is none
+    unread: int  # images and texts beside another one of their key that has no further dot
+    first_unread: str  # name of the first of them
 
 
 class _Header(NamedTuple):
@@ -207,13 +214,15 @@ def load_shard(path: str) -> Shard:
 
 
 def group(path: str, listing: Members, state: os.stat_result) -> Shard:
-    """Members to samples. A second file of the same kind under the same key opens a sample of its own."""
+    """Members to samples. A second file of the same name opens a sample of its own."""
     samples: dict[str, dict[str, Member]] = {}
     newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
-    for member in listing.files:
-        name, kind = _split(member.name)
-        if not name or not kind:
-            continue
+    names = [(member, *split) for member in listing.files if (split := _split(member.name))[0] and split[1]]
+    dotted = _clash((name, kind) for _, name, kind in names)
+    for member, name, kind in names:
+        if dotted:
+            middle, _, kind = f".{kind}".rpartition(".")
+            name += middle
         name = unquote(name, errors="surrogatepass") if listing.quoted else name
         key = newest.get(name, name)
         if kind in samples.get(key, {}):
@@ -228,29 +237,56 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
         # the last sample is complete: the missing ones get a key of their own
         keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
         spans.extend([ABSENT] * SPANS)
-    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, listing.flaw, listing.truncated)
+    slots = ((sample, slot) for sample in samples.values() for slot in _slots(sample) if len(slot) > 1)
+    unread = [sample[k].name for sample, slot in slots if "." not in slot[0] for k in slot if "." in k]
+    about = (listing.flaw, listing.truncated, dotted, len(unread), (*unread, "")[0])
+    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, *about)
+
+
+def _clash(names: Iterable[tuple[str, str]]) -> str:
+    """The first key under which two samples are; "" where each has one image, one json and one txt.
+
+    >>> _clash([("v1", "0_1.jpg"), ("v1", "0_2.jpg")]), _clash([("a", "jpg"), ("a", "mask.png")])
+    ('v1', '')
+    """
+    keys: dict[str, dict[str, set[str]]] = {}  # of each key: what stands before the ending -> kinds of files
+    for name, kind in names:
+        middle, _, ending = f".{kind.lower()}".rpartition(".")
+        keys.setdefault(name, {}).setdefault(middle, set()).add(ending if ending in TEXTS else "image")
+    for name, middles in keys.items():
+        plain, others = middles.pop("", set()), [kind for kinds in middles.values() for kind in kinds]
+        pair = any("image" in kinds and len(kinds) > 1 for kinds in middles.values())
+        if any(others.count(kind) > (kind not in plain) and (pair or kind not in plain) for kind in others):
+            return name
+    return ""
 
 
 def _split(name: str) -> tuple[str, str]:
     """Key and kind of a member; no kind for what is no part of a sample.
 
     >>> _split("./a/cat.jpg"), _split("b.c/cat.long.TXT"), _split(".cat.jpg"), _split("cat.npy")
-    (('a/cat', 'jpg'), ('b.c/cat', 'long.txt'), ('', 'cat.jpg'), ('cat', ''))
+    (('a/cat', 'jpg'), ('b.c/cat', 'long.TXT'), ('', 'cat.jpg'), ('cat', ''))
     """
     folder, slash, file = name.removeprefix("./").rpartition("/")
     stem, _, kind = file.partition(".")
-    kind = kind.lower()
-    wanted = kind.rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, *TEXTS)
     return (folder + slash + stem if stem else ""), (kind if wanted else "")
 
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
-    """Image, json and txt of a sample. "jpg" goes before "mask.jpg", then the order in the tar decides."""
-    for suffixes in (IMAGE_SUFFIXES, ("json",), ("txt",)):
-        kinds = [kind for kind in sample if kind.rpartition(".")[2] in suffixes]
-        best = min(kinds, key=lambda kind: "." in kind, default=None)
-        yield sample[best].offset if best else ABSENT
-        yield sample[best].size if best else ABSENT
+    """Offset and size of the image, the json and the txt of a sample."""
+    slots = _slots(sample)
+    spans = [sample[slot[0]][1:] if slot else (ABSENT, ABSENT) for slot in slots]
+    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in slots):
+        spans[0] = SEVERAL, ABSENT
+    return chain.from_iterable(spans)
+
+
+def _slots(sample: dict[str, Member]) -> list[list[str]]:
+    """The kinds of images, of json and of txt of a sample, those with the fewest dots first."""
+    kinds = sorted(sample, key=lambda kind: kind.count("."))
+    endings = IMAGE_SUFFIXES, ("json",), ("txt",)
+    return [[kind for kind in kinds if kind.lower().rpartition(".")[2] in ends] for ends in endings]
 
 
 def _cache_file(path: str) -> Path | None:
@@ -274,8 +310,8 @@ def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
         return None
     if [version, *fields[:3]] != [VERSION, path, state.st_size, state.st_mtime_ns]:
         return None
-    _, size, mtime_ns, keys, spans, flaw, truncated = fields
-    return Shard(path, size, mtime_ns, keys, array("q", spans), flaw, truncated)
+    _, size, mtime_ns, keys, spans, *others = fields
+    return Shard(path, size, mtime_ns, keys, array("q", spans), *others)
 
 
 def _write_cache(cache: Path, shard: Shard) -> None:
