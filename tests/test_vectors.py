@@ -124,6 +124,18 @@ def test_what_does_not_fit_is_one_line(wrong: dict[str, Any], said: str) -> None
         grainline.evaluate(**{"vectors": VECTORS, "pairs": OWNER} | wrong)
 
 
+def test_names_that_stand_for_rows_are_noted_with_their_order() -> None:
+    order = [3, 0, 5, 1, 4, 2]
+    vectors = (IMAGES, IMAGES[order])
+    by_row = grainline.evaluate(vectors=vectors, pairs=order)
+    by_key = grainline.evaluate(vectors=vectors, pairs=[{"image": i, "key": f"{i}.jpg"} for i in order])
+    by_name = grainline.evaluate(vectors=vectors, pairs=[f"{i}.jpg" for i in order])
+    assert "image to text R@1" in values(by_row)
+    assert values(by_row) == values(by_key) != values(by_name)
+    assert "in order of first appearance: 3.jpg is row 0, 2.jpg row 5; where" in " ".join(by_name.notes)
+    assert not any("appearance" in note for result in (by_row, by_key) for note in result.notes)
+
+
 def test_every_kind_of_file_gives_the_same(files: Path) -> None:
     arrays = {"image_embeds": VECTORS[0], "text_embeds": VECTORS[1]}
     np.savez("both.npz", **arrays)
@@ -139,6 +151,13 @@ def test_every_kind_of_file_gives_the_same(files: Path) -> None:
         assert values(grainline.evaluate(vectors=vectors, pairs="pairs.jsonl")) == expected
     with pytest.raises(UserError, match=r"image.npy has no array texts or"):
         grainline.evaluate(vectors="image.npy", pairs="pairs.jsonl")
+    np.save("object.npy", np.array([{}]))
+    for name in ("object.npy", "pairs.npy"):
+        Path("pairs.npy").write_bytes(b"no array at all")
+        with pytest.raises(
+            UserError, match=r"npy cannot be read: (it holds no plain array|.*Python objects)"
+        ):
+            grainline.evaluate(vectors=[name, "text.npy"], pairs="pairs.jsonl")
     (files / "broken.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"broken.npz cannot be read"):
         grainline.evaluate(vectors="broken.npz", pairs="pairs.jsonl")

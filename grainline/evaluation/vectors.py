@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.plain import parse_json, read_text
+from grainline.data.formats.plain import array_reason, parse_json, read_text
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
@@ -156,7 +156,13 @@ def open_vectors(
                 f"no pairs: give a file with one line a text, {FORM}, or the row of the image of each"
             )
         pairs, where = rows.pairs, "rows.jsonl"
-    owner, strings, keys = _matched(_lines(pairs, where), where, len(image), len(text), rows.keys)
+    lines = _lines(pairs, where)
+    owner, strings, keys = _matched(lines, where, len(image), len(text), rows.keys)
+    order = (
+        f"names of images stand for rows of the vectors in order of first appearance: {keys[0]} is row 0, "
+        f"{keys[-1]} row {len(keys) - 1}; where the vectors are in another order, give rows in place of names"
+    )
+    named = rows.keys is None and any(isinstance(line["image"], str) for line in lines)
     folder = images or (str(Path(where).parent) if Path(where).suffix else ".")
     number = torch.arange(len(image))
     data = Encodings(
@@ -173,6 +179,7 @@ def open_vectors(
         blank=0,
         cut=0,
         positions=tuple(range(len(image))),
+        remarks=(order,) if named else (),
     )
     about = {
         "model": name,
@@ -236,7 +243,7 @@ def _read(path: str) -> Mapping[str, Any]:
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
-        raise UserError(f"vectors {file} cannot be read: {error}") from None
+        raise UserError(f"vectors {file} cannot be read: {array_reason(error)}") from None
     raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 
 
@@ -343,6 +350,8 @@ def _matched(
             f"{where} has {amount(len(lines), 'line')} for {amount(texts, 'text vector')};"
             " one a text is needed"
         )
+    if keys is not None and len(set(keys)) < images:
+        raise UserError(f"rows.jsonl names {len(set(keys))} images for {amount(images, 'image vector')}")
     values = [line["image"] for line in lines]
     named = list(dict.fromkeys(value for value in values if isinstance(value, str)))
     if named and any(isinstance(value, int | np.integer) for value in values):
