@@ -113,6 +113,26 @@ def test_a_folder_through_a_link_that_goes_in_circles_ends(data: Path) -> None:
     assert len(Folder(str(data))) == 2
 
 
+def test_thumbnails_and_excluded_files_are_left_out_and_counted(data: Path) -> None:
+    names = ("@eaDir/a.jpg", "sub/@eaDir/b.png", "x.lrdata/c.jpg", "private/2020/d.jpg", "e-copy.jpg")
+    for name in names:
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(jpeg(9))
+    for name in ("a.txt", "sub/b.txt"):
+        write(data / name, "A.")
+    plain = open_source(str(data))
+    assert list(plain.keys()) == ["a.jpg", "e-copy.jpg", "private/2020/d.jpg", "sub/b.png"]
+    assert plain.remarks == (
+        "3 files left out, of thumbnails or by exclude: @eaDir/a.jpg, sub/@eaDir/b.png, x.lrdata/c.jpg",
+    )
+    chosen = open_source(f"{data}?exclude=private/20*,*-copy.jpg")
+    assert list(chosen.keys()) == ["a.jpg", "sub/b.png"]
+    assert "5 files left out" in chosen.remarks[0]
+    assert list(open_source(f"classes:{data}?exclude=private").keys()) == ["sub/b.png"]
+    with pytest.raises(UserError, match=r"'only=x' in .* is no option: allowed are exclude"):
+        open_source(f"{data}?only=x")
+
+
 def test_the_fingerprint_of_a_folder_follows_its_texts(data: Path) -> None:
     write(data / "a.txt", "A.")
     first = Folder(str(data)).fingerprint()

@@ -181,6 +181,34 @@ def commands(title: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in "".join(blocks).splitlines() if line.strip()]
 
 
+@pytest.mark.parametrize("line", ["[]", "7", "nonsense", '{"side": "images"}', '{"key": "a"}', "7" * 5000])
+def test_a_damaged_list_of_rows_is_one_line(tmp_path: Path, line: str) -> None:
+    arrays = {"images": torch.eye(3), "texts": torch.eye(3)}
+    save_file(arrays, tmp_path / "vectors.safetensors")
+    (tmp_path / "rows.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UserError, match=r"rows.jsonl is not as `grainline encode` writes it; encode again"):
+        grainline.evaluate(vectors=str(tmp_path))
+    rows = [{"side": side, "key": key, "text": "A dog."} for side in ("images", "texts") for key in "aab"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"rows.jsonl names 2 images for 3 image vectors"):
+        grainline.evaluate(vectors=str(tmp_path))
+
+
+@pytest.mark.parametrize("digits", [401, 5000])
+def test_a_header_of_long_numbers_is_one_line(tmp_path: Path, digits: int) -> None:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'7' * digits}, 2), }}\n".encode()
+    (tmp_path / "a.npy").write_bytes(
+        b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + bytes(64)
+    )
+    np.savez(tmp_path / "b.npz", images=IMAGES)
+    data = bytearray((tmp_path / "b.npz").read_bytes())
+    data[90] ^= 0xFF
+    (tmp_path / "b.npz").write_bytes(data)
+    for name in ("a.npy", "b.npz"):
+        with pytest.raises(UserError, match=r"cannot be read: "):
+            grainline.evaluate(vectors=(str(tmp_path / name), VECTORS[1]), pairs=OWNER)
+
+
 def test_the_commands_of_the_docs_measure_vectors(files: Path, capsys: Capture) -> None:
     np.save("scores.npy", VECTORS[0] @ VECTORS[1].T)
     listed = commands("Vectors of another program")

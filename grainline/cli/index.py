@@ -40,6 +40,9 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder of the index; an interrupted build is continued.")],
     calibration_texts: CalibrationTexts = None,
     descriptions: Descriptions = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Patterns of images and folders to leave out, such as private.")
+    ] = None,
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
     check_model(model)
@@ -48,7 +51,14 @@ def build(
 
     texts, about, started = calibration_texts, descriptions or (), time.monotonic()
     with progress("indexing") as step:
-        report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
+        report = run(
+            *(images, out),
+            model=model,
+            calibration_texts=texts,
+            descriptions=about,
+            exclude=exclude or (),
+            progress=step,
+        )
     print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
@@ -294,6 +304,8 @@ def print_report(folder: Path, report: Any, seconds: float | None = None) -> Non
     counts = [f"{number} {name}" for name, number in counted if number]
     speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""
     print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'}){speed}")
+    for remark in report.remarks:
+        print(escape_controls(remark))
     if report.corrupt:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.corrupt.items())
         print(f"not usable: {causes}; the first: {escape_controls('; '.join(report.corrupt_first))}")

@@ -23,6 +23,7 @@ from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
 from grainline.data.descriptions import LONG_CAPTIONS
 from grainline.data.formats.common import LONG_FIELDS, read_captions
+from grainline.data.formats.plain import bounded
 from grainline.data.formats.table import COLUMNS, fields_of, read_rows
 from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.open_source import open_source
@@ -223,7 +224,7 @@ class ByTexts(Describer):
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
         elif captions:
-            numbers = [int(number) for number in captions[1].split(",")] if captions[1] else None
+            numbers = [bounded(number) for number in captions[1].split(",")] if captions[1] else None
             self._text = lambda record: captions_of(record, numbers)
         else:
             by_key = texts_by_key(texts)
@@ -310,7 +311,10 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
             f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"
         )
     for row in rows:
-        captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
+        try:
+            captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
+        except CorruptSample as error:
+            raise UserError(f"--texts {error.where}: {error.cause}") from None
         name = row.fields.get(key)
         if isinstance(name, str) and name.strip() and not captions.silent:
             yield name.strip(), captions.long or as_sentences(captions.captions)

@@ -29,6 +29,9 @@ class PhrasesConfig(Config):
     tokens: int = Field(30, ge=3)  # length of the longest phrase, begin and end token included
 
 
+MAX_TEXTS = 1000  # of an image in a batch
+
+
 class TextsConfig(Config):
     """Which texts of a record a training sample takes."""
 
@@ -49,6 +52,10 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TextsConfig":
+        if max(self.slots, self.chunks) > MAX_TEXTS:
+            raise ValueError(
+                f"an image has {max(self.slots, self.chunks):,} texts; at most {MAX_TEXTS:,} fit into a batch"
+            )
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
             raise ValueError(
                 "per_image 0 means sampled captions alone: it needs sampled_captions above 0, and goes with "

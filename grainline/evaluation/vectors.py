@@ -10,8 +10,6 @@ An image may have several texts, a text has one image. `"image": null` is a text
 is no query. Names that are files, seen from the folder of the pairs, are shown on the page.
 """
 
-import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -222,11 +219,17 @@ def _folder_rows(name: str, one: Any) -> _Rows:
     file = Path(name) / "rows.jsonl"
     if not isinstance(one, str | Path) or not file.is_file():
         return _Rows(None, None)
-    rows = [json.loads(line) for line in read_text(str(file)).splitlines()]
-    texts = [
-        {"image": row["key"], "text": row["text"]} for row in rows if row["side"] == "texts" and "key" in row
-    ]
-    return _Rows([row["key"] for row in rows if row["side"] == "images"] or None, texts or None)
+    lines = read_text(str(file)).split("\n")
+    try:
+        rows = [parse_json(line) for line in lines if line]
+        texts = [
+            {"image": row["key"], "text": row["text"]}
+            for row in rows
+            if row["side"] == "texts" and "key" in row
+        ]
+        return _Rows([str(row["key"]) for row in rows if row["side"] == "images"] or None, texts or None)
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{file} is not as `grainline encode` writes it; encode again") from None
 
 
 def _read(path: str) -> Mapping[str, Any]:
@@ -242,7 +245,7 @@ def _read(path: str) -> Mapping[str, Any]:
             return load_file(file)
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
+    except Exception as error:  # damage makes numpy raise nearly everything
         raise UserError(f"vectors {file} cannot be read: {array_reason(error)}") from None
     raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 

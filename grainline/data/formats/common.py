@@ -19,12 +19,13 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
-from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
+from grainline.data.formats.checked import MAX_TEXT, Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
-from grainline.data.formats.plain import data_error, parse_json, read_plain, text_of
+from grainline.data.formats.plain import bounded, data_error, parse_json, read_plain, text_of
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -227,7 +228,7 @@ def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...],
 def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     """The texts in the fields named at the top of this file. They are stripped, and empty ones dropped.
 
-    Raises CorruptSample("corrupt region"), which names the field.
+    Raises CorruptSample: a corrupt region, with the field, or a corrupt text, which is too long.
 
     >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
@@ -239,7 +240,15 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     longs = ([long] if long else []) + strings(fields.get("longs"))
     regions, foils = _regions(fields, where)
     first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
-    return Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:]))
+    return _limited(Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:])), where)
+
+
+def _limited(texts: Captions, where: str) -> Captions:
+    """The same texts. Raises CorruptSample for one that would take minutes to split."""
+    longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others)))
+    if longest > MAX_TEXT:
+        raise CorruptSample(CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)")
+    return texts
 
 
 def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
@@ -260,6 +269,7 @@ def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool)
         if texts.silent and (data := read(suffix)) is not None:
             text = text_of(data)
             texts = texts._replace(captions=tuple(strings(text.split("\n") if lines else text)))
+            texts = _limited(texts, f"{stem}.{suffix}")
     except ValueError as error:
         raise CorruptSample(CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
     return texts
@@ -384,6 +394,10 @@ def braces(path: str) -> list[str]:
     """
     pieces = re.split(r"(\{[^{}]*\})", path)
     choices = [_choices(piece, path) if number % 2 else [piece] for number, piece in enumerate(pieces)]
+    if prod(map(len, choices)) > _MAX_RANGE:
+        raise data_error(
+            f"{path} stands for more than {_MAX_RANGE:,} paths: name a folder, or use a wildcard"
+        )
     return ["".join(choice) for choice in product(*choices)]
 
 
@@ -391,7 +405,7 @@ def _choices(brace: str, path: str) -> list[str]:
     inside = brace[1:-1]
     span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
     if span:
-        first, last = int(span[1]), int(span[2])
+        first, last = bounded(span[1]), bounded(span[2])
         if not first <= last < first + _MAX_RANGE:
             raise data_error(f"{brace} in {path} is no range of at most {_MAX_RANGE} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]

@@ -52,17 +52,15 @@ class Parquet(Parts):
         self._groups: list[_Group] = []
         schema: Any = None
         for file in self._files:
-            with _opened(file) as opened:
-                schema = schema or opened.schema_arrow
-                missing = set(schema.names) - set(opened.schema_arrow.names)
-                if missing:
-                    raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
-                first = 0
-                for number in range(opened.metadata.num_row_groups):
-                    self._groups.append(
-                        _Group(file, number, first, opened.metadata.row_group(number).num_rows)
-                    )
-                    first += self._groups[-1].rows
+            own, sizes = _structure(file)
+            schema = schema or own
+            missing = set(schema.names) - set(own.names)
+            if missing:
+                raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
+            starts = accumulate(sizes, initial=0)
+            self._groups += [
+                _Group(file, i, *place) for i, place in enumerate(zip(starts, sizes, strict=False))
+            ]
         self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
@@ -77,7 +75,7 @@ class Parquet(Parts):
         self._forget()
         if _holds_paths(schema, self._columns["image"], self._files[0]):
             rows: list[dict[str, Any]] = []
-            with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
+            with contextlib.suppress(ValueError):  # each row of the first group is corrupt
                 rows = self._rows(0)
             names = [row[self._columns["image"]] for row in rows]
             places = [[os.path.join(self._root, name)] for name in names if name]
@@ -104,7 +102,7 @@ class Parquet(Parts):
         where = f"{self._groups[group].file}: {key}"
         try:
             fields = self._rows(group)[row]
-        except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
+        except ValueError as error:
             raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
         texts = read_captions(fields_of(fields, self._columns), where)
         if texts.silent:
@@ -144,36 +142,51 @@ class Parquet(Parts):
         for group in self._groups:
             try:
                 rows = _read(group, wanted)
-            except (OSError, ValueError):
+            except ValueError:
                 parts.append(UNREADABLE_FILE)
                 continue
             for fields in rows:
-                parts += read_captions(fields_of(fields, self._columns), self.path).texts
+                with contextlib.suppress(CorruptSample):
+                    parts += read_captions(fields_of(fields, self._columns), self.path).texts
         return digest(parts)
 
 
-def _opened(file: str) -> Any:
-    """A pyarrow ParquetFile, to be used in a with statement. Raises UserError."""
+def _structure(file: str) -> tuple[Any, list[int]]:
+    """The schema of pyarrow and the number of rows of each group. Raises UserError."""
     try:
-        from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
         regular(file)
-        return ParquetFile(file)
-    except (OSError, ArrowInvalid) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        with ParquetFile(file) as opened:
+            content = opened.metadata
+            rows = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
+            if min(rows, default=0) < 0 or sum(rows) != content.num_rows:
+                raise ValueError(f"its groups have {rows} rows of {content.num_rows}")
+            return opened.schema_arrow, rows
+    except Exception as error:  # damage makes pyarrow raise nearly everything
+        why = getattr(error, "strerror", None) or _brief(error)
         raise data_error(f"{file} cannot be read as parquet ({why})") from error
 
 
+def _brief(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a group. Raises ValueError, whatever pyarrow raises."""
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(group.file) as file:
-        # without threads: pyarrow's pool does not survive a fork
-        table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
-    rows: list[dict[str, Any]] = table.to_pylist()
+    try:
+        with ParquetFile(group.file) as file:
+            # without threads: pyarrow's pool does not survive a fork
+            table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except Exception as error:
+        raise ValueError(_brief(error)) from error
+    if len(rows) != group.rows:
+        raise ValueError(f"{len(rows)} rows in place of {group.rows}")
     return rows
 
 

@@ -299,7 +299,7 @@ class TextsAlone(FileSource):
         self.path = path
         rows = _text_rows(path)
         # the number of each row, its texts, and what is wrong with it
-        self._rows = [(row.number, Captions() if row.error else _texts_of(row), row.error) for row in rows]
+        self._rows = [(row.number, *_texts_of(row)) for row in rows]
         if all(texts.silent for _, texts, _ in self._rows):
             faults = [(CORRUPT_ROW, f"row {number} ({error})") for number, _, error in self._rows if error]
             raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS['caption'])})", faults)
@@ -342,12 +342,16 @@ def _text_rows(path: str) -> list[Row]:
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 
 
-def _texts_of(row: Row) -> Captions:
+def _texts_of(row: Row) -> tuple[Captions, str]:
+    """The texts of a row, and what is wrong with it."""
     fields = {
         role: next((row.fields[name] for name in names if name in row.fields), None)
         for role, names in TEXT_COLUMNS.items()
     }
-    return read_captions(fields, f"row {row.number}")
+    try:
+        return (Captions() if row.error else read_captions(fields, "")), row.error
+    except CorruptSample as error:
+        return Captions(), error.where.strip(" ()")
 
 
 def _unzipped(path: str) -> str:
