@@ -154,9 +154,7 @@ def test_every_kind_of_file_gives_the_same(files: Path) -> None:
     np.save("object.npy", np.array([{}]))
     for name in ("object.npy", "pairs.npy"):
         Path("pairs.npy").write_bytes(b"no array at all")
-        with pytest.raises(
-            UserError, match=r"npy cannot be read: (it holds no plain array|.*Python objects)"
-        ):
+        with pytest.raises(UserError, match=r"npy cannot be read: (the magic|.*Python objects)"):
             grainline.evaluate(vectors=[name, "text.npy"], pairs="pairs.jsonl")
     (files / "broken.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"broken.npz cannot be read"):

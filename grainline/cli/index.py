@@ -49,16 +49,10 @@ def build(
     require_folder(images)
     from grainline.index.sync import build as run
 
-    texts, about, started = calibration_texts, descriptions or (), time.monotonic()
+    about: dict[str, Any] = {"calibration_texts": calibration_texts, "descriptions": descriptions or ()}
+    about["exclude"], started = exclude or (), time.monotonic()
     with progress("indexing") as step:
-        report = run(
-            *(images, out),
-            model=model,
-            calibration_texts=texts,
-            descriptions=about,
-            exclude=exclude or (),
-            progress=step,
-        )
+        report = run(images, out, model=model, **about, progress=step)
     print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 

@@ -20,7 +20,6 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from grainline.data.formats.plain import array_reason
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
@@ -140,9 +139,9 @@ class CachedRows:
     def _map(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         path = self.folder / name
         try:
-            array: np.ndarray = np.load(path, mmap_mode="r")
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({array_reason(error)}); {self.kind.again}") from None
+            raise UserError(f"{path} cannot be read ({error}); {self.kind.again}") from None
         if array.shape != shape:
             raise UserError(f"{path} holds {array.shape}, not {shape}; {self.kind.again}")
         return array

@@ -29,9 +29,6 @@ class PhrasesConfig(Config):
     tokens: int = Field(30, ge=3)  # length of the longest phrase, begin and end token included
 
 
-MAX_TEXTS = 1000  # of an image in a batch
-
-
 class TextsConfig(Config):
     """Which texts of a record a training sample takes."""
 
@@ -52,9 +49,9 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TextsConfig":
-        if max(self.slots, self.chunks) > MAX_TEXTS:
+        if max(self.slots, self.chunks) > 1000:
             raise ValueError(
-                f"an image has {max(self.slots, self.chunks):,} texts; at most {MAX_TEXTS:,} fit into a batch"
+                f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
             )
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
             raise ValueError(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.plain import array_reason, parse_json, read_text
+from grainline.data.formats.plain import parse_json, read_text
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
@@ -195,49 +195,38 @@ class _Rows(NamedTuple):
 
 def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
     """The arrays of images and of texts, their name, and the rows of a folder."""
-    if isinstance(vectors, str | Path):
+    if isinstance(vectors, str | Path | Mapping):
         vectors = [vectors]
-    if isinstance(vectors, Mapping):
-        return (
-            (_array(vectors, "images", "vectors"), _array(vectors, "texts", "vectors")),
-            "arrays",
-            _Rows(None, None),
-        )
     if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
         raise UserError("vectors are two arrays or files, of images and of texts, or one file with both")
     names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
-    arrays = [_read(str(one)) if isinstance(one, str | Path) else {"": one} for one in vectors]
+    arrays = [_arrays(one) for one in vectors]
     sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
-    first, last = (
-        _folder_rows(name, one)
-        for name, one in zip((names[0], names[-1]), (vectors[0], vectors[-1]), strict=True)
-    )
+    first, last = _folder_rows(vectors[0]), _folder_rows(vectors[-1])
     return sides, " and ".join(dict.fromkeys(names)), _Rows(first.keys, last.pairs)
 
 
-def _folder_rows(name: str, one: Any) -> _Rows:
-    file = Path(name) / "rows.jsonl"
-    if not isinstance(one, str | Path) or not file.is_file():
+def _folder_rows(vectors: Any) -> _Rows:
+    if not isinstance(vectors, str | Path) or not (file := Path(vectors) / "rows.jsonl").is_file():
         return _Rows(None, None)
     lines = read_text(str(file)).split("\n")
     try:
         rows = [parse_json(line) for line in lines if line]
-        texts = [
-            {"image": row["key"], "text": row["text"]}
-            for row in rows
-            if row["side"] == "texts" and "key" in row
-        ]
-        return _Rows([str(row["key"]) for row in rows if row["side"] == "images"] or None, texts or None)
+        texts = [row for row in rows if row["side"] == "texts" and "key" in row]
+        pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
+        return _Rows([str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None)
     except (ValueError, TypeError, KeyError):
         raise UserError(f"{file} is not as `grainline encode` writes it; encode again") from None
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _arrays(path: Any) -> Mapping[str, Any]:
     """The arrays of a file by their names; a large .npy is not read before its rows are used."""
+    if not isinstance(path, str | Path):
+        return path if isinstance(path, Mapping) else {"": path}
     file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
     try:
         if file.suffix == ".npy":
-            return {"": np.load(file, mmap_mode="r", allow_pickle=False)}
+            return {"": np.lib.format.open_memmap(file, mode="r")}
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -246,7 +235,8 @@ def _read(path: str) -> Mapping[str, Any]:
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # damage makes numpy raise nearly everything
-        raise UserError(f"vectors {file} cannot be read: {array_reason(error)}") from None
+        why = str(error).removesuffix(" when allow_pickle=False")  # which nobody should change
+        raise UserError(f"vectors {file} cannot be read: {why}") from None
     raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 
 
@@ -293,18 +283,14 @@ def _blocks(array: Any, what: str) -> Iterator[tuple[int, Tensor]]:
         if array.dtype.kind not in "fiu":
             raise UserError(f"{what} are of type {array.dtype}; they must be numbers")
     for start in range(0, len(array), BLOCK):
-        some_rows = array[start : start + BLOCK]
-        yield (
-            start,
-            some_rows.detach().cpu().double()
-            if isinstance(some_rows, Tensor)
-            else torch.from_numpy(np.array(some_rows, dtype=np.float64)),
-        )
+        rows = array[start : start + BLOCK]
+        rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float64))
+        yield start, rows.detach().cpu().double()
 
 
 def _matrix(scores: Any) -> np.ndarray:
     """Scores [N, M], from a file or an array, none of them NaN."""
-    array = _array(_read(str(scores)), "images", str(scores)) if isinstance(scores, str | Path) else scores
+    array = _array(_arrays(scores), "images", str(scores)) if isinstance(scores, str | Path) else scores
     matrix = array.detach().cpu().float().numpy() if isinstance(array, Tensor) else np.asanyarray(array)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise UserError(f"scores are {list(matrix.shape)}; they must be [images, texts]")

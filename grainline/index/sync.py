@@ -132,8 +132,6 @@ def add(
     """Add images, or folders of images, below the root of the index."""
     with _open_writer(index, model, chunk) as writer:
         images, remarks = without(expand_paths(root_of(writer.manifest.root), paths), writer.manifest.exclude)
-        if not images:
-            raise UserError(f"no image to add: {', '.join(remarks)}")
         update = Update(writer, descriptions, progress)
         excluded = tuple(path for path in writer.manifest.excluded if path not in set(images))
         if excluded != writer.manifest.excluded:

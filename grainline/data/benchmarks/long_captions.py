@@ -45,8 +45,7 @@ class LongCaptions(ListedImages):
         if again:
             self.remarks = (f"{again} texts beyond the first of their image are left out",)
         if not any(strings(row.record.long) for row in entries):
-            faults = [entry.fault for entry in entries if entry.fault]
-            raise no_text(self._file, f"of its {len(entries)} rows", faults)
+            raise no_text(self._file, f"of its {len(entries)} rows", entries)
         self.which = f", the folder of the images of {type(self).__name__}"
         return entries
 

@@ -29,7 +29,6 @@ class Fields(BaseModel):
 
 
 F = TypeVar("F", bound=Fields)
-MAX_TEXT = 1_000_000  # characters
 EMPTY_CELLS = {"nan", "-nan", "nat", "null", "none", "<na>", "na", "n/a", "#na", "#n/a"}  # of pandas and SQL
 _INVISIBLE = re.compile(  # blanks, controls, and what Unicode lets a font leave out
     r"[\s\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
@@ -90,11 +89,8 @@ Id = Annotated[Annotated[int, Field(ge=-(2**62), le=2**62)] | str, BeforeValidat
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Side = Annotated[int, Field(ge=1, le=2**20)]  # of an image, in pixels
 Pixels = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
-_Short = Annotated[str, Field(max_length=MAX_TEXT)]
-Text = Annotated[_Short, BeforeValidator(_stripped)]  # stripped, and not empty
-Words = Annotated[
-    _Short, BeforeValidator(lambda value: printable(value) if isinstance(value, str) else value)
-]
+Text = Annotated[str, BeforeValidator(_stripped)]  # stripped, and not empty
+Words = Annotated[str, BeforeValidator(lambda value: printable(value) if isinstance(value, str) else value)]
 Upright = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_upright)]
 Extent = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_with_area)]
 Stretch = Annotated[tuple[str, Whole, Whole], AfterValidator(_forward)]

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
-from grainline.data.formats.checked import MAX_TEXT, Fields, Stretch, Text, Upright, Words, strings
+from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
 from grainline.data.formats.plain import bounded, data_error, parse_json, read_plain, text_of
 from grainline.data.record import (
@@ -70,6 +70,7 @@ def _whole(value: Any) -> str:
 
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif", "heic", "heif", "avif")
+MAX_TEXT = 1_000_000  # characters of a text
 LONG_FIELDS = ("long", "long_caption", "description")
 
 _PROBES = 10_000  # image paths that are tried before a source counts as one without images
@@ -245,7 +246,8 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
 
 def _limited(texts: Captions, where: str) -> Captions:
     """The same texts. Raises CorruptSample for one that would take minutes to split."""
-    longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others)))
+    phrases = (region.phrase for region in texts.regions)
+    longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others, *phrases)))
     if longest > MAX_TEXT:
         raise CorruptSample(CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)")
     return texts
@@ -395,9 +397,7 @@ def braces(path: str) -> list[str]:
     pieces = re.split(r"(\{[^{}]*\})", path)
     choices = [_choices(piece, path) if number % 2 else [piece] for number, piece in enumerate(pieces)]
     if prod(map(len, choices)) > _MAX_RANGE:
-        raise data_error(
-            f"{path} stands for more than {_MAX_RANGE:,} paths: name a folder, or use a wildcard"
-        )
+        raise data_error(f"{path} stands for more than {_MAX_RANGE:,} paths: name a folder or a wildcard")
     return ["".join(choice) for choice in product(*choices)]
 
 

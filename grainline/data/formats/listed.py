@@ -3,7 +3,7 @@
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,10 +30,12 @@ def wrong_row(place: str, error: str) -> Entry:
     return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
 
 
-def no_text(file: str, what: str, faults: Sequence[tuple[str, str]]) -> UserError:
-    """The error for a file without a text that can be used; it names the first of its faults."""
-    first = f" that can be used; the first fault: {': '.join(faults[0])}" if faults else ""
-    return data_error(f"{file} has no text in any {what}{first}")
+def no_text(file: str, what: str, entries: Iterable["Entry"]) -> UserError:
+    """The error for a file without a text that can be used; it names the first fault."""
+    faults = [
+        f" that can be used; the first fault: {': '.join(entry.fault)}" for entry in entries if entry.fault
+    ]
+    return data_error(f"{file} has no text in any {what}{(*faults, '')[0]}")
 
 
 class ListedImages(FileSource):
@@ -87,10 +89,9 @@ class ListedImages(FileSource):
         """
         splits, counts = self._query.get("split", default).split(","), Counter(present)
         unknown = [name for name in splits if name not in counts]
-        if unknown and not counts:
-            raise data_error(f"{self._file} has no split {unknown[0]}: it has no row that can be read")
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
+            has = has or "no row that can be read"
             raise data_error(f"{self._file} has no split {unknown[0]}: it has {has}")
         return splits
 
@@ -169,8 +170,7 @@ class _Coco(ListedImages):
             remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
             self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
-            faults = [entry.fault for entry in entries if entry.fault]
-            raise no_text(self._file, f"of its {len(entries)} images", faults)
+            raise no_text(self._file, f"of its {len(entries)} images", entries)
         return [
             one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
             for one in entries

@@ -11,9 +11,9 @@ reading write small groups (100 to 1000 rows) or use tars.
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from grainline.data.formats.common import (
     Parts,
@@ -52,15 +52,14 @@ class Parquet(Parts):
         self._groups: list[_Group] = []
         schema: Any = None
         for file in self._files:
-            own, sizes = _structure(file)
+            own, sizes = _opened(file, _sizes)
             schema = schema or own
             missing = set(schema.names) - set(own.names)
             if missing:
                 raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
             starts = accumulate(sizes, initial=0)
-            self._groups += [
-                _Group(file, i, *place) for i, place in enumerate(zip(starts, sizes, strict=False))
-            ]
+            groups = zip(range(len(sizes)), starts, sizes, strict=False)
+            self._groups += [_Group(file, *group) for group in groups]
         self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
@@ -151,8 +150,26 @@ class Parquet(Parts):
         return digest(parts)
 
 
-def _structure(file: str) -> tuple[Any, list[int]]:
-    """The schema of pyarrow and the number of rows of each group. Raises UserError."""
+def _sizes(file: Any) -> tuple[Any, list[int]]:
+    """The schema of pyarrow and the number of rows of each group."""
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    if min(sizes, default=0) < 0 or sum(sizes) != file.metadata.num_rows:
+        raise ValueError(f"its groups have {sizes} rows of {file.metadata.num_rows}")
+    return file.schema_arrow, sizes
+
+
+def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a group. Raises ValueError."""
+    # without threads: pyarrow's pool does not survive a fork
+    own = {"columns": list(columns), "use_threads": False}
+    rows = _opened(group.file, lambda file: file.read_row_group(group.number, **own).to_pylist())
+    if len(rows) != group.rows:
+        raise ValueError(f"{len(rows)} rows in place of {group.rows}")
+    return cast(list[dict[str, Any]], rows)
+
+
+def _opened(file: str, read: Callable[[Any], Any]) -> Any:
+    """The result of `read` for pyarrow's ParquetFile. Raises ValueError in one line."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
@@ -160,34 +177,10 @@ def _structure(file: str) -> tuple[Any, list[int]]:
     try:
         regular(file)
         with ParquetFile(file) as opened:
-            content = opened.metadata
-            rows = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
-            if min(rows, default=0) < 0 or sum(rows) != content.num_rows:
-                raise ValueError(f"its groups have {rows} rows of {content.num_rows}")
-            return opened.schema_arrow, rows
+            return read(opened)
     except Exception as error:  # damage makes pyarrow raise nearly everything
-        why = getattr(error, "strerror", None) or _brief(error)
-        raise data_error(f"{file} cannot be read as parquet ({why})") from error
-
-
-def _brief(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a group. Raises ValueError, whatever pyarrow raises."""
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(group.file) as file:
-            # without threads: pyarrow's pool does not survive a fork
-            table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
-        rows: list[dict[str, Any]] = table.to_pylist()
-    except Exception as error:
-        raise ValueError(_brief(error)) from error
-    if len(rows) != group.rows:
-        raise ValueError(f"{len(rows)} rows in place of {group.rows}")
-    return rows
+        lines = str(getattr(error, "strerror", None) or error).splitlines()
+        raise data_error(f"{file} cannot be read as parquet ({(*lines, type(error).__name__)[0]})") from error
 
 
 def _holds_paths(schema: Any, column: str, file: str) -> bool:

@@ -67,11 +67,6 @@ def read_text(path: str) -> str:
         raise data_error(f"{path} is {error}: convert it") from error
 
 
-def array_reason(error: Exception) -> str:
-    """Why numpy could not read a file, without its advice to allow pickles, which may run code."""
-    return "it holds no plain array of numbers" if "pickle" in str(error) else str(error)
-
-
 def read_lines(path: str) -> list[str]:
     """The texts of a file with one a line, without blank lines. Raises UserError, also where none is left."""
     lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]

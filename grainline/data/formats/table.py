@@ -68,8 +68,7 @@ class Table(ListedImages):
         images = _merge(content, columns)
         if all(texts.empty for entry, texts in images if not entry.fault):
             names = ", ".join(name for role, name in columns.items() if role != "image")
-            faults = [entry.fault for entry, _ in images if entry.fault]
-            raise no_text(self._file, f"row (column {names})", faults)
+            raise no_text(self._file, f"row (column {names})", (entry for entry, _ in images))
         self.remarks = unnamed(name for row in content for name in row.fields)
         urls: dict[str, str] = {}  # by their file names
         for url in (entry.record.key for entry, _ in images if entry.places and "://" in entry.record.key):
@@ -301,8 +300,8 @@ class TextsAlone(FileSource):
         # the number of each row, its texts, and what is wrong with it
         self._rows = [(row.number, *_texts_of(row)) for row in rows]
         if all(texts.silent for _, texts, _ in self._rows):
-            faults = [(CORRUPT_ROW, f"row {number} ({error})") for number, _, error in self._rows if error]
-            raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS['caption'])})", faults)
+            wrong = (wrong_row(f"row {number}", error) for number, _, error in self._rows if error)
+            raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS['caption'])})", wrong)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -322,10 +321,8 @@ class TextsAlone(FileSource):
 
     def fingerprint(self) -> str:
         """sha256 over the texts."""
-        parts: list[str | int] = []
-        for number, texts, error in self._rows:
-            parts += [number, *(() if error else texts.texts)]
-        return digest(parts)
+        rows = ((number, () if error else texts.texts) for number, texts, error in self._rows)
+        return digest(part for number, texts in rows for part in (number, *texts))
 
 
 def _text_rows(path: str) -> list[Row]:

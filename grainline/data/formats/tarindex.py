@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,6 @@ def quoted(key: str) -> str:
 VERSION = 3  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
-TEXTS = ("json", "txt")
 SPANS = 6  # numbers per sample in Shard.spans
 
 _BLOCK = 512
@@ -214,22 +213,11 @@ def load_shard(path: str) -> Shard:
 
 
 def group(path: str, listing: Members, state: os.stat_result) -> Shard:
-    """Members to samples. A second file of the same name opens a sample of its own."""
-    samples: dict[str, dict[str, Member]] = {}
-    newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
-    names = [(member, *split) for member in listing.files if (split := _split(member.name))[0] and split[1]]
-    dotted = _clash((name, kind) for _, name, kind in names)
-    for member, name, kind in names:
-        if dotted:
-            middle, _, kind = f".{kind}".rpartition(".")
-            name += middle
-        name = unquote(name, errors="surrogatepass") if listing.quoted else name
-        key = newest.get(name, name)
-        if kind in samples.get(key, {}):
-            key = newest[name] = next(
-                k for n in range(2, len(samples) + 3) if (k := f"{name}#{n}") not in samples
-            )
-        samples.setdefault(key, {})[kind] = member
+    """Members to samples."""
+    samples = _samples(listing, whole=False)
+    dotted = next((key for key, sample in samples.items() if _clashes(sample)), "")
+    if dotted:
+        samples = _samples(listing, whole=True)
     spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
     keys = list(samples)
     image, _, json, _, txt, _ = spans[-SPANS:] or [0] * SPANS
@@ -243,34 +231,44 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
     return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, *about)
 
 
-def _clash(names: Iterable[tuple[str, str]]) -> str:
-    """The first key under which two samples are; "" where each has one image, one json and one txt.
+def _samples(listing: Members, whole: bool) -> dict[str, dict[str, Member]]:
+    """The members of each key by kind. A second file of the same name opens a sample of its own.
 
-    >>> _clash([("v1", "0_1.jpg"), ("v1", "0_2.jpg")]), _clash([("a", "jpg"), ("a", "mask.png")])
-    ('v1', '')
+    whole   keys end at the last dot, not at the first
     """
-    keys: dict[str, dict[str, set[str]]] = {}  # of each key: what stands before the ending -> kinds of files
-    for name, kind in names:
-        middle, _, ending = f".{kind.lower()}".rpartition(".")
-        keys.setdefault(name, {}).setdefault(middle, set()).add(ending if ending in TEXTS else "image")
-    for name, middles in keys.items():
-        plain, others = middles.pop("", set()), [kind for kinds in middles.values() for kind in kinds]
-        pair = any("image" in kinds and len(kinds) > 1 for kinds in middles.values())
-        if any(others.count(kind) > (kind not in plain) and (pair or kind not in plain) for kind in others):
-            return name
-    return ""
+    samples: dict[str, dict[str, Member]] = {}
+    newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
+    for member in listing.files:
+        name, kind = _split(member.name, whole)
+        if not name or not kind:
+            continue
+        name = unquote(name, errors="surrogatepass") if listing.quoted else name
+        key = newest.get(name, name)
+        if kind in samples.get(key, {}):
+            key = newest[name] = next(
+                k for n in range(2, len(samples) + 3) if (k := f"{name}#{n}") not in samples
+            )
+        samples.setdefault(key, {})[kind] = member
+    return samples
 
 
-def _split(name: str) -> tuple[str, str]:
+def _clashes(sample: dict[str, Member]) -> bool:
+    """Whether two samples are under one key; masks and other files beside KEY.jpg are no samples."""
+    images, json, txt = ([kind.rpartition(".")[0] for kind in slot] for slot in _slots(sample))
+    pair = any(middle and middle in images for middle in json + txt)
+    return any(len(set(middles)) > 1 and (pair or "" not in middles) for middles in (images, json, txt))
+
+
+def _split(name: str, whole: bool = False) -> tuple[str, str]:
     """Key and kind of a member; no kind for what is no part of a sample.
 
     >>> _split("./a/cat.jpg"), _split("b.c/cat.long.TXT"), _split(".cat.jpg"), _split("cat.npy")
     (('a/cat', 'jpg'), ('b.c/cat', 'long.TXT'), ('', 'cat.jpg'), ('cat', ''))
     """
     folder, slash, file = name.removeprefix("./").rpartition("/")
-    stem, _, kind = file.partition(".")
-    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, *TEXTS)
-    return (folder + slash + stem if stem else ""), (kind if wanted else "")
+    stem, _, kind = file.rpartition(".") if whole else file.partition(".")
+    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    return (folder + slash + stem if file[:1] != "." else ""), (kind if wanted else "")
 
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
