@@ -23,7 +23,6 @@ from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
 from grainline.data.descriptions import LONG_CAPTIONS
 from grainline.data.formats.common import LONG_FIELDS, read_captions
-from grainline.data.formats.plain import bounded
 from grainline.data.formats.table import COLUMNS, fields_of, read_rows
 from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.open_source import open_source
@@ -218,13 +217,13 @@ class ByTexts(Describer):
 
     def __init__(self, texts: str) -> None:
         """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
-        captions = re.fullmatch(r"captions(?::(\d+(?:,\d+)*))?", texts)
+        captions = re.fullmatch(r"captions(?::(\d{1,18}(?:,\d{1,18})*))?", texts)
         self.by = {"texts": texts}
         self._text: Callable[[Record], str]
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
         elif captions:
-            numbers = [bounded(number) for number in captions[1].split(",")] if captions[1] else None
+            numbers = [int(number) for number in captions[1].split(",")] if captions[1] else None
             self._text = lambda record: captions_of(record, numbers)
         else:
             by_key = texts_by_key(texts)

@@ -19,7 +19,7 @@ from grainline.data.formats.checked import printable, strings
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import suffix
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
-from grainline.data.formats.plain import bounded, data_error, elements, load_json, read_text
+from grainline.data.formats.plain import data_error, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError
@@ -205,9 +205,9 @@ class ShareGPT4V(LongCaptions):
 
     def rows(self, content: Any) -> Iterator[Entry]:
         limit = self._query.get("rows", "")
-        if limit and not (limit.isdecimal() and bounded(limit)):
+        if limit and not (re.fullmatch("[0-9]{1,18}", limit) and int(limit)):
             raise data_error(f"rows={limit} in {self.path}: a number of rows from 1 on")
-        rows = islice(content, bounded(limit) if limit else None)
+        rows = islice(content, int(limit) if limit else None)
         return (_of_turns(row, number) for number, row in enumerate(rows, 1))
 
 

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 
 from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
-from grainline.data.formats.plain import bounded, data_error, parse_json, read_plain, text_of
+from grainline.data.formats.plain import data_error, parse_json, read_plain, text_of
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -403,9 +403,9 @@ def braces(path: str) -> list[str]:
 
 def _choices(brace: str, path: str) -> list[str]:
     inside = brace[1:-1]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    span = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inside)
     if span:
-        first, last = bounded(span[1]), bounded(span[2])
+        first, last = int(span[1]), int(span[2])
         if not first <= last < first + _MAX_RANGE:
             raise data_error(f"{brace} in {path} is no range of at most {_MAX_RANGE} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]

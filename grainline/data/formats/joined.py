@@ -5,7 +5,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from grainline.data.formats.common import FileSource, Parts, digest, divide
-from grainline.data.formats.plain import bounded, data_error
+from grainline.data.formats.plain import data_error
 from grainline.data.record import (
     MISSING_CAPTION,
     Box,
@@ -144,13 +144,13 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     if not skips:
         return path, ()
     numbers = ",".join(option.partition("=")[2] for option in skips).split(",")
-    if not all(number.isascii() and number.isdigit() for number in numbers):
+    if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in numbers):
         raise data_error(
             f"{', '.join(skips)} in {path} must be numbers of captions, which count from 0, such as "
             f"{OPTION}=0,1"
         )
     rest = "&".join(option for option in options if option not in skips)
-    return (f"{base}?{rest}" if rest else base), tuple(sorted({bounded(number) for number in numbers}))
+    return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))
 
 
 def without_images(source: Source) -> str:

@@ -113,12 +113,6 @@ def whole(digits: str) -> float:
     return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -digits.startswith("-"))
 
 
-def bounded(digits: str) -> int:
-    """The number of an option; 10**18 for a longer one, whose digits Python may refuse."""
-    digits = digits.lstrip("0") or "0"
-    return int(digits) if len(digits) <= 18 else 10**18
-
-
 # The elements of a JSON list one by one: the first rows of a file of gigabytes are cheap.
 
 PIECE = 2**20  # characters read at a time
