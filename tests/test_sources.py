@@ -567,6 +567,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({"empty/x/y.md": ""}, "empty", r"empty holds no images .* but 1 files of the kinds md"),
         ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
+        ({"t.csv": "image,caption\n"}, "t.csv", r"t\.csv has no rows below the names of its columns"),
         ({"t.csv": "\nimage,caption\na.jpg,A.\n"}, "t.csv", r"first line of t\.csv is blank; it must hold"),
         (
             {"t.jsonl": ROW | {"boxes": [{"phrase": "b", "box": [3, 0, 1, 1]}]}},

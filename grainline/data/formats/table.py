@@ -64,6 +64,8 @@ class Table(ListedImages):
         return os.path.join(super().folder(), self._query.get("root", ""))
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
+        if not content:
+            raise data_error(f"{self._file} has no rows below the names of its columns")
         columns = choose_columns({name for row in content for name in row.fields}, self._query, self._file)
         images = _merge(content, columns)
         if all(texts.empty for entry, texts in images if not entry.fault):

@@ -79,7 +79,7 @@ class Shard(NamedTuple):
     flaw: str
     truncated: bool  # the last sample is incomplete, or a key that stands for missing samples
     dotted: str  # a key up to the first dot that would hold several samples; "": there is none
-    unread: int  # images and texts beside another one of their key that has no further dot
+    unread: int  # images and texts beside another one of their key, which is read
     first_unread: str  # name of the first of them
 
 
@@ -225,8 +225,8 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
         # the last sample is complete: the missing ones get a key of their own
         keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
         spans.extend([ABSENT] * SPANS)
-    slots = ((sample, slot) for sample in samples.values() for slot in _slots(sample) if len(slot) > 1)
-    unread = [sample[k].name for sample, slot in slots if "." not in slot[0] for k in slot if "." in k]
+    dots = ((sample, kind) for sample in samples.values() for kind in sample if "." in kind)
+    unread = [sample[kind].name for sample, kind in dots if kind not in _chosen(sample)]
     about = (listing.flaw, listing.truncated, dotted, len(unread), (*unread, "")[0])
     return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, *about)
 
@@ -273,11 +273,17 @@ def _split(name: str, whole: bool = False) -> tuple[str, str]:
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
     """Offset and size of the image, the json and the txt of a sample."""
-    slots = _slots(sample)
-    spans = [sample[slot[0]][1:] if slot else (ABSENT, ABSENT) for slot in slots]
-    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in slots):
+    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _chosen(sample)]
+    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in _slots(sample)):
         spans[0] = SEVERAL, ABSENT
     return chain.from_iterable(spans)
+
+
+def _chosen(sample: dict[str, Member]) -> list[str]:
+    """The kinds of image, json and txt that are read, or ""; no other text beside one of the image's name."""
+    image, *texts = (slot[0] if slot else "" for slot in _slots(sample))
+    own = [kind for kind in texts if kind and kind.rpartition(".")[0] == image.rpartition(".")[0]]
+    return [image, *(kind if kind in own or not own else "" for kind in texts)]
 
 
 def _slots(sample: dict[str, Member]) -> list[list[str]]:
