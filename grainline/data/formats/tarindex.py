@@ -226,7 +226,7 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
         keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
         spans.extend([ABSENT] * SPANS)
     dots = ((sample, kind) for sample in samples.values() for kind in sample if "." in kind)
-    unread = [sample[kind].name for sample, kind in dots if kind not in _chosen(sample)]
+    unread = [sample[kind].name for sample, kind in dots if kind not in _best(sample)]
     about = (listing.flaw, listing.truncated, dotted, len(unread), (*unread, "")[0])
     return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, *about)
 
@@ -273,13 +273,13 @@ def _split(name: str, whole: bool = False) -> tuple[str, str]:
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
     """Offset and size of the image, the json and the txt of a sample."""
-    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _chosen(sample)]
+    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _best(sample)]
     if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in _slots(sample)):
         spans[0] = SEVERAL, ABSENT
     return chain.from_iterable(spans)
 
 
-def _chosen(sample: dict[str, Member]) -> list[str]:
+def _best(sample: dict[str, Member]) -> list[str]:
     """The kinds of image, json and txt that are read, or ""; no other text beside one of the image's name."""
     image, *texts = (slot[0] if slot else "" for slot in _slots(sample))
     own = [kind for kind in texts if kind and kind.rpartition(".")[0] == image.rpartition(".")[0]]

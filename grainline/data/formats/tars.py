@@ -48,9 +48,8 @@ class Tars(Parts):
         self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
-        dotted, unread = (
-            [shard for shard in self._shards if getattr(shard, name)] for name in ("dotted", "unread")
-        )
+        dotted = [shard for shard in self._shards if shard.dotted]
+        unread = [shard for shard in self._shards if shard.unread]
         if dotted:
             where = some([shard.path for shard in dotted])
             several = f"up to the first dot {dotted[0].dotted} would be the key of several samples"
