@@ -683,7 +683,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_disk: Path) -> None:
     text = message(lambda: save(tiny_disk, method, optimizer, at(3)))
     assert text == (
         f"cannot write {tiny_disk}/checkpoints/step-00000003: no space left on device; "
-        f"the last good checkpoint is {good}; mend it and continue with --resume"
+        f"the last good checkpoint is {good}; make it writable, then train with --resume"
     )
     assert steps_in(tiny_disk) == ["0001", "0002"]
     verify(good)

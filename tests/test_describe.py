@@ -13,7 +13,15 @@ from llavas import tiny_llava
 from PIL import Image
 from runs import call, complaint
 
-from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions, seed_of, whole_sentences
+from grainline.data.annotate import (
+    ByModel,
+    ByTexts,
+    Describer,
+    make_descriptions,
+    seed_of,
+    texts_by_key,
+    whole_sentences,
+)
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_source
 from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Record
@@ -319,6 +327,11 @@ def test_the_command_describes_a_folder_of_bare_images(
         capsys, *("data", "describe", "scenes:dev?count=2", "--out"), out, "--texts", "long"
     )
     assert call(*say, tmp_path / "none.jsonl", "--texts", "captions") == 1  # not one has a caption
+
+
+def test_a_column_without_a_name_of_a_table_of_texts_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(",key,caption\n0,a.jpg,A dog.\n1,b.jpg,nan\n")
+    assert texts_by_key(str(tmp_path / "t.csv")) == {"a.jpg": "A dog."}
 
 
 def test_two_captions_describe_and_the_others_remain(tmp_path: Path) -> None:

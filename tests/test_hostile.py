@@ -1,6 +1,7 @@
 """Hostile values in every field of every kind of source: damage or one line, no traceback and no hang."""
 
 import copy
+import gzip
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from indexes import photos, saved, tiny_model
 from PIL import Image
 from runs import call, complaint, recipe
 
-from grainline.data.benchmarks.refcoco import Proposals
+from grainline.data.benchmarks.refcoco import Proposals, image_names
 from grainline.data.captions import sentences
 from grainline.data.check import check
 from grainline.data.formats.plain import elements, parse_json
@@ -401,6 +402,73 @@ def test_pax_numbers_of_thousands_of_digits_are_damage(tmp_path: Path) -> None:
                     tar.addfile(member, io.BytesIO(content))
             (tmp_path / "t.tar").write_bytes(out.getvalue())
             assert walked(str(tmp_path / "t.tar"), None)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_flipped_bytes_of_parquet_are_damage_or_one_line(first: int, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"image": [png()] * 6, "caption": ["A dog."] * 6, "long": ["A dog runs."] * 6}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "whole.parquet", 3, use_dictionary=False)
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    for place in range(len(whole) - 1600 + first, len(whole), 4):  # most are in the footer
+        data = bytearray(whole)
+        data[place] ^= (0xFF, 0x80, 1, 0x41)[place // 4 % 4]
+        (tmp_path / "t.parquet").write_bytes(data)
+        walked(str(tmp_path / "t.parquet"), None)
+
+
+@pytest.mark.parametrize("digits", [401, 5000])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("t.jsonl?skip={}", "must be numbers of captions"),
+        ("t-{{0..{}}}.jsonl", "nothing at"),
+        ("t-{{0..9999999}}.jsonl", "is no range"),
+        ("scenes:dev?count={}", "count is"),
+        ("sharegpt4v:g.json?rows={}", "a number of rows from 1 on"),
+    ],
+)
+def test_long_numbers_in_options_are_numbers_or_one_line(
+    path: str, said: str, digits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(image_folder(tmp_path / "images"))
+    for kind, file, content, write in KINDS:
+        if kind in ("table", "sharegpt4v"):
+            Path(file).write_text(write(content))
+    assert said in "".join(walked(path.format("7" * digits), None))
+
+
+def test_long_numbers_in_names_of_images_are_names() -> None:
+    assert list(image_names(f"COCO_{'0' * 5}{'7' * 5000}.jpg"))[-1] == "7" * 5000
+    assert list(image_names("COCO_000.jpg"))[-1] == "0"
+
+
+def test_braces_for_more_than_a_million_paths_are_one_line(tmp_path: Path) -> None:
+    for pattern in ("{a,b}" * 24, "{0..999999}{a,b}"):
+        assert "stands for more than 1,000,000 paths" in walked(f"{tmp_path}/{pattern}.tar", None)[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["texts:t.txt.gz", "texts:t.jsonl.gz", "t.csv", "t.jsonl", "images", "t.parquet"]
+)
+def test_a_text_of_megabytes_is_damage(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(image_folder(tmp_path / "images").parent)
+    long = "dog " * 250_001
+    Path("images/a.txt").write_text(long)
+    Path("images/b.txt").write_text("A cat.")
+    Path("t.csv").write_text(f"image,caption\nimages/a.png,{long}\nimages/b.png,A cat.\n")
+    rows = [{"image": "images/a.png", "caption": long}, {"image": "images/b.png", "caption": "A cat."}]
+    Path("t.jsonl").write_text(lines(rows))
+    Path("t.txt.gz").write_bytes(gzip.compress(f"{long}\nA cat.\n".encode()))
+    Path("t.jsonl.gz").write_bytes(gzip.compress(lines(rows).encode()))
+    if kind == "t.parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"image": [png()] * 2, "caption": [long, "A cat."]}), kind)
+    assert "1,000,003 characters; at most 1,000,000 are read" in "".join(walked(kind, None))
 
 
 # Pipes and devices: each of these would wait for ever, or fill the memory

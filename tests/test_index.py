@@ -387,7 +387,7 @@ def test_only_what_changed_is_encoded(copy: Path, model: Model) -> None:
     report = refresh(index, model=model)
     assert report._asdict() | {"corrupt_first": ()} == {
         "added": 3, "changed": 1, "unchanged": 17, "removed": 2, "encoded": 2,
-        "corrupt": {"corrupt image": 1}, "corrupt_first": (), "images": 21,
+        "corrupt": {"corrupt image": 1}, "corrupt_first": (), "images": 21, "remarks": (),
     }  # fmt: skip
 
 
@@ -452,6 +452,24 @@ def test_what_was_removed_stays_away_until_it_is_added(copy: Path, model: Model)
     assert refresh(index, model=model).images == 20
     with pytest.raises(UserError, match=r"gone\.png is not in index"):
         remove(index, ["gone.png"])
+
+
+def test_thumbnails_and_excluded_images_stay_away_from_every_refresh(model: Model, tmp_path: Path) -> None:
+    root, index = photos(tmp_path / "photos", 3), tmp_path / "index"
+    for number, name in enumerate(("@eaDir/00.png", "private/a.png", "private/b.png", "x-copy.png")):
+        photo(root / name, 20 + number)
+    about = {"model": model, "calibration_texts": texts(tmp_path)}
+    first = build(root, index, exclude=["private"], **about)
+    assert (first.images, first.encoded) == (4, 4)
+    assert first.remarks[0].startswith(
+        "3 files left out, of thumbnails or by exclude: @eaDir/00.png, private/a"
+    )
+    assert refresh(index, model=model).images == 4
+    second = build(root, index, exclude=["private", "*-copy.*"], **about)
+    assert (second.images, second.removed) == (3, 1)
+    assert refresh(index, model=model).images == 3
+    third = add(index, [root / "private", min(root.glob("[0-9]*.png"))], model=model)
+    assert (third.images, third.remarks[0][:16]) == (3, "2 files left out")
 
 
 def test_many_removed_rows_are_compacted_away(copy: Path) -> None:

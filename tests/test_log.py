@@ -182,7 +182,8 @@ def test_a_full_disk_ends_the_run_with_one_line(
     with open_log(tmp_path) as log, monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         text = message(lambda: log.write("train", 1, 0.0) or log.sync())
-    assert text == f"cannot write {log.path}: no space left on device; mend it and continue with --resume"
+    again = "make it writable, then train with --resume"
+    assert text == f"cannot write {log.path}: no space left on device; {again}"
 
 
 # Progress

@@ -113,6 +113,26 @@ def test_a_folder_through_a_link_that_goes_in_circles_ends(data: Path) -> None:
     assert len(Folder(str(data))) == 2
 
 
+def test_thumbnails_and_excluded_files_are_left_out_and_counted(data: Path) -> None:
+    names = ("@eaDir/a.jpg", "sub/@eaDir/b.png", "x.lrdata/c.jpg", "private/2020/d.jpg", "e-copy.jpg")
+    for name in names:
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(jpeg(9))
+    for name in ("a.txt", "sub/b.txt"):
+        write(data / name, "A.")
+    plain = open_source(str(data))
+    assert list(plain.keys()) == ["a.jpg", "e-copy.jpg", "private/2020/d.jpg", "sub/b.png"]
+    assert plain.remarks == (
+        "3 files left out, of thumbnails or by exclude: @eaDir/a.jpg, sub/@eaDir/b.png, x.lrdata/c.jpg",
+    )
+    chosen = open_source(f"{data}?exclude=private/20*,*-copy.jpg")
+    assert list(chosen.keys()) == ["a.jpg", "sub/b.png"]
+    assert "5 files left out" in chosen.remarks[0]
+    assert list(open_source(f"classes:{data}?exclude=private").keys()) == ["sub/b.png"]
+    with pytest.raises(UserError, match=r"'only=x' in .* is no option: allowed are exclude"):
+        open_source(f"{data}?only=x")
+
+
 def test_the_fingerprint_of_a_folder_follows_its_texts(data: Path) -> None:
     write(data / "a.txt", "A.")
     first = Folder(str(data)).fingerprint()
@@ -161,6 +181,45 @@ def test_csv_and_tsv_are_read_whatever_the_delimiter(data: Path, name: str, text
     assert told(source)[0] == ("a.jpg", ("One, two.",))
     if "\\t" not in text:
         assert told(source)[1][0] == "sub/b.png"
+
+
+ANON = [{"": "7", "image": "a.jpg", "caption": "A."}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", ",image,caption\n7,a.jpg,A.\n"),
+        ("t.csv", ",,image,caption\n7,8,a.jpg,A.\n"),
+        ("t.csv", "image,caption,\na.jpg,A.,\n"),
+        ("metadata.csv", " ,image,caption\n7,a.jpg,A.\n"),
+        ("t.tsv", "\timage\tcaption\n7\ta.jpg\tA.\n"),
+        ("t.json", json.dumps(ANON)),
+        ("t.jsonl", lines(ANON)),
+    ],
+)
+def test_a_column_without_a_name_is_no_text(data: Path, name: str, text: str) -> None:
+    path = write(data / name, text)
+    source = open_source(path if name != "metadata.csv" else str(data))
+    assert (source[0].captions, source[0].long) == (("A.",), None)
+    assert source.remarks == ("a column without a name is not read",)
+
+
+def test_commas_at_the_ends_of_rows_are_no_columns(data: Path) -> None:
+    source = open_source(write(data / "t.csv", "image,caption\na.jpg,A.,\nsub/b.png,B.,,\n"))
+    assert told(source) == [("a.jpg", ("A.",)), ("sub/b.png", ("B.",))]
+
+
+@pytest.mark.parametrize("text", ["nan", "NULL", "None", "<NA>", "\u200b\ufeff", "\u2800 \u00ad", "\u3164"])
+def test_empty_cells_and_invisible_characters_are_no_captions(data: Path, text: str) -> None:
+    rows = [{"image": "a.jpg", "caption": text}, {"image": "sub/b.png", "caption": [text, "\u200bB."]}]
+    source = open_source(write(data / "t.jsonl", lines([*rows, {"image": text, "caption": "C."}])))
+    assert cause(source, 0) == "missing caption"
+    assert source[1].captions == ("\u200bB.",)
+    assert cause(source, 2) == "missing image"
+    write(data / "a.txt", text)
+    write(data / "sub" / "b.txt", "B.")
+    assert cause(Folder(str(data)), 0) == "missing caption"
 
 
 def test_columns_and_the_folder_of_images_can_be_named(data: Path, tmp_path: Path) -> None:
@@ -508,6 +567,18 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({"empty/x/y.md": ""}, "empty", r"empty holds no images .* but 1 files of the kinds md"),
         ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
+        ({"t.csv": "image,caption\n"}, "t.csv", r"t\.csv has no rows below the names of its columns"),
+        ({"t.csv": "\nimage,caption\na.jpg,A.\n"}, "t.csv", r"first line of t\.csv is blank; it must hold"),
+        (
+            {"t.jsonl": ROW | {"boxes": [{"phrase": "b", "box": [3, 0, 1, 1]}]}},
+            "t.jsonl",
+            r"in any row \(column caption\) that can be used; the first fault: corrupt region: row 1 \(boxes",
+        ),
+        (
+            {"t.json": {"images": [{"filename": "a.jpg", "split": 3, "sentences": []}]}},
+            "t.json",
+            r"t\.json has no split test: it has no row that can be read",
+        ),
         ({"t.jsonl": "no\nno"}, "t.jsonl", r"t\.jsonl is not JSON Lines: .*one object a line"),
         ({"t.jsonl": [ROW]}, "t.jsonl", r"t\.jsonl is not JSON Lines: a list"),
         ({"t.json": "{"}, "t.json", r"t\.json is not JSON: "),

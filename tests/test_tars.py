@@ -154,6 +154,49 @@ def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "expected", "remarks"),
+    [
+        ("v1.0_1.jpg v1.0_1.txt v1.0_2.jpg v1.0_2.txt", {"v1.0_1": "v1.0_1", "v1.0_2": "v1.0_2"}, "v1 would"),
+        ("p 1.1.jpg|p 1.2.txt|p 1.2.jpg|p 1.1.txt", {"p 1.1": "p 1.1", "p 1.2": "p 1.2"}, "p 1 would"),
+        ("Dr. X.jpg|Dr. X.txt|Dr. Y.txt|Dr. Y.jpg", {"Dr. X": "Dr. X", "Dr. Y": "Dr. Y"}, "Dr would"),
+        ("a.jpg a.txt a.1.jpg a.1.txt", {"a": "a", "a.1": "a.1"}, "a would"),
+        # without its partner no member is taken for that of another image of the tar
+        (
+            "a.1.jpg a.2.txt b.1.jpg b.1.txt b.2.jpg b.2.txt",
+            {"a.1": None, "a.2": None, "b.1": "b.1", "b.2": "b.2"},
+            "b would",
+        ),
+        ("0.left.jpg 0.right.jpg 0.txt", {"0.left": None, "0.right": None, "0": None}, "0 would"),
+        ("0.jpg 0.en.txt 0.de.txt", {"0": None, "0.en": None, "0.de": None}, "0 would"),
+        # as WebDataset has it: one image and one text of each ending, and masks beside the image
+        ("v1.0_1.jpg v1.0_1.txt", {"v1": "v1.0_1"}, ""),
+        ("0.image.jpg 0.caption.txt", {"0": "0.caption"}, ""),
+        (
+            "0.png 0.seg.png 0.caption.txt",
+            {"0": "0.caption"},
+            "1 further file of samples not read, such as 0.s",
+        ),
+        ("0.jpg 0.txt 0.meta.json", {"0": "0"}, "1 further file of samples not read, such as 0.meta.json"),
+        # two images, or two texts, that only their endings tell apart
+        ("0.jpg 0.png 0.txt 1.JPG 1.TXT", {"0": "ambiguous key", "1": "1"}, ""),
+        ("0.jpg 0.txt 0.TXT", {"0": "ambiguous key"}, ""),
+    ],
+)
+def test_an_image_gets_its_own_text_where_names_hold_dots(
+    tmp_path: Path, names: str, expected: dict[str, str | None], remarks: str
+) -> None:
+    files = {name: Path(name).stem.encode() for name in names.split("|" if "|" in names else " ")}
+    source = Tars([str(write_tar(tmp_path / "a.tar", files))])
+    found = {}
+    for key, cause in zip(source.keys(), causes(source), strict=True):
+        incomplete = None if cause in ("missing image", "missing caption") else cause
+        found[key] = source[len(found)].captions[0] if cause is None else incomplete
+    assert found == expected
+    assert remarks in "".join(source.remarks)
+    assert len(source.remarks) == bool(remarks)
+
+
+@pytest.mark.parametrize(
     ("fields", "text", "captions", "long"),
     [
         ({"caption": "One."}, None, ("One.",), None),

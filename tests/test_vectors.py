@@ -124,6 +124,18 @@ def test_what_does_not_fit_is_one_line(wrong: dict[str, Any], said: str) -> None
         grainline.evaluate(**{"vectors": VECTORS, "pairs": OWNER} | wrong)
 
 
+def test_names_that_stand_for_rows_are_noted_with_their_order() -> None:
+    order = [3, 0, 5, 1, 4, 2]
+    vectors = (IMAGES, IMAGES[order])
+    by_row = grainline.evaluate(vectors=vectors, pairs=order)
+    by_key = grainline.evaluate(vectors=vectors, pairs=[{"image": i, "key": f"{i}.jpg"} for i in order])
+    by_name = grainline.evaluate(vectors=vectors, pairs=[f"{i}.jpg" for i in order])
+    assert "image to text R@1" in values(by_row)
+    assert values(by_row) == values(by_key) != values(by_name)
+    assert "in order of first appearance: 3.jpg is row 0, 2.jpg row 5; where" in " ".join(by_name.notes)
+    assert not any("appearance" in note for result in (by_row, by_key) for note in result.notes)
+
+
 def test_every_kind_of_file_gives_the_same(files: Path) -> None:
     arrays = {"image_embeds": VECTORS[0], "text_embeds": VECTORS[1]}
     np.savez("both.npz", **arrays)
@@ -139,6 +151,11 @@ def test_every_kind_of_file_gives_the_same(files: Path) -> None:
         assert values(grainline.evaluate(vectors=vectors, pairs="pairs.jsonl")) == expected
     with pytest.raises(UserError, match=r"image.npy has no array texts or"):
         grainline.evaluate(vectors="image.npy", pairs="pairs.jsonl")
+    np.save("object.npy", np.array([{}]))
+    for name in ("object.npy", "pairs.npy"):
+        Path("pairs.npy").write_bytes(b"no array at all")
+        with pytest.raises(UserError, match=r"npy cannot be read: (the magic|.*Python objects)"):
+            grainline.evaluate(vectors=[name, "text.npy"], pairs="pairs.jsonl")
     (files / "broken.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"broken.npz cannot be read"):
         grainline.evaluate(vectors="broken.npz", pairs="pairs.jsonl")
@@ -160,6 +177,34 @@ def commands(title: str) -> list[list[str]]:
     section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```\n(.*?)^```", section, re.S | re.M)
     return [shlex.split(line, comments=True) for line in "".join(blocks).splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("line", ["[]", "7", "nonsense", '{"side": "images"}', '{"key": "a"}', "7" * 5000])
+def test_a_damaged_list_of_rows_is_one_line(tmp_path: Path, line: str) -> None:
+    arrays = {"images": torch.eye(3), "texts": torch.eye(3)}
+    save_file(arrays, tmp_path / "vectors.safetensors")
+    (tmp_path / "rows.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UserError, match=r"rows.jsonl is not as `grainline encode` writes it; encode again"):
+        grainline.evaluate(vectors=str(tmp_path))
+    rows = [{"side": side, "key": key, "text": "A dog."} for side in ("images", "texts") for key in "aab"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"rows.jsonl names 2 images for 3 image vectors"):
+        grainline.evaluate(vectors=str(tmp_path))
+
+
+@pytest.mark.parametrize("digits", [401, 5000])
+def test_a_header_of_long_numbers_is_one_line(tmp_path: Path, digits: int) -> None:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'7' * digits}, 2), }}\n".encode()
+    (tmp_path / "a.npy").write_bytes(
+        b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + bytes(64)
+    )
+    np.savez(tmp_path / "b.npz", images=IMAGES)
+    data = bytearray((tmp_path / "b.npz").read_bytes())
+    data[90] ^= 0xFF
+    (tmp_path / "b.npz").write_bytes(data)
+    for name in ("a.npy", "b.npz"):
+        with pytest.raises(UserError, match=r"cannot be read: "):
+            grainline.evaluate(vectors=(str(tmp_path / name), VECTORS[1]), pairs=OWNER)
 
 
 def test_the_commands_of_the_docs_measure_vectors(files: Path, capsys: Capture) -> None:

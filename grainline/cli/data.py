@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from grainline.cli.options import (
-    HELP,
-    Images,
-    MaxCorrupt,
-    RecipeChanges,
-    SamplesPerShard,
-    Sources,
-)
+from grainline.cli.options import HELP, Images, MaxCorrupt, RecipeChanges, SamplesPerShard, Sources
 from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 

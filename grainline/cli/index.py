@@ -40,15 +40,19 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder of the index; an interrupted build is continued.")],
     calibration_texts: CalibrationTexts = None,
     descriptions: Descriptions = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Patterns of images and folders to leave out, such as private.")
+    ] = None,
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
     check_model(model)
     require_folder(images)
     from grainline.index.sync import build as run
 
-    texts, about, started = calibration_texts, descriptions or (), time.monotonic()
+    about: dict[str, Any] = {"calibration_texts": calibration_texts, "descriptions": descriptions or ()}
+    about["exclude"], started = exclude or (), time.monotonic()
     with progress("indexing") as step:
-        report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
+        report = run(images, out, model=model, **about, progress=step)
     print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
@@ -278,6 +282,8 @@ def print_report(folder: Path, report: Any, seconds: float | None = None) -> Non
     counts = [f"{number} {name}" for name, number in counted if number]
     speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""
     print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'}){speed}")
+    for remark in report.remarks:
+        print(escape_controls(remark))
     if report.corrupt:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.corrupt.items())
         print(f"not usable: {causes}; the first: {escape_controls('; '.join(report.corrupt_first))}")

@@ -217,7 +217,7 @@ class ByTexts(Describer):
 
     def __init__(self, texts: str) -> None:
         """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
-        captions = re.fullmatch(r"captions(?::(\d+(?:,\d+)*))?", texts)
+        captions = re.fullmatch(r"captions(?::(\d{1,18}(?:,\d{1,18})*))?", texts)
         self.by = {"texts": texts}
         self._text: Callable[[Record], str]
         if texts == LONG_CAPTIONS:
@@ -300,16 +300,20 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
     names = {name.lower(): name for row in rows for name in row.fields}
     key = next((names[name] for name in KEYS if name in names), None)
     columns = {
-        role: next((names[name] for name in known if name in names), "")
+        role: next(names[name] for name in known if name in names)
         for role, known in (("caption", COLUMNS["caption"]), ("long", LONG_FIELDS))
+        if not names.keys().isdisjoint(known)
     }
-    if key is None or not any(columns.values()):
+    if key is None or not columns:
         raise UserError(
             f"--texts {path} needs a column of keys ({', '.join(KEYS[:4])}, ...) and one of texts "
             f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"
         )
     for row in rows:
-        captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
+        try:
+            captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
+        except CorruptSample as error:
+            raise UserError(f"--texts {error.where}: {error.cause}") from None
         name = row.fields.get(key)
         if isinstance(name, str) and name.strip() and not captions.silent:
             yield name.strip(), captions.long or as_sentences(captions.captions)

@@ -163,7 +163,7 @@ class CachedRows:
     def _map(self, name: str, shape: tuple[int, ...]) -> np.memmap:
         path = self.folder / name
         try:
-            array: np.memmap = np.load(path, mmap_mode="r")
+            array: np.memmap = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); {self.kind.again}") from None
         if array.shape != shape:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grainline.data.formats.checked import strings
 from grainline.data.formats.joined import SourceWrapper
 from grainline.data.formats.plain import parse_json, read_plain, regular, text_of
 from grainline.data.record import Record, Source
@@ -125,14 +126,14 @@ def read(path: str, data: bytes) -> dict[str, str]:
         row = _row(path, number, line) if line.strip() else {}
         if "skipped" in row or not row or (number == 1 and _is_header(path, row)):
             continue
-        key, text = row.get("image_id"), row.get("text")
+        key, text = row.get("image_id"), next(iter(strings(row.get("text"))), "")
         if not isinstance(key, str) or not key:
             raise UserError(f"{path}: line {number} has no image_id, the key of its image; {AGAIN}")
-        if not isinstance(text, str) or not text.strip():
+        if not text:
             raise UserError(f"{path}: line {number} has no text for {key}; {AGAIN}")
         if key in texts:
             raise UserError(f"{path}: lines {lines[key]} and {number} both describe {key}: drop one")
-        texts[key], lines[key] = text.strip(), number
+        texts[key], lines[key] = text, number
     if not texts:
         raise UserError(f"{path} holds no description; {AGAIN}")
     return texts

@@ -245,5 +245,5 @@ def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
     else:
         kind = _recognise_path(path)
         if not kind:
-            return "folder", path
+            kind = "folder"
     return kind, f"{path}?{query}" if query else path

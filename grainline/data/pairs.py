@@ -17,9 +17,10 @@ from typing import Any
 
 from PIL import Image
 
+from grainline.data.formats.checked import strings
 from grainline.data.formats.common import FileSource, digest, read_captions, split_query
 from grainline.data.formats.plain import data_error, read_plain
-from grainline.data.formats.table import COLUMNS, choose_columns, fields_of
+from grainline.data.formats.table import COLUMNS, choose_columns, fields_of, unnamed
 from grainline.data.image_inputs import ImageLike, open_image
 from grainline.data.record import (
     MISSING_CAPTION,
@@ -71,7 +72,10 @@ class ImageTextPairs:
 
     def __getitem__(self, index: int) -> Record:
         index = range(len(self))[index]
-        return Record(self._key(index), self._image(index), tuple(self._rows[index][1]))
+        texts = self._rows[index][1]
+        if texts and not strings(texts):
+            raise CorruptSample(MISSING_CAPTION, self._key(index))
+        return Record(self._key(index), self._image(index), tuple(strings(texts)))
 
     def keys(self) -> list[str]:
         """The keys of all records in order."""
@@ -110,6 +114,7 @@ class Pairs(FileSource):
         first = items[0] if columns is None else None
         if isinstance(first, Mapping):
             columns = choose_columns(list(first), {}, path)
+        self.remarks = unnamed(getattr(items, "column_names", first if isinstance(first, Mapping) else ()))
         self.columns = columns or {}
 
     def __len__(self) -> int:

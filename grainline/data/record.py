@@ -168,6 +168,7 @@ def region_box(region: Region) -> Box | None:
 CORRUPT_IMAGE = "corrupt image"  # the bytes are no image; raised by grainline.data.decode
 MISSING_IMAGE = "missing image"  # nothing where the image should be
 MISSING_CAPTION = "missing caption"  # no text, or only white space
+AMBIGUOUS_KEY = "ambiguous key"  # two images, or two texts of one ending, in a tar
 TRUNCATED_TAR = "truncated tar"  # the archive ends before the sample does
 UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk or network that fails
 CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed

@@ -49,6 +49,10 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TextsConfig":
+        if max(self.slots, self.chunks) > 1000:
+            raise ValueError(
+                f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
+            )
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
             raise ValueError(
                 "per_image 0 means sampled captions alone: it needs sampled_captions above 0, and goes with "

@@ -15,14 +15,7 @@ from grainline.methods.heat import heat_overlay, over_image, read_area, token_he
 from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import (
-    LegendEntry,
-    dark_outside,
-    ramp,
-    ruled,
-    scale_bar,
-    segmented,
-)
+from grainline.report.heatmap import LegendEntry, dark_outside, ramp, ruled, scale_bar, segmented
 from grainline.report.png import PIXELS
 from grainline.types import Encoded, Images
 

@@ -13,13 +13,7 @@ from grainline.model import Model, given
 from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import (
-    legend,
-    patch_count,
-    selected_patches,
-    shares,
-    two_selections,
-)
+from grainline.report.heatmap import legend, patch_count, selected_patches, shares, two_selections
 from grainline.report.png import PIXELS
 from grainline.types import each, rows
 

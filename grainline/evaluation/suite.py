@@ -20,14 +20,7 @@ from grainline.data.formats.joined import Joined, WithoutCaptions, without_image
 from grainline.data.record import Source
 from grainline.errors import UserError, suggestion
 from grainline.evaluation import SUITES
-from grainline.evaluation.encode import (
-    CAPTIONS,
-    Captions,
-    Collector,
-    Encodings,
-    Progress,
-    encode_source,
-)
+from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, Unit, now, versions

@@ -10,8 +10,6 @@ An image may have several texts, a text has one image. `"image": null` is a text
 is no query. Names that are files, seen from the folder of the pairs, are shown on the page.
 """
 
-import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -156,7 +153,13 @@ def open_vectors(
                 f"no pairs: give a file with one line a text, {FORM}, or the row of the image of each"
             )
         pairs, where = rows.pairs, "rows.jsonl"
-    owner, strings, keys = _matched(_lines(pairs, where), where, len(image), len(text), rows.keys)
+    lines = _lines(pairs, where)
+    owner, strings, keys = _matched(lines, where, len(image), len(text), rows.keys)
+    order = (
+        f"names of images stand for rows of the vectors in order of first appearance: {keys[0]} is row 0, "
+        f"{keys[-1]} row {len(keys) - 1}; where the vectors are in another order, give rows in place of names"
+    )
+    named = rows.keys is None and any(isinstance(line["image"], str) for line in lines)
     folder = images or (str(Path(where).parent) if Path(where).suffix else ".")
     number = torch.arange(len(image))
     data = Encodings(
@@ -173,6 +176,7 @@ def open_vectors(
         blank=0,
         cut=0,
         positions=tuple(range(len(image))),
+        remarks=(order,) if named else (),
     )
     about = {
         "model": name,
@@ -191,43 +195,38 @@ class _Rows(NamedTuple):
 
 def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
     """The arrays of images and of texts, their name, and the rows of a folder."""
-    if isinstance(vectors, str | Path):
+    if isinstance(vectors, str | Path | Mapping):
         vectors = [vectors]
-    if isinstance(vectors, Mapping):
-        return (
-            (_array(vectors, "images", "vectors"), _array(vectors, "texts", "vectors")),
-            "arrays",
-            _Rows(None, None),
-        )
     if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
         raise UserError("vectors are two arrays or files, of images and of texts, or one file with both")
     names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
-    arrays = [_read(str(one)) if isinstance(one, str | Path) else {"": one} for one in vectors]
+    arrays = [_arrays(one) for one in vectors]
     sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
-    first, last = (
-        _folder_rows(name, one)
-        for name, one in zip((names[0], names[-1]), (vectors[0], vectors[-1]), strict=True)
-    )
+    first, last = _folder_rows(vectors[0]), _folder_rows(vectors[-1])
     return sides, " and ".join(dict.fromkeys(names)), _Rows(first.keys, last.pairs)
 
 
-def _folder_rows(name: str, one: Any) -> _Rows:
-    file = Path(name) / "rows.jsonl"
-    if not isinstance(one, str | Path) or not file.is_file():
+def _folder_rows(vectors: Any) -> _Rows:
+    if not isinstance(vectors, str | Path) or not (file := Path(vectors) / "rows.jsonl").is_file():
         return _Rows(None, None)
-    rows = [json.loads(line) for line in read_text(str(file)).splitlines()]
-    texts = [
-        {"image": row["key"], "text": row["text"]} for row in rows if row["side"] == "texts" and "key" in row
-    ]
-    return _Rows([row["key"] for row in rows if row["side"] == "images"] or None, texts or None)
+    lines = read_text(str(file)).split("\n")
+    try:
+        rows = [parse_json(line) for line in lines if line]
+        texts = [row for row in rows if row["side"] == "texts" and "key" in row]
+        pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
+        return _Rows([str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None)
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{file} is not as `grainline encode` writes it; encode again") from None
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _arrays(path: Any) -> Mapping[str, Any]:
     """The arrays of a file by their names; a large .npy is not read before its rows are used."""
+    if not isinstance(path, str | Path):
+        return path if isinstance(path, Mapping) else {"": path}
     file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
     try:
         if file.suffix == ".npy":
-            return {"": np.load(file, mmap_mode="r", allow_pickle=False)}
+            return {"": np.lib.format.open_memmap(file, mode="r")}
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -235,8 +234,9 @@ def _read(path: str) -> Mapping[str, Any]:
             return load_file(file)
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
-        raise UserError(f"vectors {file} cannot be read: {error}") from None
+    except Exception as error:  # damage makes numpy raise nearly everything
+        why = str(error).removesuffix(" when allow_pickle=False")  # which nobody should change
+        raise UserError(f"vectors {file} cannot be read: {why}") from None
     raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 
 
@@ -283,18 +283,14 @@ def _blocks(array: Any, what: str) -> Iterator[tuple[int, Tensor]]:
         if array.dtype.kind not in "fiu":
             raise UserError(f"{what} are of type {array.dtype}; they must be numbers")
     for start in range(0, len(array), BLOCK):
-        some_rows = array[start : start + BLOCK]
-        yield (
-            start,
-            some_rows.detach().cpu().double()
-            if isinstance(some_rows, Tensor)
-            else torch.from_numpy(np.array(some_rows, dtype=np.float64)),
-        )
+        rows = array[start : start + BLOCK]
+        rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float64))
+        yield start, rows.detach().cpu().double()
 
 
 def _matrix(scores: Any) -> np.ndarray:
     """Scores [N, M], from a file or an array, none of them NaN."""
-    array = _array(_read(str(scores)), "images", str(scores)) if isinstance(scores, str | Path) else scores
+    array = _array(_arrays(scores), "images", str(scores)) if isinstance(scores, str | Path) else scores
     matrix = array.detach().cpu().float().numpy() if isinstance(array, Tensor) else np.asanyarray(array)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise UserError(f"scores are {list(matrix.shape)}; they must be [images, texts]")
@@ -343,6 +339,8 @@ def _matched(
             f"{where} has {amount(len(lines), 'line')} for {amount(texts, 'text vector')};"
             " one a text is needed"
         )
+    if keys is not None and len(set(keys)) < images:
+        raise UserError(f"rows.jsonl names {len(set(keys))} images for {amount(images, 'image vector')}")
     values = [line["image"] for line in lines]
     named = list(dict.fromkeys(value for value in values if isinstance(value, str)))
     if named and any(isinstance(value, int | np.integer) for value in values):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
-from grainline.data.formats.folder import files_below, suffix
+from grainline.data.formats.folder import files_below, suffix, without
 from grainline.data.formats.plain import read_plain
 from grainline.data.record import MISSING_IMAGE, UNREADABLE_FILE, CorruptSample
 from grainline.errors import UserError
@@ -37,9 +37,9 @@ def root_of(path: str | Path) -> Path:
     return root
 
 
-def images_below(root: Path) -> list[str]:
-    """All images below the root, sorted. Hidden files and folders are left alone."""
-    return [name for name in files_below(str(root)) if suffix(name) in IMAGE_SUFFIXES]
+def images_below(root: Path, exclude: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...]]:
+    """All images below the root, sorted, and a remark on those that are left out (`data.formats.folder`)."""
+    return without([name for name in files_below(str(root)) if suffix(name) in IMAGE_SUFFIXES], exclude)
 
 
 def expand_paths(root: Path, paths: Sequence[str | Path]) -> list[str]:
@@ -49,7 +49,7 @@ def expand_paths(root: Path, paths: Sequence[str | Path]) -> list[str]:
         name = relative(root, path)
         whole = root / name
         if whole.is_dir():
-            below = images_below(whole)
+            below, _ = images_below(whole)
             if not below:
                 raise UserError(f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)})")
             names |= {os.path.normpath(os.path.join(name, one)) for one in below}

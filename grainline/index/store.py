@@ -99,6 +99,7 @@ class Manifest(NamedTuple):
     corrupt: tuple[CorruptImage, ...] = ()
     excluded: tuple[str, ...] = ()  # paths that the user removed
     descriptions: tuple[str, ...] = ()  # files that were read last, where the method reads descriptions
+    exclude: tuple[str, ...] = ()  # patterns of images that are left out
 
 
 class CorruptIndex(UserError):

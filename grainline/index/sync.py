@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
+from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path
@@ -55,6 +56,7 @@ class Report(NamedTuple):
     corrupt: Mapping[str, int] = MappingProxyType({})  # cause -> images that are not in the index for it
     corrupt_first: tuple[str, ...] = ()
     images: int = 0  # in the index now
+    remarks: tuple[str, ...] = ()  # on images that are left out
 
 
 def build(
@@ -64,6 +66,7 @@ def build(
     model: Model | str,
     calibration_texts: str | None = None,
     descriptions: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
@@ -74,9 +77,11 @@ def build(
                        of drawn scenes for a model that was trained on these alone
     descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
                        the folder
+    exclude            patterns of images and folders to leave out, now and in every refresh: "private",
+                       "*-copy.jpg"; () for those of the index
     """
     root, folder = root_of(images), Path(out)
-    if not images_below(root):
+    if not images_below(root, exclude)[0]:
         raise UserError(f"{images} holds no images; name the folder that the images lie in")
     path = model if isinstance(model, str) else ""
     model = load(model) if isinstance(model, str) else model
@@ -96,7 +101,10 @@ def build(
         manifest = store.read_manifest(folder)
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
-        return Update(Writer(folder, manifest, model, chunk), descriptions, progress).all_images(full=False)
+        writer = Writer(folder, manifest, model, chunk)
+        if exclude and tuple(exclude) != manifest.exclude:
+            writer.put(manifest._replace(exclude=tuple(exclude)))
+        return Update(writer, descriptions, progress).all_images(full=False)
 
 
 def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
@@ -124,12 +132,12 @@ def add(
 ) -> Report:
     """Add images, or folders of images, below the root of the index."""
     with _open_writer(index, model, chunk) as writer:
-        images = expand_paths(root_of(writer.manifest.root), paths)
+        images, remarks = without(expand_paths(root_of(writer.manifest.root), paths), writer.manifest.exclude)
         update = Update(writer, descriptions, progress)
         excluded = tuple(path for path in writer.manifest.excluded if path not in set(images))
         if excluded != writer.manifest.excluded:
             writer.put(writer.manifest._replace(excluded=excluded))
-        return update.images(images, full=False)
+        return update.images(images, False, remarks)
 
 
 def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
@@ -196,15 +204,16 @@ class Update:
     def all_images(self, full: bool) -> Report:
         """Update from all images below the root; rows without a file are removed."""
         excluded = set(self.writer.manifest.excluded)
-        paths = [path for path in images_below(self.root) if path not in excluded]
+        images, remarks = images_below(self.root, self.writer.manifest.exclude)
+        paths = [path for path in images if path not in excluded]
         removed = self.writer.rows.keys() - paths
         stale = self.writer.corrupt.keys() - paths
         if removed or stale:
             self.writer.commit(removed=sorted(removed | stale))
         self.counts["removed"] += len(removed)
-        return self.images(paths, full)
+        return self.images(paths, full, remarks)
 
-    def images(self, paths: Sequence[str], full: bool) -> Report:
+    def images(self, paths: Sequence[str], full: bool, remarks: tuple[str, ...] = ()) -> Report:
         """Update from the images at these paths."""
         todo = [file for path in paths if (file := self._needs_reading(path, full)) is not None]
         done = len(paths) - len(todo)
@@ -219,6 +228,7 @@ class Update:
             corrupt=dict(Counter(cause for cause, _ in self.failed)),
             corrupt_first=tuple(f"{cause}: {path}" for cause, path in self.failed[:3]),
             images=len(self.writer.rows),
+            remarks=remarks,
         )
 
     def _needs_reading(self, path: str, full: bool) -> ImageFile | None:

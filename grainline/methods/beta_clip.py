@@ -28,21 +28,9 @@ from grainline.encoders.towers import TowersConfig
 from grainline.losses import calibrated
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import (
-    LogitScale,
-    both_ways,
-    logged,
-    whole_captions,
-)
+from grainline.methods.shared import LogitScale, both_ways, logged, whole_captions
 from grainline.nn.pooling import CrossPool, unit
-from grainline.types import (
-    Clock,
-    Encoded,
-    Pair,
-    Term,
-    Texts,
-    rows,
-)
+from grainline.types import Clock, Encoded, Pair, Term, Texts, rows
 
 PAIRS = 4096  # that are pooled at a time when scores are conditioned: 100 MB at width 512 and 196 patches
 

@@ -218,7 +218,7 @@ def _cannot_write(error: Exception, target: Path) -> NoReturn:
     good = _good_of_run(target)
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
     raise UserError(
-        f"cannot write {target}: {files.reason(error)}; {last}; mend it and continue with --resume"
+        f"cannot write {target}: {files.reason(error)}; {last}; make it writable, then train with --resume"
     ) from None
 
 

@@ -129,8 +129,8 @@ class Log:
         try:
             yield
         except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise UserError(f"cannot write {self.path}: {what}; mend it and continue with --resume") from None
+            what = f"{(error.strerror or str(error)).lower()}; make it writable, then train with --resume"
+            raise UserError(f"cannot write {self.path}: {what}") from None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

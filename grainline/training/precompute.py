@@ -13,12 +13,7 @@ from torch import Tensor
 from grainline import recipes
 from grainline.build import Description, Start, image_settings, start
 from grainline.config import parse
-from grainline.data.cache import (
-    CachedFeatures,
-    CachedSuperpixels,
-    make_features,
-    make_superpixels,
-)
+from grainline.data.cache import CachedFeatures, CachedSuperpixels, make_features, make_superpixels
 from grainline.data.lines import Progress, Written
 from grainline.data.open_source import open_sources
 from grainline.data.record import Source

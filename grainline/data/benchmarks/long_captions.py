@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from grainline.data.formats.checked import printable
+from grainline.data.formats.checked import printable, strings
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import suffix
-from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
 from grainline.data.formats.plain import data_error, elements, load_json, read_text
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
@@ -44,8 +44,8 @@ class LongCaptions(ListedImages):
         again = len(listed) - len(entries)
         if again:
             self.remarks = (f"{again} texts beyond the first of their image are left out",)
-        if not any((row.record.long or "").strip() for row in entries):
-            raise data_error(f"{self._file} has no text in any of its {len(entries)} rows")
+        if not any(strings(row.record.long) for row in entries):
+            raise no_text(self._file, f"of its {len(entries)} rows", entries)
         self.which = f", the folder of the images of {type(self).__name__}"
         return entries
 
@@ -60,7 +60,7 @@ class LongCaptions(ListedImages):
     def record(self, index: int, text: str) -> Record:
         """The record at a position with this text instead of its own. Raises CorruptSample."""
         entry = self.entries[index]
-        if not text.strip() and not entry.fault:
+        if not strings(text) and not entry.fault:
             raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
         return super().__getitem__(index)._replace(captions=(text.strip(),), long=None)
 
@@ -205,7 +205,7 @@ class ShareGPT4V(LongCaptions):
 
     def rows(self, content: Any) -> Iterator[Entry]:
         limit = self._query.get("rows", "")
-        if limit and not (limit.isdecimal() and int(limit)):
+        if limit and not (re.fullmatch("[0-9]{1,18}", limit) and int(limit)):
             raise data_error(f"rows={limit} in {self.path}: a number of rows from 1 on")
         rows = islice(content, int(limit) if limit else None)
         return (_of_turns(row, number) for number, row in enumerate(rows, 1))

@@ -278,7 +278,7 @@ def image_names(key: str) -> Iterator[str]:
     yield from (key, path.name, path.stem)
     number = re.search(r"\d+$", path.stem)
     if number is not None:
-        yield str(int(number[0]))
+        yield number[0].lstrip("0") or "0"
 
 
 def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ Checked numbers are finite and fit into 64 bits, checked texts can be encoded.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
@@ -28,17 +29,27 @@ class Fields(BaseModel):
 
 
 F = TypeVar("F", bound=Fields)
+EMPTY_CELLS = {"nan", "-nan", "nat", "null", "none", "<na>", "na", "n/a", "#na", "#n/a"}  # of pandas and SQL
+_INVISIBLE = re.compile(  # blanks, controls, and what Unicode lets a font leave out
+    r"[\s\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]*"
+)
 
 
 def strings(value: Any) -> list[str]:
-    """One text or many as a list of clean, non-empty strings; anything else counts as no text.
+    """One text or many as a list of clean strings; empty cells of tables and anything else are no text.
 
-    >>> strings(" A dog. "), strings(["A cat.", None, ""]), strings(7)
+    >>> strings(" A dog. "), strings(["A cat.", None, "", "nan", "\\u200b"]), strings(7)
     (['A dog.'], ['A cat.'], [])
     """
     values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    clean = (printable(text.strip()) for text in values if isinstance(text, str))
-    return [text for text in clean if text]
+    clean = (_visible(text) for text in values if isinstance(text, str))
+    return [text for text in clean if text and text.lower() not in EMPTY_CELLS]
+
+
+def _visible(text: str) -> str:
+    """The text without blanks at its ends; "" for invisible characters alone."""
+    return "" if _INVISIBLE.fullmatch(text) else printable(text.strip())
 
 
 def printable(text: str) -> str:
@@ -47,7 +58,7 @@ def printable(text: str) -> str:
 
 
 def _stripped(value: Any) -> Any:
-    return next(iter(strings(value)), None) if isinstance(value, str) else value
+    return _visible(value) or None if isinstance(value, str) else value
 
 
 def _number_or_text(value: Any) -> Any:

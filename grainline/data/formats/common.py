@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
@@ -64,12 +65,12 @@ def renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _whole(value: Any) -> str:
     """A text, or sentences as one; anything else counts as no text."""
-    if isinstance(value, list | tuple):
-        value = as_sentences([piece.strip() for piece in value if isinstance(piece, str) and piece.strip()])
-    return value.strip() if isinstance(value, str) else ""
+    texts = strings(value)
+    return as_sentences(texts) if texts else ""
 
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif", "heic", "heif", "avif")
+MAX_TEXT = 1_000_000  # characters of a text
 LONG_FIELDS = ("long", "long_caption", "description")
 
 _PROBES = 10_000  # image paths that are tried before a source counts as one without images
@@ -228,7 +229,7 @@ def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...],
 def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     """The texts in the fields named at the top of this file. They are stripped, and empty ones dropped.
 
-    Raises CorruptSample("corrupt region"), which names the field.
+    Raises CorruptSample: a corrupt region, with the field, or a corrupt text, which is too long.
 
     >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
@@ -240,7 +241,16 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     longs = ([long] if long else []) + strings(fields.get("longs"))
     regions, foils = _regions(fields, where)
     first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
-    return Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:]))
+    return _limited(Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:])), where)
+
+
+def _limited(texts: Captions, where: str) -> Captions:
+    """The same texts. Raises CorruptSample for one that would take minutes to split."""
+    phrases = (region.phrase for region in texts.regions)
+    longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others, *phrases)))
+    if longest > MAX_TEXT:
+        raise CorruptSample(CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)")
+    return texts
 
 
 def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
@@ -261,6 +271,7 @@ def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool)
         if texts.silent and (data := read(suffix)) is not None:
             text = text_of(data)
             texts = texts._replace(captions=tuple(strings(text.split("\n") if lines else text)))
+            texts = _limited(texts, f"{stem}.{suffix}")
     except ValueError as error:
         raise CorruptSample(CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
     return texts
@@ -385,12 +396,14 @@ def braces(path: str) -> list[str]:
     """
     pieces = re.split(r"(\{[^{}]*\})", path)
     choices = [_choices(piece, path) if number % 2 else [piece] for number, piece in enumerate(pieces)]
+    if prod(map(len, choices)) > _MAX_RANGE:
+        raise data_error(f"{path} stands for more than {_MAX_RANGE:,} paths: name a folder or a wildcard")
     return ["".join(choice) for choice in product(*choices)]
 
 
 def _choices(brace: str, path: str) -> list[str]:
     inside = brace[1:-1]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    span = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inside)
     if span:
         first, last = int(span[1]), int(span[2])
         if not first <= last < first + _MAX_RANGE:

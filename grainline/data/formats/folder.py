@@ -4,11 +4,15 @@
     cats/b.png   cats/b.json   the fields of grainline.data.formats.common; its texts win if both are there
 
 Keys are the paths of the images below the folder, in sorted order. Hidden files and folders are left alone.
+Folders of thumbnails are left out, and what fits a pattern of `DIR?exclude=private,*-copy.jpg`.
 A bare folder holds images without any text beside them: there is nothing to train on, but much to encode.
 """
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import cache
 
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
@@ -18,11 +22,14 @@ from grainline.data.formats.common import (
     expand,
     name_and_size,
     read_image,
+    split_query,
     texts_beside,
 )
 from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import some
+from grainline.errors import amount, some
+
+THUMBNAILS = ("@eaDir", "__MACOSX", "*.lrdata")  # folders of Synology, macOS and Lightroom
 
 
 class Folder(FileSource):
@@ -30,8 +37,8 @@ class Folder(FileSource):
 
     def __init__(self, path: str, *, allow_bare: bool = False) -> None:
         """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
-        self.path, self.allow_bare = path, allow_bare
-        files = files_below(path)
+        files = self._files(path)
+        path, self.allow_bare = self.path, allow_bare
         self._names = [name for name in files if suffix(name) in IMAGE_SUFFIXES]
         if not self._names:
             kinds = sorted({suffix(name) for name in files})
@@ -48,7 +55,13 @@ class Folder(FileSource):
                 f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
                 f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
             )
-        self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
+        self.remarks += (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
+
+    def _files(self, path: str) -> list[str]:
+        """The files of `DIR?exclude=PATTERNS`."""
+        self.path, options = split_query(path, ("exclude",))
+        files, self.remarks = without(files_below(self.path), options.get("exclude", "").split(","))
+        return files
 
     def __len__(self) -> int:
         return len(self._names)
@@ -108,6 +121,26 @@ def files_below(path: str) -> list[str]:
     return sorted(relative)
 
 
+def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...]]:
+    """The paths that are in no folder of thumbnails and fit no pattern of the shell; a remark on the others.
+
+    A pattern is compared with the path, with its name, and with the folders above in the same way.
+
+    >>> without(["a.jpg", "b/@eaDir/a.jpg", "b/c/d.jpg"], ["b/c"])
+    (['a.jpg'], ('2 files left out, of thumbnails or by exclude: b/@eaDir/a.jpg, b/c/d.jpg',))
+    """
+    fits = re.compile("|".join(map(translate, filter(None, (*THUMBNAILS, *exclude))))).match
+
+    @cache
+    def out(path: str) -> bool:
+        folder, name = os.path.split(path)
+        return bool(fits(name) or fits(path.replace(os.sep, "/")) or (folder and out(folder)))
+
+    left = [name for name in names if out(name)]
+    remark = f"{amount(len(left), 'file')} left out, of thumbnails or by exclude: {some(left)}"
+    return [name for name in names if not out(name)], (remark,) if left else ()
+
+
 def _refuse(error: OSError) -> None:
     raise data_error(
         f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out"
@@ -148,8 +181,7 @@ class Classes(Folder):
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        images = [name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES]
+        images = [name for name in self._files(path) if suffix(name) in IMAGE_SUFFIXES]
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
             raise data_error(
@@ -157,7 +189,7 @@ class Classes(Folder):
                 f" class, and {len(images)} beside them"
             )
         loose = [name for name in images if not os.path.dirname(name)]
-        self.remarks = (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
+        self.remarks += (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
 
     def __getitem__(self, index: int) -> Record:
         name = self._names[index]

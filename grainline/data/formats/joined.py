@@ -144,7 +144,7 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     if not skips:
         return path, ()
     numbers = ",".join(option.partition("=")[2] for option in skips).split(",")
-    if not all(number.isascii() and number.isdigit() for number in numbers):
+    if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in numbers):
         raise data_error(
             f"{', '.join(skips)} in {path} must be numbers of captions, which count from 0, such as "
             f"{OPTION}=0,1"

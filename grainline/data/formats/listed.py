@@ -12,6 +12,7 @@ from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checke
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
+from grainline.errors import UserError
 
 
 class Entry(NamedTuple):
@@ -27,6 +28,14 @@ class Entry(NamedTuple):
 def wrong_row(place: str, error: str) -> Entry:
     """An entry for a row that cannot be used."""
     return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
+
+
+def no_text(file: str, what: str, entries: Iterable["Entry"]) -> UserError:
+    """The error for a file without a text that can be used; it names the first fault."""
+    faults = [
+        f" that can be used; the first fault: {': '.join(entry.fault)}" for entry in entries if entry.fault
+    ]
+    return data_error(f"{file} has no text in any {what}{(*faults, '')[0]}")
 
 
 class ListedImages(FileSource):
@@ -82,6 +91,7 @@ class ListedImages(FileSource):
         unknown = [name for name in splits if name not in counts]
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
+            has = has or "no row that can be read"
             raise data_error(f"{self._file} has no split {unknown[0]}: it has {has}")
         return splits
 
@@ -160,7 +170,7 @@ class _Coco(ListedImages):
             remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
             self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
-            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
+            raise no_text(self._file, f"of its {len(entries)} images", entries)
         return [
             one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
             for one in entries

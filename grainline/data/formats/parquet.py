@@ -11,9 +11,9 @@ reading write small groups (100 to 1000 rows) or use tars.
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from grainline.data.formats.common import (
     Parts,
@@ -26,7 +26,7 @@ from grainline.data.formats.common import (
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
-from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of
+from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 
 CACHED_GROUPS = 2
@@ -52,21 +52,19 @@ class Parquet(Parts):
         self._groups: list[_Group] = []
         schema: Any = None
         for file in self._files:
-            with _opened(file) as opened:
-                schema = schema or opened.schema_arrow
-                missing = set(schema.names) - set(opened.schema_arrow.names)
-                if missing:
-                    raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
-                first = 0
-                for number in range(opened.metadata.num_row_groups):
-                    self._groups.append(
-                        _Group(file, number, first, opened.metadata.row_group(number).num_rows)
-                    )
-                    first += self._groups[-1].rows
+            own, sizes = _opened(file, _sizes)
+            schema = schema or own
+            missing = set(schema.names) - set(own.names)
+            if missing:
+                raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
+            starts = accumulate(sizes, initial=0)
+            groups = zip(range(len(sizes)), starts, sizes, strict=False)
+            self._groups += [_Group(file, *group) for group in groups]
         self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
+        self.remarks = unnamed(schema.names)
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
@@ -76,7 +74,7 @@ class Parquet(Parts):
         self._forget()
         if _holds_paths(schema, self._columns["image"], self._files[0]):
             rows: list[dict[str, Any]] = []
-            with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
+            with contextlib.suppress(ValueError):  # each row of the first group is corrupt
                 rows = self._rows(0)
             names = [row[self._columns["image"]] for row in rows]
             places = [[os.path.join(self._root, name)] for name in names if name]
@@ -103,7 +101,7 @@ class Parquet(Parts):
         where = f"{self._groups[group].file}: {key}"
         try:
             fields = self._rows(group)[row]
-        except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
+        except ValueError as error:
             raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
         texts = read_captions(fields_of(fields, self._columns), where)
         if texts.silent:
@@ -143,37 +141,46 @@ class Parquet(Parts):
         for group in self._groups:
             try:
                 rows = _read(group, wanted)
-            except (OSError, ValueError):
+            except ValueError:
                 parts.append(UNREADABLE_FILE)
                 continue
             for fields in rows:
-                parts += read_captions(fields_of(fields, self._columns), self.path).texts
+                with contextlib.suppress(CorruptSample):
+                    parts += read_captions(fields_of(fields, self._columns), self.path).texts
         return digest(parts)
 
 
-def _opened(file: str) -> Any:
-    """A pyarrow ParquetFile, to be used in a with statement. Raises UserError."""
+def _sizes(file: Any) -> tuple[Any, list[int]]:
+    """The schema of pyarrow and the number of rows of each group."""
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    if min(sizes, default=0) < 0 or sum(sizes) != file.metadata.num_rows:
+        raise ValueError(f"its groups have {sizes} rows of {file.metadata.num_rows}")
+    return file.schema_arrow, sizes
+
+
+def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a group. Raises ValueError."""
+    # without threads: pyarrow's pool does not survive a fork
+    own = {"columns": list(columns), "use_threads": False}
+    rows = _opened(group.file, lambda file: file.read_row_group(group.number, **own).to_pylist())
+    if len(rows) != group.rows:
+        raise ValueError(f"{len(rows)} rows in place of {group.rows}")
+    return cast(list[dict[str, Any]], rows)
+
+
+def _opened(file: str, read: Callable[[Any], Any]) -> Any:
+    """The result of `read` for pyarrow's ParquetFile. Raises ValueError in one line."""
     try:
-        from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
         regular(file)
-        return ParquetFile(file)
-    except (OSError, ArrowInvalid) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise data_error(f"{file} cannot be read as parquet ({why})") from error
-
-
-def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(group.file) as file:
-        # without threads: pyarrow's pool does not survive a fork
-        table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+        with ParquetFile(file) as opened:
+            return read(opened)
+    except Exception as error:  # damage makes pyarrow raise nearly everything
+        lines = str(getattr(error, "strerror", None) or error).splitlines()
+        raise data_error(f"{file} cannot be read as parquet ({(*lines, type(error).__name__)[0]})") from error
 
 
 def _holds_paths(schema: Any, column: str, file: str) -> bool:

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from PIL import Image
 
-from grainline.data.formats.checked import brief_json
+from grainline.data.formats.checked import brief_json, strings
 from grainline.data.formats.common import FIELDS as RECAPTIONED
 from grainline.data.formats.common import LONG_FIELDS, Captions, FileSource, digest, name_of, read_captions
-from grainline.data.formats.listed import Entry, ListedImages, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
 from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
 from grainline.errors import some
@@ -64,10 +64,14 @@ class Table(ListedImages):
         return os.path.join(super().folder(), self._query.get("root", ""))
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
+        if not content:
+            raise data_error(f"{self._file} has no rows below the names of its columns")
         columns = choose_columns({name for row in content for name in row.fields}, self._query, self._file)
         images = _merge(content, columns)
         if all(texts.empty for entry, texts in images if not entry.fault):
-            raise data_error(f"{self._file} has no text in any row (column {columns.get('caption', '')})")
+            names = ", ".join(name for role, name in columns.items() if role != "image")
+            raise no_text(self._file, f"row (column {names})", (entry for entry, _ in images))
+        self.remarks = unnamed(name for row in content for name in row.fields)
         urls: dict[str, str] = {}  # by their file names
         for url in (entry.record.key for entry, _ in images if entry.places and "://" in entry.record.key):
             first = urls.setdefault(name_of(url), url)
@@ -97,6 +101,11 @@ def first_fields(rows: Any) -> Mapping[str, Any]:
     return next((row.fields for row in rows if isinstance(row, Row) and not row.error), {})
 
 
+def unnamed(columns: Iterable[str]) -> tuple[str, ...]:
+    """The remark about a column without a name, such as the row numbers that pandas writes."""
+    return ("a column without a name is not read",) if "" in columns else ()
+
+
 def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
     """Which column is the image, the caption and the long text. Raises UserError.
 
@@ -105,7 +114,7 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
     >>> choose_columns(["photo", "title"], {"image": "photo"}, "a.csv")
     {'image': 'photo', 'caption': 'title'}
     """
-    present = sorted(columns)
+    present = sorted(str(name) for name in columns if name != "")
     lower = {name.lower(): name for name in reversed(present)}
     roles: dict[str, str] = {}
     for role, names in COLUMNS.items():
@@ -131,9 +140,8 @@ def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     A caption column may hold a JSON list of strings.
     """
     fields = {name: row[name] for name in FURTHER if row.get(name)}
-    fields["caption"] = _unpacked(row.get(columns.get("caption", "")))
-    fields["long"] = row.get(columns.get("long", ""))
-    return fields
+    named = {role: row.get(columns[role]) for role in ("caption", "long") if role in columns}
+    return fields | named | {"caption": _unpacked(named.get("caption"))}
 
 
 def _unpacked(value: Any) -> Any:
@@ -155,7 +163,7 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[tuple[Entry,
         path = path.strip() if isinstance(path, str) else ""
         if row.error:
             images[where] = wrong_row(where, row.error), Captions()
-        elif not path:
+        elif not strings(path):
             images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where)), Captions()
         else:
             places = (name_of(path) if "://" in path else path,)
@@ -247,13 +255,15 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
     line = 1
     try:
         names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        if not any(names):
+            raise data_error(f"the first line of {file} is blank; it must hold the names of the columns")
         twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
         if twice:
             raise data_error(f"{file} has the column {some(twice)} more than once")
         line = reader.line_num + 1
         for number, row in enumerate(reader, 1):
             rest = row.pop(None, ())  # fields after the last column: a caption would lose its end
-            if rest:
+            if any(cell.strip() for cell in rest):
                 raise data_error(
                     f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
                     f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'"
@@ -290,11 +300,10 @@ class TextsAlone(FileSource):
         self.path = path
         rows = _text_rows(path)
         # the number of each row, its texts, and what is wrong with it
-        self._rows = [(row.number, Captions() if row.error else _texts_of(row), row.error) for row in rows]
+        self._rows = [(row.number, *_texts_of(row)) for row in rows]
         if all(texts.silent for _, texts, _ in self._rows):
-            raise data_error(
-                f"{path} has no text in any row; a row has one of {', '.join(TEXT_COLUMNS['caption'])}"
-            )
+            wrong = (wrong_row(f"row {number}", error) for number, _, error in self._rows if error)
+            raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS['caption'])})", wrong)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -314,10 +323,8 @@ class TextsAlone(FileSource):
 
     def fingerprint(self) -> str:
         """sha256 over the texts."""
-        parts: list[str | int] = []
-        for number, texts, error in self._rows:
-            parts += [number, *(() if error else texts.texts)]
-        return digest(parts)
+        rows = ((number, () if error else texts.texts) for number, texts, error in self._rows)
+        return digest(part for number, texts in rows for part in (number, *texts))
 
 
 def _text_rows(path: str) -> list[Row]:
@@ -334,12 +341,16 @@ def _text_rows(path: str) -> list[Row]:
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 
 
-def _texts_of(row: Row) -> Captions:
+def _texts_of(row: Row) -> tuple[Captions, str]:
+    """The texts of a row, and what is wrong with it."""
     fields = {
         role: next((row.fields[name] for name in names if name in row.fields), None)
         for role, names in TEXT_COLUMNS.items()
     }
-    return read_captions(fields, f"row {row.number}")
+    try:
+        return (Captions() if row.error else read_captions(fields, "")), row.error
+    except CorruptSample as error:
+        return Captions(), error.where.strip(" ()")
 
 
 def _unzipped(path: str) -> str:

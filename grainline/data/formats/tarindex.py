@@ -2,8 +2,9 @@
 
 `members` reads POSIX ustar, GNU and pax headers, concatenated archives, and reports a truncated archive.
 `Shard` groups the members into samples: all with the same name up to the first dot of the last component of
-their paths. `load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache), one file
-per tar, valid while the tar's size and modification time stay the same.
+their paths; where that puts two samples under one key, up to the ending. `load_shard` caches it in
+$XDG_CACHE_HOME/grainline/index (else ~/.cache), one file per tar, valid while the tar's size and modification
+time stay the same.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -38,8 +40,9 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 2  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 3  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
+SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
 
 _BLOCK = 512
@@ -75,6 +78,9 @@ class Shard(NamedTuple):
     spans: array  # SPANS numbers a sample: offset and size of image, json, txt; ABSENT where there is none
     flaw: str
     truncated: bool  # the last sample is incomplete, or a key that stands for missing samples
+    dotted: str  # a key up to the first dot that would hold several samples; "": there is none
+    unread: int  # images and texts beside another one of their key, which is read
+    first_unread: str  # name of the first of them
 
 
 class _Header(NamedTuple):
@@ -207,11 +213,33 @@ def load_shard(path: str) -> Shard:
 
 
 def group(path: str, listing: Members, state: os.stat_result) -> Shard:
-    """Members to samples. A second file of the same kind under the same key opens a sample of its own."""
+    """Members to samples."""
+    samples = _samples(listing, whole=False)
+    dotted = next((key for key, sample in samples.items() if _clashes(sample)), "")
+    if dotted:
+        samples = _samples(listing, whole=True)
+    spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
+    keys = list(samples)
+    image, _, json, _, txt, _ = spans[-SPANS:] or [0] * SPANS
+    if listing.truncated and image != ABSENT and (json != ABSENT or txt != ABSENT):
+        # the last sample is complete: the missing ones get a key of their own
+        keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
+        spans.extend([ABSENT] * SPANS)
+    dots = ((sample, kind) for sample in samples.values() for kind in sample if "." in kind)
+    unread = [sample[kind].name for sample, kind in dots if kind not in _best(sample)]
+    about = (listing.flaw, listing.truncated, dotted, len(unread), (*unread, "")[0])
+    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, *about)
+
+
+def _samples(listing: Members, whole: bool) -> dict[str, dict[str, Member]]:
+    """The members of each key by kind. A second file of the same name opens a sample of its own.
+
+    whole   keys end at the last dot, not at the first
+    """
     samples: dict[str, dict[str, Member]] = {}
     newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
     for member in listing.files:
-        name, kind = _split(member.name)
+        name, kind = _split(member.name, whole)
         if not name or not kind:
             continue
         name = unquote(name, errors="surrogatepass") if listing.quoted else name
@@ -221,36 +249,48 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
                 k for n in range(2, len(samples) + 3) if (k := f"{name}#{n}") not in samples
             )
         samples.setdefault(key, {})[kind] = member
-    spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
-    keys = list(samples)
-    image, _, json, _, txt, _ = spans[-SPANS:] or [0] * SPANS
-    if listing.truncated and image != ABSENT and (json != ABSENT or txt != ABSENT):
-        # the last sample is complete: the missing ones get a key of their own
-        keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
-        spans.extend([ABSENT] * SPANS)
-    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, listing.flaw, listing.truncated)
+    return samples
 
 
-def _split(name: str) -> tuple[str, str]:
+def _clashes(sample: dict[str, Member]) -> bool:
+    """Whether two samples are under one key; masks and other files beside KEY.jpg are no samples."""
+    images, json, txt = ([kind.rpartition(".")[0] for kind in slot] for slot in _slots(sample))
+    pair = any(middle and middle in images for middle in json + txt)
+    return any(len(set(middles)) > 1 and (pair or "" not in middles) for middles in (images, json, txt))
+
+
+def _split(name: str, whole: bool = False) -> tuple[str, str]:
     """Key and kind of a member; no kind for what is no part of a sample.
 
     >>> _split("./a/cat.jpg"), _split("b.c/cat.long.TXT"), _split(".cat.jpg"), _split("cat.npy")
-    (('a/cat', 'jpg'), ('b.c/cat', 'long.txt'), ('', 'cat.jpg'), ('cat', ''))
+    (('a/cat', 'jpg'), ('b.c/cat', 'long.TXT'), ('', 'cat.jpg'), ('cat', ''))
     """
     folder, slash, file = name.removeprefix("./").rpartition("/")
-    stem, _, kind = file.partition(".")
-    kind = kind.lower()
-    wanted = kind.rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
-    return (folder + slash + stem if stem else ""), (kind if wanted else "")
+    stem, _, kind = file.rpartition(".") if whole else file.partition(".")
+    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    return (folder + slash + stem if file[:1] != "." else ""), (kind if wanted else "")
 
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
-    """Image, json and txt of a sample. "jpg" goes before "mask.jpg", then the order in the tar decides."""
-    for suffixes in (IMAGE_SUFFIXES, ("json",), ("txt",)):
-        kinds = [kind for kind in sample if kind.rpartition(".")[2] in suffixes]
-        best = min(kinds, key=lambda kind: "." in kind, default=None)
-        yield sample[best].offset if best else ABSENT
-        yield sample[best].size if best else ABSENT
+    """Offset and size of the image, the json and the txt of a sample."""
+    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _best(sample)]
+    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in _slots(sample)):
+        spans[0] = SEVERAL, ABSENT
+    return chain.from_iterable(spans)
+
+
+def _best(sample: dict[str, Member]) -> list[str]:
+    """The kinds of image, json and txt that are read, or ""; no other text beside one of the image's name."""
+    image, *texts = (slot[0] if slot else "" for slot in _slots(sample))
+    own = [kind for kind in texts if kind and kind.rpartition(".")[0] == image.rpartition(".")[0]]
+    return [image, *(kind if kind in own or not own else "" for kind in texts)]
+
+
+def _slots(sample: dict[str, Member]) -> list[list[str]]:
+    """The kinds of images, of json and of txt of a sample, those with the fewest dots first."""
+    kinds = sorted(sample, key=lambda kind: kind.count("."))
+    endings = IMAGE_SUFFIXES, ("json",), ("txt",)
+    return [[kind for kind in kinds if kind.lower().rpartition(".")[2] in ends] for ends in endings]
 
 
 def _cache_file(path: str) -> Path | None:
@@ -274,8 +314,8 @@ def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
         return None
     if [version, *fields[:3]] != [VERSION, path, state.st_size, state.st_mtime_ns]:
         return None
-    _, size, mtime_ns, keys, spans, flaw, truncated = fields
-    return Shard(path, size, mtime_ns, keys, array("q", spans), flaw, truncated)
+    _, size, mtime_ns, keys, spans, *others = fields
+    return Shard(path, size, mtime_ns, keys, array("q", spans), *others)
 
 
 def _write_cache(cache: Path, shard: Shard) -> None:

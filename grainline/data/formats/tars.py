@@ -16,8 +16,9 @@ from pathlib import Path
 from grainline.data.formats.common import Parts, digest, texts_beside
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error
-from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
+from grainline.data.formats.tarindex import ABSENT, SEVERAL, SPANS, Shard, load_shard
 from grainline.data.record import (
+    AMBIGUOUS_KEY,
     MISSING_CAPTION,
     MISSING_IMAGE,
     TRUNCATED_TAR,
@@ -25,7 +26,7 @@ from grainline.data.record import (
     CorruptSample,
     Record,
 )
-from grainline.errors import amount
+from grainline.errors import amount, some
 from grainline.system import READ, read_at
 
 
@@ -47,6 +48,15 @@ class Tars(Parts):
         self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
+        dotted = [shard for shard in self._shards if shard.dotted]
+        unread = [shard for shard in self._shards if shard.unread]
+        if dotted:
+            where = some([shard.path for shard in dotted])
+            several = f"up to the first dot {dotted[0].dotted} would be the key of several samples"
+            self.remarks += (f"{where}: keys are whole names up to their ending, for {several}",)
+        if unread:
+            number = amount(sum(shard.unread for shard in unread), "further file")
+            self.remarks += (f"{number} of samples not read, such as {unread[0].first_unread}",)
         self._require_samples(paths)
 
     @classmethod
@@ -74,6 +84,8 @@ class Tars(Parts):
         image, image_size, json, json_size, txt, txt_size = spans
         # the last sample of a truncated tar is incomplete
         truncated = bool(shard.flaw) and row == len(shard.keys) - 1
+        if image == SEVERAL:
+            raise CorruptSample(AMBIGUOUS_KEY, where)
         if image == ABSENT:
             raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_IMAGE, where)
         files = {"json": (json, json_size), "txt": (txt, txt_size)}
