@@ -138,7 +138,7 @@ SPECIAL = AddedToken("<S>", special=True, lstrip=True)
 def test_added_tokens_of_a_clip_are_refused_by_name(tokens: Any, form: str, tmp_path: Path) -> None:
     """Each of them changes the ids that the library gives, whether the model's table has grown or not."""
     folder = added(tmp_path / "in", *tokens, form=form)
-    with pytest.raises(UserError, match=rf"has added tokens \(.*{tokens[0]}.*\), which cannot be read yet"):
+    with pytest.raises(UserError, match=rf"has added tokens \(.*{tokens[0]}.*\), which are not read"):
         load_tokenizer(folder)
     read = load_tokenizer(folder / "plain")
     ids = {"vocab_size": read.vocab, "bos_token_id": read.begin, "eos_token_id": read.end}
@@ -173,7 +173,7 @@ def test_added_tokens_of_other_kinds_are_read_or_refused(kind: str, tmp_path: Pa
         read = load_tokenizer(tmp_path)
         assert read.pieces(read.encode(["a <sks0> dog"], 20).ids[0]).count("<sks0>") == 1
     else:
-        with pytest.raises(UserError, match=r"has added tokens \(<sks0>\), which cannot be read yet"):
+        with pytest.raises(UserError, match=r"has added tokens \(<sks0>\), which are not read"):
             load_tokenizer(tmp_path)
 
 

@@ -245,7 +245,9 @@ def check_added(file: Path, known: Collection[str]) -> None:
     names -= {*known, _token(config, "pad", "")}
     if names:
         few = ", ".join(sorted(names)[:3])
-        raise UserError(f"the tokenizer {file} has added tokens ({few}), which cannot be read yet")
+        raise UserError(
+            f"the tokenizer {file} has added tokens ({few}), which are not read; give one without"
+        )
 
 
 def _backend(text: str, content: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
