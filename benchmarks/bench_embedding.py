@@ -26,7 +26,7 @@ from grainline.build import Description
 from grainline.config import parse
 from grainline.data.open_source import open_source
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.index.calibration_texts import encode_calibration, gather_texts
+from grainline.index.calibration_texts import SCENES, encode_calibration, gather_texts
 from grainline.index.sync import add, build
 from grainline.loading import load
 from grainline.methods import method_class
@@ -76,7 +76,7 @@ def measure(model: Model, folder: Path, number: int, repeats: int) -> None:
     name = model.description.method
     root, null = folder / "photos", folder / "null.txt"
     root.mkdir()
-    texts = gather_texts(None)
+    texts = gather_texts(SCENES)
     null.write_text("\n".join(texts.texts) + "\n")
     Image.new("RGB", (640, 480)).save(root / "another.png")
     build(root, folder / "index", model=model, calibration_texts=str(null))

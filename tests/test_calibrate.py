@@ -11,9 +11,16 @@ from indexes import TEXTS, photos, texts, tiny_model
 from PIL import Image
 
 from grainline.data.captions import sentences
+from grainline.data.other_texts import EVERYDAY
 from grainline.errors import UserError
 from grainline.index.calibration import Standard, best_hits, described_images, share_below
-from grainline.index.calibration_texts import CalibrationTexts, gather_texts, write_calibration
+from grainline.index.calibration_texts import (
+    PHOTOGRAPHS,
+    SCENES,
+    CalibrationTexts,
+    gather_texts,
+    write_calibration,
+)
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, Options, Sentence, open_index
 from grainline.index.store import (
@@ -41,6 +48,21 @@ def test_the_best_hit_of_a_text_is_never_its_own_image() -> None:
     for column in range(7):
         best, row = min((-float(score[i, column]), i) for i in range(50) if not own[i, column])
         assert (best_row[column], best_score[column]) == (row, pytest.approx(-best))
+
+
+def test_without_texts_those_are_used_that_fit_what_the_model_was_trained_on(tmp_path: Path) -> None:
+    for paths, source in (("scenes:train", SCENES), ("photos/", PHOTOGRAPHS), (None, PHOTOGRAPHS)):
+        if paths is not None:
+            (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{paths}']}}\n")
+        texts = gather_texts(None, tmp_path if paths else None)
+        assert texts.source == source
+        assert (texts.texts == EVERYDAY) == (source == PHOTOGRAPHS)
+    assert len(set(EVERYDAY)) == len(EVERYDAY) >= 295
+    assert {len(sentences(text)) for text in EVERYDAY} == {1, 2, 3}
+    index = build(photos(tmp_path / "own", 18), tmp_path / "index", model=tiny_model())
+    assert index.images == 18
+    notes = open_index(tmp_path / "index", tiny_model()).search(["A dog."])[0].notes
+    assert "p was calibrated with 295 built-in descriptions of everyday photographs" in notes[0]
 
 
 def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from grainline.index.calibration import (
     standard,
 )
 from grainline.index.calibration_texts import gather_texts
-from grainline.index.image_files import CHANGED, OUTSIDE, read_indexed, relative
+from grainline.index.image_files import CHANGED, OUTSIDE, expand_paths, read_indexed, relative
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, Options, check, open_index
 from grainline.index.store import PRECOMPUTED, TOKENS, VECTORS, inside, read_manifest, write_manifest
@@ -577,7 +577,7 @@ def test_paths_and_links_never_leave_the_folder_of_images(copy: Path, model: Mod
     assert report.corrupt == {"corrupt image": 1, "link out of the folder": 2}
     assert (report.added, report.encoded) == (1, 0)
     for path in (tmp_path / "outside.png", "../outside.png", "/etc/passwd"):
-        with pytest.raises(UserError, match="is not below"):
+        with pytest.raises(UserError, match="lies outside"):
             add(index, [path], model=model)
 
 
@@ -614,6 +614,13 @@ def test_paths_may_be_given_from_here_or_from_the_root(
         == "01.png"
     )
     assert relative(root, "photos") == "."
+    photo(tmp_path / "val" / "x.png", 1)
+    for path, said in (
+        ("val/x.png", f"val/x.png lies outside {root}, the folder"),
+        ("val/y.png", "no image at val/y"),
+    ):
+        with pytest.raises(UserError, match=said):
+            expand_paths(root, [path])
     (tmp_path / "other").symlink_to(root)
     assert relative(root, "other/01.png") == "01.png"
 

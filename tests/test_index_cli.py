@@ -82,7 +82,7 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
             "--heat shows sentences",
         ),
         (("search", index, "a dog", "--model", tmp_path), "holds no model.json"),
-        (("index", "add", index, tmp_path / "x.png"), "is not below"),
+        (("index", "add", index, tmp_path / "x.png"), "lies outside"),
         (("index", "refresh", tmp_path), "no index at"),
         (
             ("index", "build", tmp_path / "x", "--model", made / "model", "--out", tmp_path),

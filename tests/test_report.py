@@ -492,6 +492,8 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
         assert f"shows {number} of 3 sentences" in found.words
     words = {"sure": "sure match", "in part": "match in part", "none": "no sure match"}
     assert words[answer["match"]] in found.words
+    usual = f"A query that matches nothing scores this high {100 * answer['hits'][0]['p']:.1f} % of the time"
+    assert f"{usual} (a match: below 5 %)." in found.words
     assert all(note in found.words for note in answer["notes"])
     assert "file:" not in page.read_text()
 

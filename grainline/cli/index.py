@@ -210,7 +210,11 @@ def serve(
     ] = 64,
     share: Annotated[
         float,
-        typer.Option(min=0.001, max=1, help="Share of connections and requests that one address may have."),
+        typer.Option(
+            min=0.001,
+            max=1,
+            help="Share that one address may have of connections, requests, decoders and the queue.",
+        ),
     ] = 0.25,
     behind_proxy: Annotated[
         list[str] | None,

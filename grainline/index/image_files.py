@@ -77,7 +77,7 @@ def relative(root: Path, path: str | Path) -> str:
     for whole in (_real(here.parent) / here.name, there):  # a link at the end is checked when it is read
         if whole.is_relative_to(root):
             return whole.relative_to(root).as_posix()
-    raise UserError(f"{path} is not below {root}, the folder of images of this index")
+    raise UserError(f"{path} lies outside {root}, the folder of this index")
 
 
 def stat_image(root: Path, path: str) -> ImageFile:

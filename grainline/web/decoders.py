@@ -33,7 +33,10 @@ class Decoders:
         self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
 
     async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
-        """What `work`, of this file, makes of the bytes from `read`; killed when this is cancelled."""
+        """What `work`, of this file, makes of the bytes from `read`; killed when this is cancelled.
+
+        Raises HTTPException.
+        """
         own = self.own.setdefault(client, asyncio.Semaphore(self.of_one))
         async with own, self.all:
             data = await to_thread.run_sync(read)
