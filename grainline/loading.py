@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
-from grainline.config import HUB_NAME
+from grainline.config import HUB_NAME, trusting
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
@@ -53,7 +53,8 @@ def load(
         model = _load_others(path, folder, scoring, patches)
     else:
         home, weights = run
-        description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
+        with trusting(everything=trust_code):
+            description = with_patches(scored(read_description(home), scoring), patches)
         method = build(description)
         load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
         model = Model(description, method, read_tokenizer(home), run=home)

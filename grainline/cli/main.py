@@ -58,10 +58,10 @@ def top(
         bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
     ] = False,
 ) -> None:
-    from grainline.config import TRUST_CODE
+    from grainline.config import TRUSTED
 
     QUIET.set(quiet)
-    TRUST_CODE.set(trust_code)
+    TRUSTED.set(None if trust_code else TRUSTED.get())
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -219,9 +219,12 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names of files may hold what the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
+    from grainline.config import trusting
+
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(_switches_first(sys.argv[1:])), prog_name="grainline", standalone_mode=False)
+        with trusting(sys.argv[1:]):
+            code = app(_spread(_switches_first(sys.argv[1:])), prog_name="grainline", standalone_mode=False)
     except usage as error:
         cause: Any = error.__cause__
         if hasattr(cause, "errors"):  # of pydantic, with which new versions of typer read values

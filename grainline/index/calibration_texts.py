@@ -60,7 +60,7 @@ def gather_texts(path: str | None) -> CalibrationTexts:
     captions = (
         [(line, "", place) for place, line in enumerate(read_lines(where))]
         if where.endswith(".txt")
-        else _captions(open_source(where, size=32), where)  # the images of scenes are not used here
+        else _captions(open_source(where, size=32, trust_code=True), where)  # the images of scenes are not used here
     )
     split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
     if len(split) > MAX_TEXTS:
@@ -107,7 +107,8 @@ def with_image_scores(
     scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
     if texts.source.endswith(".txt") or model.method.reads_descriptions:
         return texts
-    source = open_source(texts.source, size=min(max(32, model.method.size), 2048))  # as scenes allow
+    size = min(max(32, model.method.size), 2048)  # as scenes allow
+    source = open_source(texts.source, size=size, trust_code=True)
     if any(isinstance(part, TextsAlone) for part in parts_of(source)):
         return texts  # there are no images of them
     subset = np.linspace(0, len(scores) - 1, min(MAX_IMAGES, len(scores))).astype(int)

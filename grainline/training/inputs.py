@@ -221,7 +221,7 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
     """The method with its first weights. A resumed run does not read the pretrained checkpoint again."""
     description = recipe.description
     if resume_from is not None and is_pretrained(description):
-        return Start(read_description(out, trust_code=True))
+        return Start(read_description(out))
     try:
         return start(description)
     except UserError as error:

@@ -54,7 +54,7 @@ def write_features(
     size, encode = method.size, feature_encoder(method, tokens=tokens)
     rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
     return make_features(
-        open_sources(sources, images=images, size=size),
+        open_sources(sources, images=images, size=size, trust_code=True),
         encode,
         out,
         EvalTransform(size, **image_settings(description)),
@@ -84,7 +84,7 @@ def write_superpixels(
         segmenter.fill(Path(config.checkpoint))
     segmenter.to(_device())
     return make_superpixels(
-        open_sources(sources, images=images, size=size),
+        open_sources(sources, images=images, size=size, trust_code=True),
         lambda pixels: segmenter(pixels.to(_device())).label,
         out,
         size=size,
@@ -126,7 +126,7 @@ def make_crop(
     transform, config = EvalTransform(method.size, **image_settings(description)), description.config
     if cfg.features is not None:
         # The loop reads the checkpoint's weights later, so read them here for the fingerprint.
-        trained = method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method
+        trained = method if resume_from is None else load(resume_from, device="cpu").method
         encoder = image_fingerprint(config.image, trained.towers.image)
         return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
     if cfg.superpixels is None:

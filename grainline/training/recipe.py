@@ -4,7 +4,8 @@ A file may give `base: NAME` and then only the fields that differ. The recipe.ya
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline import recipes
 from grainline.build import Description, method_config
-from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml
+from grainline.config import (
+    Config,
+    deep_merge,
+    flatten,
+    override,
+    parse,
+    read_yaml,
+    require_trust,
+    trusting,
+)
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -168,7 +178,8 @@ class Recipe(Config):
     @property
     def description(self) -> Description:
         """The method and its checked config."""
-        return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
+        with trusting(self.method, self.model):  # `read_recipe` has refused what it may not name
+            return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
 
     def remarks(self) -> tuple[str, ...]:
         """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
@@ -189,11 +200,26 @@ class Recipe(Config):
 
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:
-    """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
+    """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied.
+
+    Raises UserError for code outside grainline that neither the user's own files nor the changes name.
+    """
     values = override(_whole(recipes.find(name), ()), changes)
     recipe = parse(Recipe, values, f"recipe {name}")
-    config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
+    with trusting_recipe(name, changes):
+        config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
+        if recipe.data.texts.phrases.provider.startswith("spacy:"):  # its pipeline is a package
+            require_trust(recipe.data.texts.phrases.provider, f"recipe {name}, field data.texts.phrases.provider")
     return recipe.model_copy(update={"model": config.model_dump(mode="json")})
+
+
+@contextmanager
+def trusting_recipe(name: str, changes: Sequence[str]) -> Iterator[None]:
+    """Inside the block, a recipe that the user names may import code: not one in the folder of a run."""
+    typed: list[Any] = [changes]
+    _whole(recipes.find(name), (), typed)
+    with trusting(typed):
+        yield
 
 
 SHORT_NAMES = {
@@ -231,9 +257,17 @@ def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
 
     Raises UserError if the recipe already has other digests.
     """
-    data = recipe.data
-    if not data.descriptions and not data.descriptions_sha256:
+    descriptions = _descriptions(recipe.data)
+    if descriptions is None:
         return recipe, None
+    digested = recipe.data.model_copy(update={"descriptions_sha256": descriptions.sha256})
+    return recipe.model_copy(update={"data": digested}), descriptions
+
+
+def _descriptions(data: DataConfig) -> Descriptions | None:
+    """The descriptions that a recipe names. Raises UserError if it has other digests."""
+    if not data.descriptions and not data.descriptions_sha256:
+        return None
     if not data.descriptions:
         raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
     descriptions = Descriptions(data.descriptions)
@@ -242,8 +276,7 @@ def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
             f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
             "give the file that the recipe was written with, or leave the digest out"
         )
-    digested = data.model_copy(update={"descriptions_sha256": descriptions.sha256})
-    return recipe.model_copy(update={"data": digested}), descriptions
+    return descriptions
 
 
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
@@ -256,15 +289,17 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
     descriptions = Descriptions(names) if names else None
     run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
     if run is not None and (run[0] / "recipe.yaml").is_file():
-        descriptions = with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
+        data = read_yaml(run[0] / "recipe.yaml").get("data", {})  # this part alone: it names no class
+        descriptions = _descriptions(parse(DataConfig, data, str(run[0] / "recipe.yaml"), "data"))
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _whole(path: Path, above: tuple[Path, ...], typed: list[Any] | None = None) -> dict[str, Any]:
     """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
     above  the recipes that have this one as a base, in order
+    typed  gets the values of files that are the user's own: no model.json lies beside them
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
@@ -272,6 +307,8 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
             f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
         )
     values = read_yaml(path)
+    if typed is not None and not (path.resolve().parent / "model.json").exists():
+        typed.append(values)
     if "base" not in values:
         return values
     base = values.pop("base")
@@ -282,4 +319,4 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         below = recipes.find(place)
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
-    return deep_merge(_whole(below, chain), values)
+    return deep_merge(_whole(below, chain, typed), values)

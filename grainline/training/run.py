@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from grainline.config import trusting
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
@@ -37,7 +38,7 @@ from grainline.training.inputs import (
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
 from grainline.training.precompute import make_crop
-from grainline.training.recipe import Recipe, read_recipe, with_descriptions
+from grainline.training.recipe import Recipe, read_recipe, trusting_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
@@ -80,15 +81,17 @@ def train(  # noqa: PLR0913 - keywords that users give by name
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
         raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
-    if not isinstance(recipe, Recipe):
-        recipe = read_recipe(str(recipe), changes)
-    if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
-    return _run(recipe, Path(out), resume, checkpoint, tuple(several))
+    if isinstance(recipe, Recipe):
+        with trusting(recipe.model_dump()):
+            return _run(recipe, Path(out), resume, checkpoint, tuple(several))
+    with trusting_recipe(str(recipe), changes):
+        return _run(read_recipe(str(recipe), changes), Path(out), resume, checkpoint, tuple(several))
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
+    if not recipe.data.paths:
+        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     recipe, descriptions = with_descriptions(recipe)
     recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download

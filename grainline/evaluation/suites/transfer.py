@@ -225,7 +225,7 @@ def _pretrained(values: Any) -> Iterator[str]:
 
 def _opened(one: Named, size: int) -> Source:
     try:
-        return open_source(one.path, images=one.images, size=size, trust_code=False)
+        return open_source(one.path, images=one.images, size=size)
     except UserError as error:
         raise UserError(
             f"the training data of {one.run} cannot be opened, so they cannot be compared with the test data"
