@@ -58,11 +58,11 @@ def trusting(*typed: Any, everything: bool = False) -> Iterator[None]:
 
 def require_trust(name: str, where: str) -> None:
     """UserError for code outside grainline that came out of a file, unless the user typed its name too."""
-    trusted = TRUSTED.get()
+    trusted, module = TRUSTED.get(), name.removeprefix("spacy:").partition(":")[0]
     if trusted is not None and name not in trusted:
         raise UserError(
-            f"{where}: {name} would import the module {name.partition(':')[0]}, which is no part of grainline; "
-            "if you trust its code, give trust_code=True, or --trust-code to the command"
+            f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
+            "trust its code, give trust_code=True, or --trust-code to the command"
         )
 
 

@@ -239,7 +239,9 @@ def test_a_class_that_cannot_be_had_is_one_line(
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["broken_module:C", "grainline_plugins:C", "grainline.__main__:main", "os.path:C"])
+@pytest.mark.parametrize(
+    "name", ["broken_module:C", "grainline_plugins:C", "grainline.__main__:main", "os.path:C"]
+)
 def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
     with pytest.raises(
         UserError, match=f"{name} would import the module .* trust_code=True, or --trust-code to the command"

@@ -60,7 +60,9 @@ def gather_texts(path: str | None) -> CalibrationTexts:
     captions = (
         [(line, "", place) for place, line in enumerate(read_lines(where))]
         if where.endswith(".txt")
-        else _captions(open_source(where, size=32, trust_code=True), where)  # the images of scenes are not used here
+        else _captions(
+            open_source(where, size=32, trust_code=True), where
+        )  # the images of scenes are not used here
     )
     split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
     if len(split) > MAX_TEXTS:

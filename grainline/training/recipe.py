@@ -209,7 +209,9 @@ def read_recipe(name: str, changes: list[str]) -> Recipe:
     with trusting_recipe(name, changes):
         config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
         if recipe.data.texts.phrases.provider.startswith("spacy:"):  # its pipeline is a package
-            require_trust(recipe.data.texts.phrases.provider, f"recipe {name}, field data.texts.phrases.provider")
+            require_trust(
+                recipe.data.texts.phrases.provider, f"recipe {name}, field data.texts.phrases.provider"
+            )
     return recipe.model_copy(update={"model": config.model_dump(mode="json")})
 
 
