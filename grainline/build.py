@@ -20,6 +20,7 @@ from grainline.errors import UserError
 from grainline.files import reason, without_folders, write_text
 from grainline.methods import method_class
 from grainline.methods.base import Method
+from grainline.system import read_plain
 
 FORMAT = 2  # of model.json
 TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
@@ -136,7 +137,7 @@ def read_description(folder: Path) -> Description:
     """
     where = folder / "model.json"
     try:
-        values = json.loads(where.read_text(encoding="utf-8"))
+        values = json.loads(read_plain(where))
         version, name, config = values["format"], values["method"], values["config"]
     except OSError as error:
         raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None

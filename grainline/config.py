@@ -20,6 +20,7 @@ from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
 
 from grainline.errors import UserError, suggestion
+from grainline.system import read_plain
 
 MAX_DEPTH, MAX_VALUES = 50, 1_000_000
 """Limits of a YAML file: mappings and lists inside each other, and the number of values."""
@@ -168,7 +169,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. A name that is given twice is an error."""
     try:
-        values = _load(path.read_text(encoding="utf-8"))
+        values = _load(read_plain(path).decode())
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {_problem(error)}") from None
     except OSError as error:

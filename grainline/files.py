@@ -1,6 +1,6 @@
 """Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
-A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
+A file is replaced where it lies, behind links too. Pipes and devices are written to as they are. A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
 reads pickles and imports nothing.
 """
 
@@ -12,6 +12,8 @@ import pickle
 import re
 import shutil
 import socket
+import stat
+import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.system import WRITE, lock, read_at, sync
+from grainline.system import WRITE, lock, open_regular, read_at, read_plain, sync
 
 STATE = "state.json"
 PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
@@ -63,10 +65,13 @@ def share(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically and sync it. After an OSError the old file is still there.
+    """Write a UTF-8 text file, atomically but for a pipe or a device. After an OSError the old file stays.
 
     File names may hold bytes that are not UTF-8. They are written as \\udcff, which JSON reads as the name.
     """
+    if is_stream(path):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
     try:
         temporary_path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
         sync(temporary_path(path))
@@ -95,8 +100,15 @@ def writing(target: Path, advice: str = "choose another --out") -> Iterator[None
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
-    UserError if it cannot be written; the old file stays, and the temporary one is removed.
+    UserError if it cannot be written; the old file stays, and the temporary one is removed. A pipe or a device
+    gets the bytes of the file.
     """
+    if is_stream(target):
+        with tempfile.TemporaryDirectory() as folder, writing(target, "choose another place"):
+            yield Path(folder, target.name)
+            with Path(folder, target.name).open("rb") as draft, target.open("wb") as stream:
+                shutil.copyfileobj(draft, stream)
+        return
     try:
         with writing(target, "choose another place"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +159,7 @@ def check_files(
 
 def page_sums(path: Path) -> str:
     """The crc32 of every PAGE bytes of a file, in order, 8 hexadecimal digits each."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return "".join(crc32(piece) for piece in iter(lambda: file.read(PAGE), b""))
 
 
@@ -168,7 +180,7 @@ def sealed_json(body: Mapping[str, Any]) -> str:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The body of a file that `sealed_json` wrote; raises Corrupt."""
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(read_plain(path))
         digest = body.pop("sha256")
     except OSError as error:
         raise Corrupt(f"{path.name} cannot be read ({reason(error)})") from None
@@ -179,21 +191,44 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return dict(body)
 
 
+def is_stream(target: Path) -> bool:
+    """Whether a pipe, a device or the like stands there, which cannot be replaced by a file."""
+    try:
+        mode = target.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def behind_links(target: Path) -> Path:
+    """The path itself, or where its links lead. Raises OSError for links in a circle."""
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
+    return place
+
+
 def temporary_path(target: Path) -> Path:
-    """The path next to target from which `move_into_place` renames."""
-    return target.with_name(_SAVING + target.name)
+    """The path next to target, behind its links, from which `move_into_place` renames. Raises OSError."""
+    place = behind_links(target)
+    return place.with_name(_SAVING + place.name)
 
 
 def move_into_place(target: Path) -> None:
-    """Rename `temporary_path(target)` to target.
+    """Rename `temporary_path(target)` to target, behind its links. Raises OSError.
 
-    A folder that holds files cannot be replaced in one step, so the old one is moved away first.
+    A folder that holds files cannot be replaced in one step, so the old one is moved away first. No file
+    replaces a folder, a pipe or a device.
     """
+    draft, target = temporary_path(target), behind_links(target)
     old = target.with_name(_REPLACED + target.name)
+    if is_stream(target) or (target.is_dir() and not draft.is_dir()):
+        number = errno.EISDIR if target.is_dir() else errno.EEXIST
+        raise OSError(number, "a folder stands there" if target.is_dir() else "no regular file stands there")
     if target.is_dir():
         os.rename(target, old)
     try:
-        os.replace(temporary_path(target), target)
+        os.replace(draft, target)
     except OSError:
         if old.exists():
             os.rename(old, target)
@@ -263,8 +298,8 @@ def reason(error: Exception) -> str:
     >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
     ('no space left on device', 'no space left on device')
     """
-    number = _number(error)
-    return os.strerror(number).lower() if number else str(error)
+    number, own = _number(error), getattr(error, "strerror", None)
+    return str(own or os.strerror(number)).lower() if number else str(error)
 
 
 def _number(error: Exception) -> int | None:
@@ -285,7 +320,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
@@ -335,7 +370,7 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     file system cannot lock. Children of this process do not keep the lock alive.
     """
     with writing(folder, "choose another folder"):
-        file = os.open(folder / LOCK, WRITE, 0o644)
+        file = os.open(folder / LOCK, WRITE | getattr(os, "O_NOFOLLOW", 0), 0o644)  # it is emptied below
     _open.add(file)
     try:
         try:

@@ -17,6 +17,7 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
+from grainline.system import read_plain
 
 PHOTOGRAPHS = (
     "A brown dog runs through shallow water.",
@@ -123,7 +124,7 @@ def _captions(source: Source) -> list[str]:
 def trained_paths(run: Path | None, field: str = "paths") -> list[str] | None:
     """The data of the recipe of a run, or its `validation`; None where there is no recipe."""
     try:
-        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
+        recipe = yaml.safe_load(read_plain(run / "recipe.yaml")) if run else {}
         return [str(path) for path in recipe["data"][field]]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None

@@ -16,11 +16,12 @@ import torch
 import grainline
 from grainline.data.other_texts import trained_paths
 from grainline.errors import UserError, amount, escape_controls
-from grainline.files import STATE, temporary_path
+from grainline.files import STATE, is_stream, reason, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page
+from grainline.system import read_plain
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
 DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
@@ -221,25 +222,26 @@ def write(result: Result, path: str | Path) -> None:
 def read(path: str | Path) -> Result:
     """Read a result from a file. Raises UserError if there is none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_plain(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"cannot read {path}: {error}; expected a file of `grainline evaluate --json`"
+            f"cannot read {path}: {reason(error)}; expected a file of `grainline evaluate --json`"
         ) from error
     return from_json(text, str(path))
 
 
 def writable(path: Path) -> None:
     """Raise UserError if a file could not be written there, before its content costs minutes to make."""
-    reason = "it is a folder" if path.is_dir() else ""
+    why = "it is a folder" if path.is_dir() else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary_path(path).touch()
-        temporary_path(path).unlink()
+        if not is_stream(path):
+            temporary_path(path).touch()
+            temporary_path(path).unlink()
     except OSError as error:
-        reason = reason or str(error.strerror)
-    if reason:
-        raise UserError(f"cannot write {path}: {reason}; name a file in a folder you may write to")
+        why = why or reason(error)
+    if why:
+        raise UserError(f"cannot write {path}: {why}; name a file in a folder you may write to")
 
 
 # A run measures itself on `data.validation` of its recipe and writes that to its log. The demo or a user may
@@ -284,7 +286,7 @@ def _median_rank(run: Path, weights: Path) -> tuple[float, int | None, str] | No
         line = (own or lines)[-1]
         return line["metrics"][MEDIAN_RANK], line.get("images"), "its validation data"
     try:
-        result = from_json((run / RESULT).read_text(encoding="utf-8"), RESULT)
+        result = from_json(read_plain(run / RESULT).decode(), RESULT)
         return result.metric(MEDIAN_RANK).value, result.data["images"], result.data["path"]
     except (OSError, ValueError, KeyError, UserError):
         return None
@@ -304,7 +306,7 @@ def _validations(path: Path) -> Iterator[dict[str, Any]]:
 
 def _step(weights: Path) -> int | None:
     try:
-        step: int = json.loads((weights / STATE).read_bytes())["state"]["step"]
+        step: int = json.loads(read_plain(weights / STATE))["state"]["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step

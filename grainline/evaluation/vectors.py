@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.plain import parse_json, read_text
+from grainline.data.formats.plain import parse_json, read_text, regular
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
@@ -226,6 +226,7 @@ def _read(path: str) -> Mapping[str, Any]:
     """The arrays of a file by their names; a large .npy is not read before its rows are used."""
     file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
     try:
+        regular(file)
         if file.suffix == ".npy":
             return {"": np.load(file, mmap_mode="r", allow_pickle=False)}
         if file.suffix == ".npz":

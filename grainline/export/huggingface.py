@@ -45,7 +45,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
         raise UserError(
             f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
         )
-    if place.exists() and (place.is_file() or any(place.iterdir())):
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"{place} is there already; give a new name")
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":

@@ -30,6 +30,7 @@ from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
 from grainline.index import store
 from grainline.model import Model
+from grainline.system import read_plain
 from grainline.types import Encoded, rows, vectors_only
 
 MAX_TEXTS = 1_000
@@ -156,7 +157,7 @@ def read_encoded(target: Path, part: store.Part) -> dict[str, Encoded]:
 def read_calibration(target: Path) -> CalibrationTexts:
     """Read what `write_calibration` wrote; raises Corrupt."""
     try:
-        values = json.loads((target / FILE).read_text(encoding="utf-8"))
+        values = json.loads(read_plain(target / FILE))
         source = values.pop("source")
         return CalibrationTexts(source, **{name: tuple(value) for name, value in values.items()})
     except (OSError, ValueError, TypeError, KeyError) as error:

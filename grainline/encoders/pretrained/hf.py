@@ -12,6 +12,7 @@ from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_o
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
+from grainline.system import read_plain
 from grainline.weights import summarize_names
 
 
@@ -108,7 +109,7 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
 def read_settings(folder: Path, file: str) -> dict[str, Any]:
     """A JSON file of the folder; empty where there is none."""
     try:
-        content = json.loads((folder / file).read_text(encoding="utf-8"))
+        content = json.loads(read_plain(folder / file))
     except OSError:
         return {}
     except ValueError as error:
