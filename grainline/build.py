@@ -17,10 +17,9 @@ from grainline.encoders.pretrained.build import PretrainedImageConfig, Pretraine
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
-from grainline.files import reason, without_folders, write_text
+from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.methods import method_class
 from grainline.methods.base import Method
-from grainline.system import read_plain
 
 FORMAT = 2  # of model.json
 TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed", "out of memory"

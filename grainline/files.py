@@ -1,7 +1,7 @@
 """Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
-A file is replaced where it lies, behind links too. Pipes and devices are written to as they are. A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
-reads pickles and imports nothing.
+A file is replaced behind links, and pipes and devices are written to. A sealed folder holds `state.json` with
+the size and sha256 of every other file and of itself. `Unpickler` reads pickles and imports nothing.
 """
 
 import errno
@@ -12,7 +12,6 @@ import pickle
 import re
 import shutil
 import socket
-import stat
 import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.system import WRITE, lock, open_regular, read_at, read_plain, sync
+from grainline.system import WRITE, lock, open_regular, read_at, sync
+from grainline.system import read_plain as read_plain
 
 STATE = "state.json"
 PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
@@ -100,8 +100,8 @@ def writing(target: Path, advice: str = "choose another --out") -> Iterator[None
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
-    UserError if it cannot be written; the old file stays, and the temporary one is removed. A pipe or a device
-    gets the bytes of the file.
+    UserError if it cannot be written; the old file stays, and the temporary one is removed. Into a pipe or a
+    device go the bytes of the file.
     """
     if is_stream(target):
         with tempfile.TemporaryDirectory() as folder, writing(target, "choose another place"):
@@ -193,16 +193,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def is_stream(target: Path) -> bool:
     """Whether a pipe, a device or the like stands there, which cannot be replaced by a file."""
-    try:
-        mode = target.stat().st_mode
-    except OSError:
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 def behind_links(target: Path) -> Path:
     """The path itself, or where its links lead. Raises OSError for links in a circle."""
-    place = Path(os.path.realpath(target)) if target.is_symlink() else target
+    place = Path(os.path.realpath(target)) if target.is_symlink() or not target.name else target
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
     return place
@@ -223,8 +219,7 @@ def move_into_place(target: Path) -> None:
     draft, target = temporary_path(target), behind_links(target)
     old = target.with_name(_REPLACED + target.name)
     if is_stream(target) or (target.is_dir() and not draft.is_dir()):
-        number = errno.EISDIR if target.is_dir() else errno.EEXIST
-        raise OSError(number, "a folder stands there" if target.is_dir() else "no regular file stands there")
+        raise OSError(errno.EEXIST, "it is a folder" if target.is_dir() else "it is no regular file")
     if target.is_dir():
         os.rename(target, old)
     try:

@@ -17,9 +17,8 @@ from grainline import __version__
 from grainline.build import Description, write_description
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
-from grainline.files import reason, without_folders, write_text
+from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.report.page import render
-from grainline.system import read_plain
 from grainline.weights import MODEL, save_weights
 
 CARD = "README.md"

@@ -12,7 +12,7 @@ from grainline.config import HUB_NAME, trusting
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
@@ -45,7 +45,8 @@ def load(
                      models (None: the one that you are logged in with)
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
     """
-    run, folder = find_run(Path(path)), Path(path)
+    folder = path_of(path, "the path of the model")
+    run = find_run(folder)
     if run is None and not folder.exists():
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None

@@ -27,6 +27,7 @@ from grainline.data.formats.joined import Joined, WithoutCaptions, split_skip
 from grainline.data.formats.plain import data_error, read_text
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.record import Source
+from grainline.errors import path_of
 
 SOURCES = {  # of kinds that recognise one file the first one is taken
     "scenes": "grainline.data.scenes.source:Scenes",
@@ -81,6 +82,8 @@ def open_source(
     """
     path, skip = split_skip(path)
     kind, rest = _kind(path)
+    if images is not None:
+        path_of(images, "the folder of the images")
     with trusting(kind if trust_code else ""):
         cls = _load(kind)
     if images is not None and not getattr(cls, "images_by_path", False):
@@ -107,25 +110,18 @@ def open_source(
     return WithoutCaptions(source, skip) if skip else source
 
 
-def open_sources(
-    paths: Sequence[str],
-    *,
-    images: str | None = None,
-    size: int | None = None,
-    allow_bare: bool = False,
-    trust_code: bool = False,
-) -> Source:
+def open_sources(paths: Sequence[str], *, images: str | None = None, **options: Any) -> Source:
     """Several paths as one source, in their order. `images` goes to those that name images by path."""
     if not paths:
         raise data_error("no data was named: give at least one path, or 'scenes'")
-    with trusting(*paths if trust_code else ()):
+    with trusting(paths if options.get("trust_code") else ()):
         by_path = [takes_images(path) for path in paths]
-        if images is not None and not any(by_path):
-            return open_source(paths[0], images=images, size=size)  # raises the error
-        opened = [
-            open_source(path, images=images if takes else None, size=size, allow_bare=allow_bare)
-            for path, takes in zip(paths, by_path, strict=True)
-        ]
+    if images is not None and not any(by_path):
+        return open_source(paths[0], images=images, **options)  # raises the error
+    opened = [
+        open_source(path, images=images if takes else None, **options)
+        for path, takes in zip(paths, by_path, strict=True)
+    ]
     return opened[0] if len(opened) == 1 else Joined(opened)
 
 
@@ -208,6 +204,8 @@ def _recognise_path(path: str) -> str:
 
 def _kind(path: str) -> tuple[str, str]:
     """The kind of a path, and the path without the name of the kind."""
+    if re.fullmatch(r"\s*|(?!scenes:)[a-z0-9-]+:\s*(\?.*)?", path):
+        raise data_error(f"the data have an empty path, {path!r}, as an unset shell variable is")
     if re.match(r"scenes($|[:?])", path):
         return "scenes", path
     named = re.match(r"([a-z][a-z0-9-]+):(?!//)", path)

@@ -100,9 +100,7 @@ def _of_source(path: str) -> list[str]:
     if path.endswith(".txt"):
         texts: Sequence[str] = read_lines(path)
     else:
-        texts = _captions(
-            open_source(path, size=32, allow_bare=True, trust_code=True)
-        )  # scenes are drawn, but not used
+        texts = _captions(open_source(path, size=32, allow_bare=True, trust_code=True))
     some = (
         [texts[i * len(texts) // NULL_TEXTS] for i in range(NULL_TEXTS)] if len(texts) > NULL_TEXTS else texts
     )

@@ -16,12 +16,11 @@ import torch
 import grainline
 from grainline.data.other_texts import trained_paths
 from grainline.errors import UserError, amount, escape_controls
-from grainline.files import STATE, is_stream, reason, temporary_path
+from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page
-from grainline.system import read_plain
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
 DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}

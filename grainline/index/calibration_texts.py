@@ -27,10 +27,9 @@ from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.files import Corrupt, write_text
+from grainline.files import Corrupt, read_plain, write_text
 from grainline.index import store
 from grainline.model import Model
-from grainline.system import read_plain
 from grainline.types import Encoded, rows, vectors_only
 
 MAX_TEXTS = 1_000
@@ -61,9 +60,7 @@ def gather_texts(path: str | None) -> CalibrationTexts:
     captions = (
         [(line, "", place) for place, line in enumerate(read_lines(where))]
         if where.endswith(".txt")
-        else _captions(
-            open_source(where, size=32, trust_code=True), where
-        )  # the images of scenes are not used here
+        else _captions(open_source(where, size=32, trust_code=True), where)
     )
     split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
     if len(split) > MAX_TEXTS:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.index import store
@@ -74,7 +74,7 @@ def build(
     descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
                        the folder
     """
-    root, folder = root_of(images), Path(out)
+    root, folder = root_of(images), path_of(out, "the folder of the index")
     if not images_below(root):
         raise UserError(f"{images} holds no images; name the folder that the images lie in")
     path = model if isinstance(model, str) else ""
@@ -276,7 +276,7 @@ class Update:
 
 @contextmanager
 def _open_writer(index: str | Path, model: Model | str | None = None, chunk: int = CHUNK) -> Iterator[Writer]:
-    folder = Path(index)
+    folder = path_of(index, "the folder of the index")
     store.read_manifest(folder)  # UserError where there is no index, before a lock file is written there
     with one_writer(folder, f"index {folder}"):
         yield Writer(folder, store.read_manifest(folder), model, chunk)

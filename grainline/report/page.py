@@ -41,8 +41,6 @@ def write_page(path: str | Path, page: str) -> None:
     """Write a page, whole or not at all. Raises UserError if the place cannot be written."""
     path = Path(path)
     try:
-        if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page)
     except WRITE_ERRORS as error:

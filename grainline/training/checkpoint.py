@@ -26,7 +26,6 @@ from grainline import files
 from grainline.distributed import rank
 from grainline.encoders.pretrained.adapters import draws_by_process
 from grainline.errors import UserError
-from grainline.system import read_plain
 from grainline.training.parallel import full_tensor_on_first, shard_like
 from grainline.weights import (
     MODEL,
@@ -131,7 +130,7 @@ def mark_path(out: Path, name: str) -> Path | None:
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
-        return int(json.loads(read_plain(folder / files.STATE))["state"]["step"])
+        return int(json.loads(files.read_plain(folder / files.STATE))["state"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from grainline.config import Config, flatten
 from grainline.errors import UserError
-from grainline.files import writing
-from grainline.system import read_plain
+from grainline.files import read_plain, writing
 
 LOG_FILE = "log.jsonl"
 TIMES = ("time", "images_per_s")

@@ -14,16 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline import recipes
 from grainline.build import Description, method_config
-from grainline.config import (
-    Config,
-    deep_merge,
-    flatten,
-    override,
-    parse,
-    read_yaml,
-    require_trust,
-    trusting,
-)
+from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml, require_trust, trusting
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -175,6 +166,14 @@ class Recipe(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _no_empty_names(self) -> "Recipe":
+        for name, value in self.settings().items():
+            texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
+            if name != "train.log.wandb" and not all(map(str.strip, texts)):
+                raise ValueError(f"{name} is empty, as an unset shell variable is: give a value, or null")
+        return self
+
     @property
     def description(self) -> Description:
         """The method and its checked config."""
@@ -200,28 +199,29 @@ class Recipe(Config):
 
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:
-    """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied.
-
-    Raises UserError for code outside grainline that neither the user's own files nor the changes name.
-    """
-    values = override(_whole(recipes.find(name), ()), changes)
-    recipe = parse(Recipe, values, f"recipe {name}")
-    with trusting_recipe(name, changes):
-        config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
-        if recipe.data.texts.phrases.provider.startswith("spacy:"):  # its pipeline is a package
-            require_trust(
-                recipe.data.texts.phrases.provider, f"recipe {name}, field data.texts.phrases.provider"
-            )
-    return recipe.model_copy(update={"model": config.model_dump(mode="json")})
+    """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
+    with open_recipe(name, changes) as recipe:
+        return recipe
 
 
 @contextmanager
-def trusting_recipe(name: str, changes: Sequence[str]) -> Iterator[None]:
-    """Inside the block, a recipe that the user names may import code: not one in the folder of a run."""
+def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe]:
+    """The recipe as `read_recipe` reads it. Inside the block, code that it names may be imported.
+
+    Not code that a file in the folder of a run names: a UserError, unless the changes name it too.
+    """
     typed: list[Any] = [changes]
-    _whole(recipes.find(name), (), typed)
+    if isinstance(recipe, Recipe):
+        with trusting(recipe.model_dump()):
+            yield recipe
+        return
+    values, where = override(_whole(recipes.find(recipe), (), typed), list(changes)), f"recipe {recipe}"
     with trusting(typed):
-        yield
+        checked = parse(Recipe, values, where)
+        config = method_config(checked.method, checked.model, where, "model")
+        if (provider := checked.data.texts.phrases.provider).startswith("spacy:"):  # a pipeline is a package
+            require_trust(provider, f"{where}, field data.texts.phrases.provider")
+        yield checked.model_copy(update={"model": config.model_dump(mode="json")})
 
 
 SHORT_NAMES = {
@@ -254,22 +254,13 @@ def write_recipe(path: Path, recipe: Recipe) -> None:
     write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
 
 
-def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
-    """The recipe with the digests of its descriptions, and the descriptions; None if it names none.
+def with_descriptions(data: DataConfig) -> tuple[DataConfig, Descriptions | None]:
+    """The data of a recipe with the digests of their descriptions, and these; None if it names none.
 
-    Raises UserError if the recipe already has other digests.
+    Raises UserError if it already has other digests.
     """
-    descriptions = _descriptions(recipe.data)
-    if descriptions is None:
-        return recipe, None
-    digested = recipe.data.model_copy(update={"descriptions_sha256": descriptions.sha256})
-    return recipe.model_copy(update={"data": digested}), descriptions
-
-
-def _descriptions(data: DataConfig) -> Descriptions | None:
-    """The descriptions that a recipe names. Raises UserError if it has other digests."""
     if not data.descriptions and not data.descriptions_sha256:
-        return None
+        return data, None
     if not data.descriptions:
         raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
     descriptions = Descriptions(data.descriptions)
@@ -278,7 +269,7 @@ def _descriptions(data: DataConfig) -> Descriptions | None:
             f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
             "give the file that the recipe was written with, or leave the digest out"
         )
-    return descriptions
+    return data.model_copy(update={"descriptions_sha256": descriptions.sha256}), descriptions
 
 
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
@@ -291,8 +282,9 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
     descriptions = Descriptions(names) if names else None
     run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
     if run is not None and (run[0] / "recipe.yaml").is_file():
-        data = read_yaml(run[0] / "recipe.yaml").get("data", {})  # this part alone: it names no class
-        descriptions = _descriptions(parse(DataConfig, data, str(run[0] / "recipe.yaml"), "data"))
+        where = run[0] / "recipe.yaml"  # of which this part is read alone: it imports nothing
+        data = parse(DataConfig, read_yaml(where).get("data", {}), str(where), "data")
+        descriptions = with_descriptions(data)[1]
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
 

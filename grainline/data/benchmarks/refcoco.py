@@ -38,7 +38,6 @@ from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
-from grainline.system import read_plain
 
 INSTANCES = "instances.json"
 
@@ -259,7 +258,7 @@ class Proposals:
         if not any(boxes.values()):
             raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
         self._boxes = boxes
-        self.sha256 = hashlib.sha256(read_plain(path)).hexdigest()
+        self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     def of(self, key: str) -> tuple[Box, ...]:
         """The boxes of an image, each once; () where the file does not name it."""
