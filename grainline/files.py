@@ -1,6 +1,6 @@
 """Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
-A file is replaced behind links, and pipes and devices are written to. A sealed folder holds `state.json` with
+A file is replaced behind links; a pipe or a device is never replaced. A sealed folder holds `state.json` with
 the size and sha256 of every other file and of itself. `Unpickler` reads pickles and imports nothing.
 """
 
@@ -65,13 +65,10 @@ def share(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, atomically but for a pipe or a device. After an OSError the old file stays.
+    """Write a UTF-8 text file atomically and sync it. After an OSError the old file is still there.
 
     File names may hold bytes that are not UTF-8. They are written as \\udcff, which JSON reads as the name.
     """
-    if is_stream(path):
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        return
     try:
         temporary_path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
         sync(temporary_path(path))
@@ -103,6 +100,8 @@ def replacing(target: Path) -> Iterator[Path]:
     UserError if it cannot be written; the old file stays, and the temporary one is removed. Into a pipe or a
     device go the bytes of the file.
     """
+    with writing(target, "choose another place"):
+        target = behind_links(target)
     if is_stream(target):
         with tempfile.TemporaryDirectory() as folder, writing(target, "choose another place"):
             yield Path(folder, target.name)

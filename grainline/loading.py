@@ -45,8 +45,7 @@ def load(
                      models (None: the one that you are logged in with)
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
     """
-    folder = path_of(path, "the path of the model")
-    run = find_run(folder)
+    run, folder = find_run(path), Path(path)
     if run is None and not folder.exists():
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
@@ -87,13 +86,13 @@ def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: s
     return Model(start_point.description, start_point.method(), start_point.tokenizer())
 
 
-def find_run(path: Path) -> tuple[Path, Path] | None:
+def find_run(path: str | Path) -> tuple[Path, Path] | None:
     """The folder with model.json and that with the weights; None for a path that is no run.
 
     An existing path wins over a name of the hub. Raises UserError where a run has no weights, and for a path
     that neither exists nor can be a name.
     """
-    place = path.resolve()  # "." has no name of its own
+    place = path_of(path, "the path of the model").resolve()  # "." has no name of its own
     folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if folder is None and not place.exists():
         if HUB_NAME.fullmatch(str(path)) is None:

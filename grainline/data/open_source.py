@@ -150,6 +150,8 @@ def open_data(data: Any, *, images: str | None = None, size: int | None = None) 
 
     Raises UserError for anything else.
     """
+    if images is not None:
+        path_of(images, "the folder of the images")
     if isinstance(data, str | os.PathLike):
         data = [data]
     elif isinstance(data, Source):

@@ -262,7 +262,7 @@ def validation_summary(path: str, here: str = "") -> str:
     nothing is known: whether they share images with the validation data is not checked.
     """
     try:
-        run = find_run(Path(path))
+        run = find_run(path)
     except UserError:  # it was moved, or is a name that nothing stands for here
         run = None
     value = None if run is None else _median_rank(*run)
@@ -318,7 +318,7 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     step     of training, if known
     scoring  how pairs were scored, of methods with several ways
     """
-    run = find_run(Path(path))
+    run = find_run(path)
     weights = Path(path) if run is None else run[1]
     values = model.description.config.model_dump()
     way = {"scoring": values["scoring"]} if "scoring" in values else {}

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.files import WRITE_ERRORS, reason, write_text
+from grainline.files import WRITE_ERRORS, is_stream, reason, write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = 224  # longest side in pixels: sharp at the size of one of several images side by side
@@ -42,7 +42,10 @@ def write_page(path: str | Path, page: str) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, page)
+        if is_stream(path):
+            path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        else:
+            write_text(path, page)
     except WRITE_ERRORS as error:
         raise UserError(
             f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"

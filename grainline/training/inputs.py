@@ -179,7 +179,7 @@ TOWERS = "towers."  # encoders and projections: the part that an earlier run mus
 
 def read_source_run(path: str) -> Model:
     """The model of a run, or of a folder inside one. Raises UserError for anything else."""
-    if find_run(Path(path)) is None:
+    if find_run(path) is None:
         raise UserError(
             f"init_from is {path}, which is no run of grainline; for other checkpoints use model.pretrained"
         )

@@ -156,7 +156,7 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
         name = recipe.init_from
     elif changes:
         raise UserError("--set changes fields of a recipe, and --model names a run: leave one of them out")
-    if find_run(Path(name)) is None:
+    if find_run(name) is None:
         raise UserError(f"{name} is neither a run nor a recipe; write a recipe for a checkpoint")
     model = load(name)
     return model.description, model.method

@@ -280,7 +280,7 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
     Raises UserError for missing descriptions, and for descriptions that the method does not read.
     """
     descriptions = Descriptions(names) if names else None
-    run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
+    run = find_run(path) if model.method.reads_descriptions and not names else None
     if run is not None and (run[0] / "recipe.yaml").is_file():
         where = run[0] / "recipe.yaml"  # of which this part is read alone: it imports nothing
         data = parse(DataConfig, read_yaml(where).get("data", {}), str(where), "data")

@@ -199,7 +199,7 @@ class _Content(NamedTuple):
 def _home(model: str) -> Path | None:
     """The folder of the run of a path; None where there is none, or one without a recipe."""
     try:
-        run = find_run(Path(model))
+        run = find_run(model)
     except UserError:
         return None
     return run[0] if run is not None and (run[0] / RECIPE).is_file() else None
