@@ -30,8 +30,9 @@ def path_of(value: str | os.PathLike[str], what: str) -> Path:
     try:
         os.stat(name)
     except (OSError, ValueError) as error:  # ValueError: a null character
-        if getattr(error, "errno", errno.ELOOP) in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise UserError(f"{what} cannot be {name}: {getattr(error, 'strerror', error)}") from None
+        number, why = getattr(error, "errno", errno.ELOOP), getattr(error, "strerror", error)
+        if number in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise UserError(f"{what} cannot be {name}: {why}; choose another") from None
     return Path(name)
 
 

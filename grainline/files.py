@@ -292,8 +292,9 @@ def reason(error: Exception) -> str:
     >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
     ('no space left on device', 'no space left on device')
     """
-    number, own = _number(error), getattr(error, "strerror", None)
-    return str(own or os.strerror(number)).lower() if number else str(error)
+    number = _number(error)
+    own = str(error.strerror) if number in (errno.EINVAL, errno.EEXIST) and isinstance(error, OSError) else ""
+    return (own or os.strerror(number)).lower() if number else str(error)
 
 
 def _number(error: Exception) -> int | None:

@@ -48,6 +48,7 @@ VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--ve
 
 @app.callback(invoke_without_command=True)
 def top(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     trust_code: Annotated[
         bool,
@@ -59,10 +60,10 @@ def top(
         bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
     ] = False,
 ) -> None:
-    from grainline.config import TRUSTED
+    from grainline.config import trusting
 
     QUIET.set(quiet)
-    TRUSTED.set(None if trust_code else TRUSTED.get())
+    context.with_resource(trusting(sys.argv, everything=trust_code))
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -246,16 +247,13 @@ def main() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> Any:
-    """The exit code of a command, whose arguments may name classes. UserError for one that is empty."""
-    from grainline.config import trusting
-
+    """The exit code of a command. UserError for an argument that is empty."""
     for before, argument in itertools.pairwise(arguments):
         name, sign, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
         if (sign or not name) and (not value.strip() or os.path.islink(value)):
             path_of(value, name or f"the argument after {before}")
     try:
-        with trusting(arguments):
-            return app(_spread(_switches_first(arguments[1:])), prog_name="grainline", standalone_mode=False)
+        return app(_spread(_switches_first(arguments[1:])), prog_name="grainline", standalone_mode=False)
     except OSError as error:  # of a file, such as a name that is too long
         if error.filename is None:
             raise

@@ -3,6 +3,7 @@
 A run also measures itself while it is trained; `validation_summary` gives that in one sentence.
 """
 
+import errno
 import json
 import platform
 from collections.abc import Iterator, Sequence
@@ -231,16 +232,17 @@ def read(path: str | Path) -> Result:
 
 def writable(path: Path) -> None:
     """Raise UserError if a file could not be written there, before its content costs minutes to make."""
-    why = "it is a folder" if path.is_dir() else ""
     try:
+        if path.is_dir():
+            raise OSError(errno.EEXIST, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not is_stream(path):
             temporary_path(path).touch()
             temporary_path(path).unlink()
     except OSError as error:
-        why = why or reason(error)
-    if why:
-        raise UserError(f"cannot write {path}: {why}; name a file in a folder you may write to")
+        raise UserError(
+            f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"
+        ) from None
 
 
 # A run measures itself on `data.validation` of its recipe and writes that to its log. The demo or a user may

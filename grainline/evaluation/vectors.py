@@ -225,6 +225,8 @@ def _folder_rows(name: str, one: Any) -> _Rows:
 def _read(path: str) -> Mapping[str, Any]:
     """The arrays of a file by their names; a large .npy is not read before its rows are used."""
     file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
+    if file.suffix not in (".npy", ".npz", ".safetensors"):
+        raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
     try:
         regular(file)
         if file.suffix == ".npy":
@@ -232,13 +234,11 @@ def _read(path: str) -> Mapping[str, Any]:
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        if file.suffix == ".safetensors":
-            return load_file(file)
+        return load_file(file)
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise UserError(f"vectors {file} cannot be read: {error}") from None
-    raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 
 
 def _array(arrays: Mapping[str, Any], side: str, where: str, both: bool = False) -> Any:

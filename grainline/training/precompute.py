@@ -26,7 +26,7 @@ from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainT
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
-from grainline.loading import find_run, load
+from grainline.loading import default_device, find_run, load
 from grainline.methods.base import Method
 from grainline.training.recipe import DataConfig, read_recipe
 from grainline.types import Images
@@ -82,10 +82,10 @@ def write_superpixels(
     segmenter = Superpixels(config, size)
     if config.checkpoint is not None:
         segmenter.fill(Path(config.checkpoint))
-    segmenter.to(_device())
+    segmenter.to(default_device())
     return make_superpixels(
         open_sources(sources, images=images, size=size, trust_code=True),
-        lambda pixels: segmenter(pixels.to(_device())).label,
+        lambda pixels: segmenter(pixels.to(default_device())).label,
         out,
         size=size,
         settings=config.model_dump(mode="json", exclude={"checkpoint"}),
@@ -152,7 +152,7 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
                     f"the image encoder of recipe {name} begins with fresh weights: give a run, or a recipe "
                     "with model.image.pretrained or init_from"
                 )
-            return started.description, started.method().eval().to(_device())
+            return started.description, started.method().eval().to(default_device())
         name = recipe.init_from
     elif changes:
         raise UserError("--set changes fields of a recipe, and --model names a run: leave one of them out")
@@ -160,7 +160,3 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
         raise UserError(f"{name} is neither a run nor a recipe; write a recipe for a checkpoint")
     model = load(name)
     return model.description, model.method
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

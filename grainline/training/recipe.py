@@ -159,15 +159,11 @@ class Recipe(Config):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _one_tokenizer(self) -> "Recipe":
+    def _checked_names(self) -> "Recipe":
         if self.init_from and self.data.tokenizer:
             raise ValueError(
                 f"the tokenizer comes from {self.init_from}, with its weights: leave data.tokenizer out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _no_empty_names(self) -> "Recipe":
         for name, value in self.settings().items():
             texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
             if name != "train.log.wandb" and not all(map(str.strip, texts)):

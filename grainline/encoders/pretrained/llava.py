@@ -17,7 +17,6 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.hub import download, library, quiet, readable
 from grainline.errors import UserError
-from grainline.system import open_regular
 
 MODEL = "llava-hf/llava-1.5-7b-hf"
 PROMPT = "Provide a comprehensive description of this image"
@@ -136,6 +135,6 @@ def _revision(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.glob("*")):
         if path.suffix in (".json", ".jinja", ".safetensors", ".bin", ".model"):
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 total.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return f"sha256:{total.hexdigest()[:16]}"
