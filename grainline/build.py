@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import TRUST_CODE, override, parse
+from grainline.config import override, parse, trusting
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
@@ -17,7 +17,7 @@ from grainline.encoders.pretrained.build import PretrainedImageConfig, Pretraine
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
-from grainline.files import reason, without_folders, write_text
+from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.methods import method_class
 from grainline.methods.base import Method
 
@@ -101,7 +101,8 @@ def image_settings(description: Description) -> dict[str, Any]:
 
 def build(description: Description) -> Method:
     """A method with fresh weights."""
-    cls: Any = method_class(description.method)
+    with trusting(description.method):  # whoever read the description had to trust it
+        cls: Any = method_class(description.method)
     try:
         return cls(description.config)
     except (MemoryError, RuntimeError) as error:
@@ -127,15 +128,15 @@ def write_description(folder: Path, description: Description, *, shared: bool = 
     write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
 
 
-def read_description(folder: Path, *, trust_code: bool = False) -> Description:
+def read_description(folder: Path) -> Description:
     """Read `model.json`.
 
     Raises UserError for a missing or damaged file, for one of another format, and for one that names a class
-    outside grainline, unless `trust_code`.
+    outside grainline, unless that is trusted (`config.trusting`).
     """
     where = folder / "model.json"
     try:
-        values = json.loads(where.read_text(encoding="utf-8"))
+        values = json.loads(read_plain(where))
         version, name, config = values["format"], values["method"], values["config"]
     except OSError as error:
         raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None
@@ -148,20 +149,18 @@ def read_description(folder: Path, *, trust_code: bool = False) -> Description:
             f"{where} has format {version}, this grainline reads format {FORMAT}: train again, or use the "
             "version that wrote it"
         )
-    trust_code = trust_code or TRUST_CODE.get()
-    return Description(name, method_config(name, config, str(where), trust_code=trust_code))
+    return Description(name, method_config(name, config, str(where)))
 
 
-def method_config(
-    name: str, values: dict[str, Any], where: str, field: str = "", *, trust_code: bool = True
-) -> TowersConfig:
+def method_config(name: str, values: dict[str, Any], where: str, field: str = "") -> TowersConfig:
     """The checked config of a method, by its name or "my_module:MyMethod"; `where`, `field` as in `parse`."""
-    cls = method_class(name, f"{where}, field method" if field else where, trust_code=trust_code)
-    return parse(cls.config_class, values, where, field, trust_code=trust_code)
+    cls = method_class(name, f"{where}, field method" if field else where)
+    return parse(cls.config_class, values, where, field)
 
 
 def _with_config(description: Description, values: dict[str, Any], where: str) -> Description:
-    return description._replace(config=method_config(description.method, values, where))
+    with trusting(description):  # as in `build`
+        return description._replace(config=method_config(description.method, values, where))
 
 
 def changed(description: Description, changes: list[str], where: str) -> Description:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +20,15 @@ from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
 
 from grainline.errors import UserError, suggestion
+from grainline.system import read_plain
 
 MAX_DEPTH, MAX_VALUES = 50, 1_000_000
 """Limits of a YAML file: mappings and lists inside each other, and the number of values."""
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
-TRUST_CODE = ContextVar("trust_code", default=False)
-"""Whether model folders may name classes outside grainline: `grainline --trust-code` sets it."""
+TRUSTED: ContextVar[frozenset[str] | None] = ContextVar("trusted", default=frozenset())
+"""Names of code outside grainline that may be imported: those that the user typed. None: all of them."""
 
 C = TypeVar("C", bound="Config")
 
@@ -41,17 +43,40 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "", *, trust_code: bool = True) -> C:
+@contextmanager
+def trusting(*typed: Any, everything: bool = False) -> Iterator[None]:
+    """Inside the block, code outside grainline may be imported whose name the user typed.
+
+    typed  what the user typed, nested as it may be: each `module:Class` in it counts
+    """
+    names, before = frozenset(re.findall(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", repr(typed))), TRUSTED.get()
+    token = TRUSTED.set(None if everything or before is None else before | names)
+    try:
+        yield
+    finally:
+        TRUSTED.reset(token)
+
+
+def require_trust(name: str, where: str) -> None:
+    """UserError for code outside grainline that came out of a file, unless the user typed its name too."""
+    trusted, module = TRUSTED.get(), name.removeprefix("spacy:").partition(":")[0]
+    if trusted is not None and name not in trusted:
+        raise UserError(
+            f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
+            "trust its code, give trust_code=True, or --trust-code to the command"
+        )
+
+
+def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> C:
     """A checked config. UserError with one line about the first wrong field and its allowed values.
 
-    where       the file or option of the values, for the message
-    field       the field of that file with the values; empty: they are the whole file
-    trust_code  as in `load_class`, for encoders that the values name
+    where  the file or option of the values, for the message
+    field  the field of that file with the values; empty: they are the whole file
 
     true and false are no numbers, and numbers no true and false.
     """
     try:
-        config = cls.model_validate(values, context={"trust_code": trust_code})
+        config = cls.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {_first(error, cls, [field] * bool(field))}") from None
     for path, given, kind in _swapped(values, config, [field] * bool(field)):
@@ -59,28 +84,22 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "", *, 
     return config
 
 
-def load_class(
-    name: str, base: type, table: Mapping[str, str], where: str, *, trust_code: bool = True
-) -> Any:
+def load_class(name: str, base: type, table: Mapping[str, str], where: str) -> Any:
     """Import the class of a name in a table, or of "my_module:MyClass".
 
-    base        base class that is required
-    table       names, and "module:Class" of each
-    where       the option, or file and field, of the name, for the message
-    trust_code  False: no code outside grainline is imported
+    base   base class that is required
+    table  names, and "module:Class" of each
+    where  the option, or file and field, of the name, for the message
 
     Modules are found on sys.path and in the working directory. Raises UserError for an unknown name, a module
-    that cannot be imported, another kind of class, and for code that is not trusted.
+    that cannot be imported, another kind of class, and before the import for a name that nobody typed.
     """
     module, attribute = class_path(name, base.__name__.lower(), table, where)
-    builtin = name in table or module.partition(".")[0] == __package__
-    if not trust_code and not builtin:
-        raise UserError(
-            f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
-            "trust its code, give trust_code=True, or --trust-code to the command"
-        )
-    if not builtin and os.getcwd() not in sys.path:  # which `python -m` searches, and `grainline` does not
-        sys.path.append(os.getcwd())
+    package, _, inside = module.partition(".")
+    if name not in table and (package != __package__ or inside == "__main__"):  # the latter runs a command
+        require_trust(name, where)
+        if os.getcwd() not in sys.path:  # which `python -m` searches, and `grainline` does not
+            sys.path.append(os.getcwd())
     try:
         cls = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:
@@ -150,7 +169,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. A name that is given twice is an error."""
     try:
-        values = _load(path.read_text(encoding="utf-8"))
+        values = _load(read_plain(path).decode())
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {_problem(error)}") from None
     except OSError as error:

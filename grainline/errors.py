@@ -1,9 +1,12 @@
-"""`UserError`, whose message is one line for the user; counts and lists of names in messages."""
+"""`UserError`, whose message is one line for the user; paths that cannot be; counts and lists of names."""
 
+import errno
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 _LONG = re.compile(r"\S{401,}")
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
@@ -17,6 +20,20 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(escape_controls(shorten_words(" ".join(message.split()))))
+
+
+def path_of(value: str | os.PathLike[str], what: str) -> Path:
+    """The path that a caller gave as `what`. UserError for an empty one, or one that no file can have."""
+    name = os.fspath(value)
+    if not name.strip():
+        raise UserError(f"{what} is empty, as an unset shell variable is; the folder here is .")
+    try:
+        os.stat(name)
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        number, why = getattr(error, "errno", errno.ELOOP), getattr(error, "strerror", error)
+        if number in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise UserError(f"{what} cannot be {name}: {why}; choose another") from None
+    return Path(name)
 
 
 def shorten_words(text: str) -> str:

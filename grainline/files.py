@@ -1,7 +1,7 @@
 """Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
-A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
-reads pickles and imports nothing.
+A file is replaced behind links; a pipe or a device is never replaced. A sealed folder holds `state.json` with
+the size and sha256 of every other file and of itself. `Unpickler` reads pickles and imports nothing.
 """
 
 import errno
@@ -12,6 +12,7 @@ import pickle
 import re
 import shutil
 import socket
+import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.system import WRITE, lock, read_at, sync
+from grainline.system import WRITE, lock, open_regular, read_at, sync
+from grainline.system import read_plain as read_plain
 
 STATE = "state.json"
 PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
@@ -95,8 +97,17 @@ def writing(target: Path, advice: str = "choose another --out") -> Iterator[None
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
-    UserError if it cannot be written; the old file stays, and the temporary one is removed.
+    UserError if it cannot be written; the old file stays, and the temporary one is removed. Into a pipe or a
+    device go the bytes of the file.
     """
+    with writing(target, "choose another place"):
+        target = behind_links(target)
+    if is_stream(target):
+        with tempfile.TemporaryDirectory() as folder, writing(target, "choose another place"):
+            yield Path(folder, target.name)
+            with Path(folder, target.name).open("rb") as draft, target.open("wb") as stream:
+                shutil.copyfileobj(draft, stream)
+        return
     try:
         with writing(target, "choose another place"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +158,7 @@ def check_files(
 
 def page_sums(path: Path) -> str:
     """The crc32 of every PAGE bytes of a file, in order, 8 hexadecimal digits each."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return "".join(crc32(piece) for piece in iter(lambda: file.read(PAGE), b""))
 
 
@@ -168,7 +179,7 @@ def sealed_json(body: Mapping[str, Any]) -> str:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The body of a file that `sealed_json` wrote; raises Corrupt."""
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(read_plain(path))
         digest = body.pop("sha256")
     except OSError as error:
         raise Corrupt(f"{path.name} cannot be read ({reason(error)})") from None
@@ -182,9 +193,11 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_settings(file: Path) -> dict[str, Any]:
     """A JSON file of settings by name; empty where there is none. UserError for other content."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
+        content = json.loads(read_plain(file))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no JSON: {error}; fetch it again") from None
     if not isinstance(content, dict):
@@ -192,21 +205,39 @@ def read_settings(file: Path) -> dict[str, Any]:
     return content
 
 
+def is_stream(target: Path) -> bool:
+    """Whether a pipe, a device or the like stands there, which cannot be replaced by a file."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def behind_links(target: Path) -> Path:
+    """The path itself, or where its links lead. Raises OSError for links in a circle."""
+    place = Path(os.path.realpath(target)) if target.is_symlink() or not target.name else target
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
+    return place
+
+
 def temporary_path(target: Path) -> Path:
-    """The path next to target from which `move_into_place` renames."""
-    return target.with_name(_SAVING + target.name)
+    """The path next to target, behind its links, from which `move_into_place` renames. Raises OSError."""
+    place = behind_links(target)
+    return place.with_name(_SAVING + place.name)
 
 
 def move_into_place(target: Path) -> None:
-    """Rename `temporary_path(target)` to target.
+    """Rename `temporary_path(target)` to target, behind its links. Raises OSError.
 
-    A folder that holds files cannot be replaced in one step, so the old one is moved away first.
+    A folder that holds files cannot be replaced in one step, so the old one is moved away first. No file
+    replaces a folder, a pipe or a device.
     """
+    draft, target = temporary_path(target), behind_links(target)
     old = target.with_name(_REPLACED + target.name)
+    if is_stream(target) or (target.is_dir() and not draft.is_dir()):
+        raise OSError(errno.EEXIST, "it is a folder" if target.is_dir() else "it is no regular file")
     if target.is_dir():
         os.rename(target, old)
     try:
-        os.replace(temporary_path(target), target)
+        os.replace(draft, target)
     except OSError:
         if old.exists():
             os.rename(old, target)
@@ -277,7 +308,8 @@ def reason(error: Exception) -> str:
     ('no space left on device', 'no space left on device')
     """
     number = _number(error)
-    return os.strerror(number).lower() if number else str(error)
+    own = str(error.strerror) if number in (errno.EINVAL, errno.EEXIST) and isinstance(error, OSError) else ""
+    return (own or os.strerror(number)).lower() if number else str(error)
 
 
 def _number(error: Exception) -> int | None:
@@ -298,7 +330,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
@@ -348,7 +380,7 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     file system cannot lock. Children of this process do not keep the lock alive.
     """
     with writing(folder, "choose another folder"):
-        file = os.open(folder / LOCK, WRITE, 0o644)
+        file = os.open(folder / LOCK, WRITE | getattr(os, "O_NOFOLLOW", 0), 0o644)  # it is emptied below
     _open.add(file)
     try:
         try:

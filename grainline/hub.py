@@ -17,7 +17,7 @@ from grainline import __version__
 from grainline.build import Description, write_description
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
-from grainline.files import reason, without_folders, write_text
+from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.report.page import render
 from grainline.weights import MODEL, save_weights
 
@@ -133,7 +133,7 @@ def model_card(
 def training_facts(run: Path) -> dict[str, str]:
     """Data, steps and starting point of a run, from its recipe.yaml. Empty without a recipe."""
     try:
-        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+        recipe = yaml.safe_load(read_plain(run / "recipe.yaml"))
         data, train, model = recipe["data"], recipe["train"], recipe["model"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return {}
@@ -154,7 +154,7 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
     fingerprint  of the model that was measured, or UserError
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_plain(path))
         model, other = values["settings"]["model"], values["settings"].get("fingerprint")
         where, metrics = (
             f"{values['suite']} on {without_folders(values['data']['path'])}",

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
-from grainline.config import HUB_NAME
+from grainline.config import HUB_NAME, trusting
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
@@ -45,7 +45,7 @@ def load(
                      models (None: the one that you are logged in with)
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
     """
-    run, folder = find_run(Path(path)), Path(path)
+    run, folder = find_run(path), Path(path)
     if run is None and not folder.exists():
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
@@ -53,7 +53,8 @@ def load(
         model = _load_others(path, folder, scoring, patches)
     else:
         home, weights = run
-        description = with_patches(scored(read_description(home, trust_code=trust_code), scoring), patches)
+        with trusting(everything=trust_code):
+            description = with_patches(scored(read_description(home), scoring), patches)
         method = build(description)
         load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
         model = Model(description, method, read_tokenizer(home), run=home)
@@ -85,13 +86,13 @@ def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: s
     return Model(start_point.description, start_point.method(), start_point.tokenizer())
 
 
-def find_run(path: Path) -> tuple[Path, Path] | None:
+def find_run(path: str | Path) -> tuple[Path, Path] | None:
     """The folder with model.json and that with the weights; None for a path that is no run.
 
     An existing path wins over a name of the hub. Raises UserError where a run has no weights, and for a path
     that neither exists nor can be a name.
     """
-    place = path.resolve()  # "." has no name of its own
+    place = path_of(path, "the path of the model").resolve()  # "." has no name of its own
     folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if folder is None and not place.exists():
         if HUB_NAME.fullmatch(str(path)) is None:

@@ -29,7 +29,7 @@ from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
@@ -311,7 +311,7 @@ class Model:
         results  JSON files of `grainline evaluate` about this model, for its card; else the last validation
                  of the run is in it
         """
-        place = Path(path)
+        place = path_of(path, "the folder of the model")
         card = hub.model_card(
             self.description,
             self.facts(),

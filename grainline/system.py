@@ -1,4 +1,4 @@
-"""Calls that systems do differently: locks, syncs, reads at a position, open files.
+"""Calls that systems do differently: locks, syncs, reads at a position, open files; and regular files alone.
 
 Linux and macOS have POSIX calls; each function has an alternative for Windows. docs/platforms.md lists the
 systems that run the tests.
@@ -6,17 +6,42 @@ systems that run the tests.
 
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from threading import Lock
 
 READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows ends a file at a byte 26
 WRITE = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
+MAX_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
+
 _LOCKED_BYTE = 2**30  # behind the content: nobody can read a byte that is locked on Windows
 _position = Lock()
+
+
+def regular(path: str | Path) -> int:
+    """The size of a regular file in bytes. Raises OSError, also for a pipe, a device and a folder."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return state.st_size
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """A regular file, open for reading: a pipe would block, and a device may have no end. Raises OSError."""
+    regular(path)
+    return open(path, "rb")
+
+
+def read_plain(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one of more than `max_bytes`."""
+    if regular(path) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
+    return Path(path).read_bytes()
 
 
 def lock(descriptor: int) -> bool:

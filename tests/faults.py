@@ -311,7 +311,7 @@ DATA = [
           "_rgb(image if turn is None else image.transpose(turn))", "_rgb(image)"),
     Fault("data/record.py", "grainline/data/record.py", "a long description is not the fullest text",
           "return self.long or as_sentences(self.captions)", "return as_sentences(self.captions)"),
-    Fault("data/formats/plain.py", "tests/test_hostile.py", "pipes and devices are opened",
+    Fault("system.py", "tests/test_hostile.py", "pipes and devices are opened",
           "if not stat.S_ISREG(state.st_mode):", "if stat.S_ISDIR(state.st_mode):"),
     Fault("data/formats/plain.py", "grainline/data/formats/plain.py tests/test_tars.py",
           "a key that comes twice loses a value",
@@ -2104,7 +2104,7 @@ FEATURES = [
         "training/precompute.py",
         "tests/test_features.py",
         "a resumed run is compared with fresh weights",
-        'method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method',
+        'method if resume_from is None else load(resume_from, device="cpu").method',
         "method",
     ),
 ]

@@ -90,7 +90,7 @@ def test_a_push_without_a_model_a_name_or_results_says_so(
     tmp_path: Path, trained: Path, capsys: Capture
 ) -> None:
     assert "no model at " in complaint(capsys, "push", tmp_path / "gone", "owner/name")
-    for name in ("a b", "/tmp/x", "a/b/c", ""):
+    for name in ("a b", "/tmp/x", "a/b/c"):
         said = complaint(capsys, "push", trained, name)
         assert said.endswith("is no name of the Hugging Face hub; write it as owner/model")
     said = complaint(capsys, "push", trained, "owner/name", "--results", tmp_path / "a.json", "b.json")

@@ -19,7 +19,7 @@ from runs import RECIPE, recipe
 
 import grainline
 from grainline.build import build, start
-from grainline.config import Config, load_class, override, parse, read_yaml
+from grainline.config import Config, load_class, override, parse, read_yaml, trusting
 from grainline.encoders.base import ScratchConfig
 from grainline.errors import UserError
 from grainline.export.huggingface import FORMS
@@ -205,8 +205,9 @@ def test_a_class_is_named_by_a_table_or_by_its_module(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_class("inner", Config, CLASSES, "--kind") is Inner
-    assert load_class("own_classes:Own", Config, CLASSES, "--kind")().a == 1
-    assert load_class("grainline.config:Config", Config, {}, "--kind", trust_code=False) is Config
+    with trusting("own_classes:Own"):
+        assert load_class("own_classes:Own", Config, CLASSES, "--kind")().a == 1
+    assert load_class("grainline.config:Config", Config, {}, "--kind") is Config
 
 
 def test_a_method_that_cannot_be_imported_is_named_by_its_field() -> None:
@@ -232,18 +233,20 @@ def test_a_class_that_cannot_be_had_is_one_line(
 ) -> None:
     (tmp_path / "broken_module.py").write_text("raise ValueError('broken on purpose')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError) as error, trusting(name):
         load_class(name, Config, CLASSES, "--kind")
     assert str(error.value).startswith("--kind: ")
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["broken_module:C", "grainline_plugins:C"])
+@pytest.mark.parametrize(
+    "name", ["broken_module:C", "grainline_plugins:C", "grainline.__main__:main", "os.path:C"]
+)
 def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
     with pytest.raises(
         UserError, match=f"{name} would import the module .* trust_code=True, or --trust-code to the command"
     ):
-        load_class(name, Config, CLASSES, "model.json", trust_code=False)
+        load_class(name, Config, CLASSES, "model.json")
 
 
 def test_a_config_cannot_be_changed_once_made() -> None:

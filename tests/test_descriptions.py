@@ -376,7 +376,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
 ) -> None:
     file = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     base = read_recipe(str(recipe(tmp_path)), [f"data.descriptions=[{file}]"])
-    digested, found = with_descriptions(base)
+    digested, found = with_descriptions(base.data)
     assert found is not None
     assert with_descriptions(digested)[0] == digested
     description_method.file(file, {"a": "B."})
@@ -384,7 +384,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
         with_descriptions(digested)
     alone = read_recipe(str(recipe(tmp_path)), ["data.descriptions_sha256=[ab]"])
     with pytest.raises(UserError, match="names no file"):
-        with_descriptions(alone)
+        with_descriptions(alone.data)
     clip = ("--set", "method=clip", "data.descriptions=[long]")
     assert "clip reads none" in complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "x", *clip)
 

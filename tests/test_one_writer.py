@@ -136,6 +136,6 @@ def test_a_folder_with_a_name_too_long_is_one_line(
 ) -> None:
     given = ("--data", "scenes:train?count=64&size=32")
     said = complaint(capsys, "train", "clip/scenes", *given, "--out", tmp_path / ("x" * 300))
-    assert "cannot use" in said
-    assert said.endswith("choose another --out")
+    assert "the folder of the run cannot be" in said
+    assert said.endswith("File name too long; choose another")
     assert len(said) < 500

@@ -1,12 +1,16 @@
 """Methods and encoders of a user: trained from a recipe, saved, loaded, and only where code is trusted."""
 
+import json
+import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 from processes import together
-from runs import recipe
+from runs import call, recipe
 
 import grainline
 from grainline.config import override, read_yaml
@@ -127,3 +131,112 @@ def test_a_class_of_another_kind_is_one_line(home: Path) -> None:
         UserError, match=r"own_method:Squares is no class derived from grainline\.methods\.base"
     ):
         read_recipe(str(home / "other.yaml"), []).description  # noqa: B018
+
+
+SEPS = [
+    *("data.descriptions=long", "data.texts.captions=first", "data.texts.subset=0"),
+    *("data.texts.foils=0", "train.max_steps=1"),
+]
+POISON = {
+    "method in model.json": ("model.json", ("method",), "evil:Evil"),
+    "encoder in model.json": ("model.json", ("config", "image"), {"kind": "evil:Evil"}),
+    "text encoder in model.json": ("model.json", ("config", "text"), {"kind": "evil:Evil"}),
+    "a command of model.json": ("model.json", ("method",), "grainline.__main__:main"),
+    "method": ("recipe.yaml", ("method",), "evil:Evil"),
+    "encoder": ("recipe.yaml", ("model", "image"), {"kind": "evil:Evil"}),
+    "paths": ("recipe.yaml", ("data", "paths"), ["evil:Evil:x"]),
+    "validation": ("recipe.yaml", ("data", "validation"), ["evil:Evil:x"]),
+    "descriptions": ("recipe.yaml", ("data", "descriptions"), ["evil:Evil:x"]),
+    "phrases": ("recipe.yaml", ("data", "texts"), {"phrases": {"provider": "spacy:evil", "max_phrases": 2}}),
+    "base": ("recipe.yaml", ("base",), "base.yaml"),
+    "init_from": ("recipe.yaml", ("init_from",), "other"),
+}
+"""What a stranger's run folder may say: the file, the field and its value."""
+
+
+def poisoned(run: Path, folder: Path, field: str) -> Path:
+    """A copy of a run in which one field names a module of the working directory."""
+    name, path, value = POISON[field]
+    shutil.copytree(run, folder / "run")
+    shutil.copytree(run, folder / "other")
+    (folder / "run" / "base.yaml").write_text("method: evil:Evil\n")
+    for file in folder / "run" / name, folder / "other" / "model.json":
+        values = yaml.safe_load(file.read_text())  # which reads JSON too
+        place = values
+        *above, last = path if file.name == name else ("method",)
+        for one in above:
+            place = place[one]
+        place[last] = value if file.name == name else "evil:Evil"
+        if last == "base":
+            del values["method"]
+        file.write_text(json.dumps(values))
+    (folder / "evil.py").write_text("open('RAN', 'w')\nclass Evil: pass\n")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose method reads descriptions, and a photograph."""
+    folder = tmp_path_factory.mktemp("stranger")
+    grainline.train(recipe(folder, "seps"), folder / "run", changes=SEPS)
+    (folder / "photos").mkdir()
+    Image.new("RGB", (32, 32)).save(folder / "photos/a.png")
+    return folder
+
+
+@pytest.mark.parametrize("field", POISON)
+def test_no_command_imports_what_a_folder_names(
+    field: str, stranger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data, photo = (
+        poisoned(stranger / "run", tmp_path, field),
+        "scenes:dev?count=6",
+        stranger / "photos/a.png",
+    )
+    monkeypatch.chdir(tmp_path)  # where evil.py lies
+    file = run / "recipe.yaml"
+    commands = [
+        ("evaluate", run, "--data", data, "--captions", "first", "--json", "result.json"),
+        ("evaluate", run, "--data", data, "--captions", "first", "--suite", "transfer"),
+        ("evaluate", run, "--data", data, "--captions", "first", "--compare-to", run / "result.json"),
+        ("encode", run, data, "--out", "vectors"),
+        ("show", run, photo, "--text", "A dog.", "--out", "a.png"),
+        ("index", "build", stranger / "photos", "--out", "index", "--model", run),
+        ("search", "index", "A dog."),
+        ("export", run, "onnx"),
+        ("convert", run, "converted"),
+        ("train", file, "--out", "new"),
+        ("train", file, "--data", "scenes:train?count=12", "--out", "new"),
+        ("train", recipe(tmp_path), "--out", run, "--resume"),
+        ("train", recipe(tmp_path, "seps"), "--set", f"init_from={run}", *SEPS, "--out", "other-new"),
+        ("data", "features", data, "--model", run, "--out", "features"),
+        ("data", "features", data, "--model", file, "--out", "more-features"),
+    ]
+    codes = []
+    for command in commands:
+        codes.append(call(*command))
+        assert not Path("RAN").exists(), command
+        assert "evil" not in sys.modules, command
+    assert codes[0] == (2 if "json" in field or field == "descriptions" else 0)
+    with suppress(UserError):
+        grainline.load(run, device="cpu").save(tmp_path / "saved")
+    assert not Path("RAN").exists()
+
+
+def test_a_run_of_a_user_is_resumed_and_its_recipe_is_trained_again_only_with_trust(
+    home: Path,
+) -> None:
+    settings = ["method=own_method:Mine", *ENCODERS, "train.max_steps=1"]
+    grainline.train(recipe(home), home / "run", changes=settings)
+    assert grainline.train(recipe(home), home / "run", changes=settings, resume=True).is_dir()
+    run = home / "run/recipe.yaml"
+    with pytest.raises(UserError, match="field method: own_method:Mine would import"):
+        read_recipe(str(run), [])
+    with pytest.raises(UserError, match="kind: own_method:SquaresConfig would import"):
+        read_recipe(str(run), ["method=own_method:Mine"])
+    assert read_recipe(str(run), settings).method == "own_method:Mine"
+    (home / "mine.yaml").write_text(run.read_text())
+    assert read_recipe(str(home / "mine.yaml"), []).method == "own_method:Mine"
+    (home / "above.yaml").write_text("base: run/recipe.yaml\n")
+    with pytest.raises(UserError, match="field method: own_method:Mine would import"):
+        read_recipe(str(home / "above.yaml"), [])

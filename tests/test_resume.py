@@ -189,7 +189,7 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
 
 
 @pytest.mark.parametrize(
-    "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", "", ".", "../.saving-x"]
+    "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", ".", "../.saving-x"]
 )
 def test_a_checkpoint_is_named_and_never_a_path(
     path: str, copy: Path, done: Path, capsys: pytest.CaptureFixture[str]

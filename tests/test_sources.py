@@ -536,8 +536,9 @@ def test_a_source_from_outside_is_opened_by_module_and_class(
     write(tmp_path / "own_sources.py", OWN_SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     path = "own_sources:Colours:red,blue"
-    assert told(open_source(path)) == [("red", ("It is 0.",)), ("blue", ("It is 1.",))]
-    assert told(open_source(f"{path}?skip=1")) == told(open_source(path))
+    opened = told(open_source(path, trust_code=True))
+    assert opened == [("red", ("It is 0.",)), ("blue", ("It is 1.",))]
+    assert told(open_source(f"{path}?skip=1", trust_code=True)) == opened
     assert call("data", "check", path) == 0
     assert "samples         2" in capsys.readouterr().out
     for wrong, message in (
@@ -546,10 +547,10 @@ def test_a_source_from_outside_is_opened_by_module_and_class(
         ("builtins:Exception:red", "builtins:Exception is no source: it lacks path"),
     ):
         with pytest.raises(UserError, match=message) as error:
-            open_source(wrong)
+            open_source(wrong, trust_code=True)
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="own_sources:Colours would import the module own_sources"):
-        open_source(path, trust_code=False)
+        open_source(path)
 
 
 ROW = {"image": "a.jpg", "caption": "A."}

@@ -1,15 +1,19 @@
 """Two processes train as one does, sharded or not, from command line to last weights; once under torchrun."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from processes import together
 from runs import call, logged, recipe
 from safetensors.torch import load_file
+
+from grainline.training import loop
 
 CASES = {
     "plain": ("train.max_steps=5", "data.workers=1", "data.texts.foils=2"),
@@ -93,3 +97,27 @@ def test_two_processes_write_one_log_of_both(both: tuple[Path, Path]) -> None:
             assert b["norm"] == pytest.approx(a["norm"], abs=1e-4)
         else:  # samples, texts and those cut, over all processes
             assert a == b
+
+
+def die() -> None:
+    """The second process is killed in its second step."""
+    before, steps = loop._Training._step, list[int]()
+
+    def step(self: Any, batches: Any) -> None:
+        steps.append(1)
+        if os.environ["RANK"] == "1" and len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        before(self, batches)
+
+    loop._Training._step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process")
+def test_a_process_whose_neighbour_is_killed_ends_with_one_line(tmp_path: Path) -> None:
+    codes = together(
+        arguments(tmp_path, "accumulated", tmp_path / "run"), 2, tmp_path / "said", f"{__name__}:die"
+    )
+    said = (tmp_path / "said").read_text()
+    assert codes == [2, -signal.SIGKILL], said
+    assert "grainline: a process of this run has ended, so process 0 ends too" in said.splitlines()[-1]
+    assert "Traceback" not in said

@@ -1,5 +1,6 @@
 """The command line, and the commands that have no file of their own. torch is loaded when one needs it."""
 
+import itertools
 import os
 import sys
 from io import TextIOWrapper
@@ -29,7 +30,7 @@ from grainline.cli.options import (
     next_step,
 )
 from grainline.cli.photos import photos
-from grainline.errors import UserError, escape_controls
+from grainline.errors import UserError, escape_controls, path_of
 from grainline.stop import Stopped
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--ve
 
 @app.callback(invoke_without_command=True)
 def top(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     trust_code: Annotated[
         bool,
@@ -54,10 +56,10 @@ def top(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
-    from grainline.config import TRUST_CODE
+    from grainline.config import trusting
 
     QUIET.set(quiet)
-    TRUST_CODE.set(trust_code)
+    context.with_resource(trusting(sys.argv, everything=trust_code))
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -217,7 +219,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        code = app(_spread(_switches_first(sys.argv[1:])), prog_name="grainline", standalone_mode=False)
+        code = _run(sys.argv)
     except usage as error:
         cause: Any = error.__cause__
         if hasattr(cause, "errors"):  # of pydantic, with which new versions of typer read values
@@ -238,6 +240,20 @@ def main() -> NoReturn:
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
         print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run(arguments: list[str]) -> Any:
+    """The exit code of a command. UserError for an argument that is empty."""
+    for before, argument in itertools.pairwise(arguments):
+        name, sign, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if (sign or not name) and (not value.strip() or os.path.islink(value)):
+            path_of(value, name or f"the argument after {before}")
+    try:
+        return app(_spread(_switches_first(arguments[1:])), prog_name="grainline", standalone_mode=False)
+    except OSError as error:  # of a file, such as a name that is too long
+        if error.filename is None:
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

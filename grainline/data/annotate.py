@@ -320,7 +320,7 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_source(path: str) -> Iterator[tuple[str, str]]:
-    source = open_source(path)
+    source = open_source(path, trust_code=True)
     for index in range(len(source)):
         try:
             record = source[index]

@@ -26,6 +26,7 @@ from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageIn
 from grainline.errors import UserError
 from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
+from grainline.system import open_regular, regular
 
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # images that are read and computed at a time
@@ -68,7 +69,7 @@ def make(
     partial = out.with_name(out.name + ".partial")
 
     def check(path: Path) -> None:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _require_same(partial, json.loads(file.readline()), header)
 
     with writing(out):
@@ -163,6 +164,7 @@ class CachedRows:
     def _map(self, name: str, shape: tuple[int, ...]) -> np.memmap:
         path = self.folder / name
         try:
+            regular(path)
             array: np.memmap = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); {self.kind.again}") from None

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from grainline.data.formats.checked import strings
 from grainline.data.formats.joined import SourceWrapper
-from grainline.data.formats.plain import parse_json, read_plain, regular, text_of
+from grainline.data.formats.plain import parse_json, read_plain, text_of
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason
+from grainline.system import open_regular
 
 FORMAT = "descriptions 1"
 LONG_CAPTIONS = "long"  # in the place of files: the long caption of each record
@@ -142,8 +143,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
 def read_header(path: Path) -> dict[str, Any]:
     """The header of a file of `grainline data describe`. Raises UserError for another file."""
     try:
-        regular(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = _row(str(path), 1, file.readline())
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from grainline.errors import UserError, amount
-from grainline.files import sync, writing
-from grainline.system import lock
+from grainline.files import behind_links, sync, writing
+from grainline.system import lock, open_regular, regular
 
 Progress = Callable[[int, int], None]
 """Called with the number of records done, and of records to do."""
@@ -59,8 +59,10 @@ def complete(
     complete. Raises UserError.
     """
     with writing(out):
+        out = behind_links(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
+            regular(out)
             check(out)
             return _read_rows(out), records
         partial = out.with_name(out.name + ".partial")
@@ -86,6 +88,8 @@ def resuming(
     A torn last line is removed; at the end the lines are on the disk. Raises OSError, and UserError where
     another process writes the file. `header` and `check` as in `complete`.
     """
+    if partial.exists():
+        regular(partial)
     with partial.open("ab") as file:
         if not lock(file.fileno()):
             raise UserError(f"another process is writing {partial}; wait for it, or choose another --out")
@@ -105,7 +109,7 @@ def resuming(
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.readline()
         return list(map(json.loads, file))
 

@@ -20,13 +20,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grainline.config import load_class
+from grainline.config import load_class, trusting
 from grainline.data.formats.common import FileSource, divide, expand, is_pattern
 from grainline.data.formats.folder import Folder, files_below, suffix
 from grainline.data.formats.joined import Joined, WithoutCaptions, split_skip
 from grainline.data.formats.plain import data_error, read_text
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.record import Source
+from grainline.errors import path_of
 
 SOURCES = {  # of kinds that recognise one file the first one is taken
     "scenes": "grainline.data.scenes.source:Scenes",
@@ -70,18 +71,21 @@ def open_source(
     images: str | None = None,
     size: int | None = None,
     allow_bare: bool = False,
-    trust_code: bool = True,
+    trust_code: bool = False,
 ) -> Source:
     """Open a path; its kind is recognised, or named as in "table:rows.txt".
 
     images      folder of the images, for kinds that name their images by path; an error for the others
     size        side of drawn images in pixels; all others have their own size
     allow_bare  accept images of a folder without texts, which are corrupt samples otherwise
-    trust_code  False: no class outside grainline is imported
+    trust_code  the user typed the path, so a class outside grainline that it names may be imported
     """
     path, skip = split_skip(path)
     kind, rest = _kind(path)
-    cls = _load(kind, trust_code)
+    if images is not None:
+        path_of(images, "the folder of the images")
+    with trusting(kind if trust_code else ""):
+        cls = _load(kind)
     if images is not None and not getattr(cls, "images_by_path", False):
         raise data_error(
             f"--images {images} does not go with {path}: {kind} hold their own images;"
@@ -106,17 +110,16 @@ def open_source(
     return WithoutCaptions(source, skip) if skip else source
 
 
-def open_sources(
-    paths: Sequence[str], *, images: str | None = None, size: int | None = None, allow_bare: bool = False
-) -> Source:
+def open_sources(paths: Sequence[str], *, images: str | None = None, **options: Any) -> Source:
     """Several paths as one source, in their order. `images` goes to those that name images by path."""
     if not paths:
         raise data_error("no data was named: give at least one path, or 'scenes'")
-    by_path = [takes_images(path) for path in paths]
+    with trusting(paths if options.get("trust_code") else ()):
+        by_path = [takes_images(path) for path in paths]
     if images is not None and not any(by_path):
-        return open_source(paths[0], images=images, size=size)  # raises the error
+        return open_source(paths[0], images=images, **options)  # raises the error
     opened = [
-        open_source(path, images=images if takes else None, size=size, allow_bare=allow_bare)
+        open_source(path, images=images if takes else None, **options)
         for path, takes in zip(paths, by_path, strict=True)
     ]
     return opened[0] if len(opened) == 1 else Joined(opened)
@@ -147,6 +150,8 @@ def open_data(data: Any, *, images: str | None = None, size: int | None = None) 
 
     Raises UserError for anything else.
     """
+    if images is not None:
+        path_of(images, "the folder of the images")
     if isinstance(data, str | os.PathLike):
         data = [data]
     elif isinstance(data, Source):
@@ -154,20 +159,20 @@ def open_data(data: Any, *, images: str | None = None, size: int | None = None) 
             raise data_error("images goes with a path of data; a Source has opened its own")
         return data
     if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
-        return open_sources([os.fspath(one) for one in data], images=images, size=size)
+        return open_sources([os.fspath(one) for one in data], images=images, size=size, trust_code=True)
     from grainline.data.pairs import source_of  # imports torch
 
     return source_of(data, images)
 
 
-def takes_images(path: str, trust_code: bool = True) -> bool:
+def takes_images(path: str) -> bool:
     """Whether the data at a path names its images by path, so that `images` says where they are."""
-    return bool(getattr(_load(_kind(split_skip(path)[0])[0], trust_code), "images_by_path", False))
+    return bool(getattr(_load(_kind(split_skip(path)[0])[0]), "images_by_path", False))
 
 
-def _load(kind: str, trust_code: bool = True) -> Any:
+def _load(kind: str) -> Any:
     """The class of a kind, or of `module:Class`. Raises UserError."""
-    return load_class(kind, object, SOURCES, "the source of the data", trust_code=trust_code)
+    return load_class(kind, object, SOURCES, "the source of the data")
 
 
 def _open_json(path: str, images: str | None) -> Source:
@@ -201,6 +206,8 @@ def _recognise_path(path: str) -> str:
 
 def _kind(path: str) -> tuple[str, str]:
     """The kind of a path, and the path without the name of the kind."""
+    if re.fullmatch(r"\s*|(?!scenes:)[a-z0-9-]+:\s*(\?.*)?", path):
+        raise data_error(f"the data have an empty path, {path!r}, as an unset shell variable is")
     if re.match(r"scenes($|[:?])", path):
         return "scenes", path
     named = re.match(r"([a-z][a-z0-9-]+):(?!//)", path)

@@ -17,6 +17,7 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
+from grainline.system import read_plain
 
 EVERYDAY = tuple(Path(__file__).with_name("everyday.txt").read_text(encoding="utf-8").splitlines())
 """Descriptions of everyday photographs, of one to three sentences."""
@@ -60,7 +61,7 @@ def _of_source(path: str) -> list[str]:
     if path.endswith(".txt"):
         texts: Sequence[str] = read_lines(path)
     else:
-        texts = _captions(open_source(path, size=32, allow_bare=True))  # scenes are drawn, but not used
+        texts = _captions(open_source(path, size=32, allow_bare=True, trust_code=True))
     some = (
         [texts[i * len(texts) // NULL_TEXTS] for i in range(NULL_TEXTS)] if len(texts) > NULL_TEXTS else texts
     )
@@ -82,7 +83,7 @@ def _captions(source: Source) -> list[str]:
 def trained_paths(run: Path | None, field: str = "paths") -> list[str] | None:
     """The data of the recipe of a run, or its `validation`; None where there is no recipe."""
     try:
-        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) if run else {}
+        recipe = yaml.safe_load(read_plain(run / "recipe.yaml")) if run else {}
         return [str(path) for path in recipe["data"][field]]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None

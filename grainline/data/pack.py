@@ -23,6 +23,7 @@ from grainline.data.lines import Progress, Written, as_line, complete, require_s
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
 from grainline.files import discard, move_into_place, temporary_path, writing
+from grainline.system import open_regular
 
 
 def write_shard(
@@ -167,7 +168,7 @@ def _name(out: Path, number: int) -> Path:
 def _check(path: Path, expected: dict[str, Any]) -> None:
     """Raises UserError where the folder was made otherwise, or its tars are not as they were written."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = json.loads(file.readline())
         whole = header["grainline"] == FORMAT and expected.keys() <= header.keys()
     except (ValueError, TypeError, KeyError):
@@ -184,7 +185,7 @@ def _check(path: Path, expected: dict[str, Any]) -> None:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of the tars."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.readline()
         for number, line in enumerate(file):
             try:

@@ -22,13 +22,11 @@ from grainline.types import Encoded, Images, Texts, full, mirror
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 
 
-def _load_custom(base: type[Config], value: Any, info: Any) -> Any:
+def _load_custom(base: type[Config], value: Any) -> Any:
     """The config of an encoder outside grainline, of the class that its field `kind` names."""
     if not isinstance(value, dict):
         return value
-    trust_code = (info.context or {}).get("trust_code", True)
-    cls = load_class(value["kind"], base, {}, "kind", trust_code=trust_code)
-    return cls.model_validate(value, context=info.context)
+    return load_class(value["kind"], base, {}, "kind").model_validate(value)
 
 
 def _tag(value: Any) -> str | None:

@@ -413,7 +413,7 @@ def write_vectors(
     if lines:
         vectors, described, notes = _encode_lines(model, source, batch)
     else:
-        opened = open_source(source, images=images, size=model.method.size, allow_bare=True)
+        opened = open_source(source, images=images, size=model.method.size, allow_bare=True, trust_code=True)
         data = encode_source(
             model, opened, captions=captions, need_text=False, descriptions=descriptions, batch=batch,
             max_corrupt=1.0, progress=progress,

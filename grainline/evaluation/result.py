@@ -3,6 +3,7 @@
 A run also measures itself while it is trained; `validation_summary` gives that in one sentence.
 """
 
+import errno
 import json
 import platform
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 import grainline
 from grainline.data.other_texts import trained_paths
 from grainline.errors import UserError, amount, escape_controls
-from grainline.files import STATE, temporary_path
+from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.loading import find_run
 from grainline.model import Model
@@ -223,25 +224,27 @@ def write(result: Result, path: str | Path) -> None:
 def read(path: str | Path) -> Result:
     """Read a result from a file. Raises UserError if there is none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_plain(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"cannot read {path}: {error}; expected a file of `grainline evaluate --json`"
+            f"cannot read {path}: {reason(error)}; expected a file of `grainline evaluate --json`"
         ) from error
     return from_json(text, str(path))
 
 
 def writable(path: Path) -> None:
     """Raise UserError if a file could not be written there, before its content costs minutes to make."""
-    reason = "it is a folder" if path.is_dir() else ""
     try:
+        if path.is_dir():
+            raise OSError(errno.EEXIST, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary_path(path).touch()
-        temporary_path(path).unlink()
+        if not is_stream(path):
+            temporary_path(path).touch()
+            temporary_path(path).unlink()
     except OSError as error:
-        reason = reason or str(error.strerror)
-    if reason:
-        raise UserError(f"cannot write {path}: {reason}; name a file in a folder you may write to")
+        raise UserError(
+            f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"
+        ) from None
 
 
 # A run measures itself on `data.validation` of its recipe and writes that to its log. The demo or a user may
@@ -263,7 +266,7 @@ def validation_summary(path: str, here: str = "") -> str:
     nothing is known: whether they share images with the validation data is not checked.
     """
     try:
-        run = find_run(Path(path))
+        run = find_run(path)
     except UserError:  # it was moved, or is a name that nothing stands for here
         run = None
     value = None if run is None else _median_rank(*run)
@@ -286,7 +289,7 @@ def _median_rank(run: Path, weights: Path) -> tuple[float, int | None, str] | No
         line = (own or lines)[-1]
         return line["metrics"][MEDIAN_RANK], line.get("images"), "its validation data"
     try:
-        result = from_json((run / RESULT).read_text(encoding="utf-8"), RESULT)
+        result = from_json(read_plain(run / RESULT).decode(), RESULT)
         return result.metric(MEDIAN_RANK).value, result.data["images"], result.data["path"]
     except (OSError, ValueError, KeyError, UserError):
         return None
@@ -306,7 +309,7 @@ def _validations(path: Path) -> Iterator[dict[str, Any]]:
 
 def _step(weights: Path) -> int | None:
     try:
-        step: int = json.loads((weights / STATE).read_bytes())["state"]["step"]
+        step: int = json.loads(read_plain(weights / STATE))["state"]["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step
@@ -319,7 +322,7 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     step     of training, if known
     scoring  how pairs were scored, of methods with several ways
     """
-    run = find_run(Path(path))
+    run = find_run(path)
     weights = Path(path) if run is None else run[1]
     values = model.description.config.model_dump()
     way = {"scoring": values["scoring"]} if "scoring" in values else {}

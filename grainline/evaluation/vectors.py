@@ -23,7 +23,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.plain import parse_json, read_text
+from grainline.data.formats.plain import parse_json, read_text, regular
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
@@ -224,20 +224,21 @@ def _arrays(path: Any) -> Mapping[str, Any]:
     if not isinstance(path, str | Path):
         return path if isinstance(path, Mapping) else {"": path}
     file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
+    if file.suffix not in (".npy", ".npz", ".safetensors"):
+        raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
     try:
+        regular(file)
         if file.suffix == ".npy":
             return {"": np.lib.format.open_memmap(file, mode="r")}
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        if file.suffix == ".safetensors":
-            return load_file(file)
+        return load_file(file)
     except OSError as error:
         raise UserError(f"vectors {file} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # damage makes numpy raise nearly everything
         why = str(error).removesuffix(" when allow_pickle=False")  # which nobody should change
         raise UserError(f"vectors {file} cannot be read: {why}") from None
-    raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
 
 
 def _array(arrays: Mapping[str, Any], side: str, where: str, both: bool = False) -> Any:

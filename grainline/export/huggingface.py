@@ -30,7 +30,7 @@ from grainline.encoders.pretrained.build import (
 from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.encoders.pretrained.hf import tokenizer_of
 from grainline.encoders.pretrained.hub import library, quiet, readable
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import discard
 from grainline.loading import find_run, load
 from grainline.model import Model
@@ -63,12 +63,12 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     where the model has no such form, where a file exists, and where vectors moved by more than LIMIT; then
     nothing is left.
     """
-    place = Path(out)
+    place = path_of(out, "the place of the model")
     if place.suffix in PICKLED:
         raise UserError(
             f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
         )
-    if place.exists() and (place.is_file() or any(place.iterdir())):
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"{place} is there already; give a new name")
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
@@ -256,7 +256,7 @@ def _obstacles(model: Model) -> list[str]:
 
 def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer | None]:
     """Towers and tokenizer; a checkpoint may have no tokenizer."""
-    if find_run(Path(source)) is None:
+    if find_run(source) is None:
         if scoring is not None:
             raise UserError(
                 f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"

@@ -24,7 +24,7 @@ import grainline
 from grainline.build import shared_config
 from grainline.data.scenes.source import Scenes
 from grainline.encoders.cast import CastConfig
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import replacing, sync, write_text
 from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
@@ -222,7 +222,7 @@ def export(model: Model, out: str | Path) -> Exported:
     if missing:
         raise UserError(f"export needs {', '.join(missing)}: pip install 'grainline[onnx]'")
     _refuse(model)
-    home = Path(out)
+    home = path_of(out, "the folder of the graphs")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
     sides = {"image": _image_side(model), "text": _text_side(model)}

@@ -28,7 +28,7 @@ from grainline.data.open_source import open_source
 from grainline.data.other_texts import EVERYDAY, trained_on_scenes
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.files import Corrupt, write_text
+from grainline.files import Corrupt, read_plain, write_text
 from grainline.index import store
 from grainline.model import Model
 from grainline.types import Encoded, rows, vectors_only
@@ -69,7 +69,7 @@ def gather_texts(path: str | None, run: Path | None = None) -> CalibrationTexts:
     if where.endswith(".txt"):
         captions = [(line, "", i) for i, line in enumerate(read_lines(where) if path else EVERYDAY)]
     else:
-        captions = _captions(open_source(where, size=32), where)  # the images of scenes are not used here
+        captions = _captions(open_source(where, size=32, trust_code=True), where)
     split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
     if len(split) > MAX_TEXTS:
         split = [split[i * len(split) // MAX_TEXTS] for i in range(MAX_TEXTS)]
@@ -115,7 +115,8 @@ def with_image_scores(
     scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
     if texts.source.endswith(".txt") or model.method.reads_descriptions:
         return texts
-    source = open_source(texts.source, size=min(max(32, model.method.size), 2048))  # as scenes allow
+    size = min(max(32, model.method.size), 2048)  # as scenes allow
+    source = open_source(texts.source, size=size, trust_code=True)
     if any(isinstance(part, TextsAlone) for part in parts_of(source)):
         return texts  # there are no images of them
     subset = np.linspace(0, len(scores) - 1, min(MAX_IMAGES, len(scores))).astype(int)
@@ -161,7 +162,7 @@ def read_encoded(target: Path, part: store.Part) -> dict[str, Encoded]:
 def read_calibration(target: Path) -> CalibrationTexts:
     """Read what `write_calibration` wrote; raises Corrupt."""
     try:
-        values = json.loads((target / FILE).read_text(encoding="utf-8"))
+        values = json.loads(read_plain(target / FILE))
         source = values.pop("source")
         return CalibrationTexts(source, **{name: tuple(value) for name, value in values.items()})
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -14,7 +14,7 @@ from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import files_below, suffix, without
 from grainline.data.formats.plain import read_plain
 from grainline.data.record import MISSING_IMAGE, UNREADABLE_FILE, CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.index.store import Row
 
 OUTSIDE = "link out of the folder"
@@ -31,7 +31,7 @@ class ImageFile(NamedTuple):
 
 def root_of(path: str | Path) -> Path:
     """The folder of images as an absolute path. UserError where there is none."""
-    root = Path(path).resolve()
+    root = path_of(path, "the folder of images").resolve()
     if not root.is_dir():
         raise UserError(f"no folder of images at {path}; name the folder that the images lie in")
     return root
@@ -70,7 +70,7 @@ def relative(root: Path, path: str | Path) -> str:
     >>> relative(Path("/photos"), "/photos/cats/../a.jpg"), relative(Path("/photos"), "cats/b.jpg")
     ('a.jpg', 'cats/b.jpg')
     """
-    here = Path(os.path.abspath(path))
+    here = Path(os.path.abspath(path_of(path, "a path of images")))
     if _real(here) == root:
         return "."
     there = Path(os.path.normpath(root / path))

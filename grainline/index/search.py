@@ -17,7 +17,7 @@ from torch import Tensor
 from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.candidates import CandidateSearch
@@ -374,7 +374,7 @@ def open_index(
 
     model   the model of the index, or its folder; None: the folder that the index stores
     """
-    reader = IndexReader(Path(folder))
+    reader = IndexReader(path_of(folder, "the folder of the index"))
     path = model if isinstance(model, str) else None
     return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder, path)
 

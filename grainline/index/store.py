@@ -52,6 +52,7 @@ from grainline.files import (
     temporary_path,
     write_text,
 )
+from grainline.system import read_plain
 
 VERSION = 6
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
@@ -186,7 +187,7 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
 
 def seal_of(folder: Path) -> str:
     """sha256 of the state.json of a sealed folder."""
-    return hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+    return hashlib.sha256(read_plain(folder / STATE)).hexdigest()
 
 
 def clear(folder: Path, manifest: Manifest) -> None:
@@ -348,7 +349,7 @@ def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment
     """Check and map a segment; raises Corrupt. thorough: as in `check_part`"""
     sealed = check_part(target, part, thorough=thorough)
     try:
-        lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
+        lines = read_plain(target / ROWS).decode().splitlines()
         rows = tuple(Row(**values) for values in json.loads(f"[{','.join(lines)}]"))  # at once: half the time
     except (OSError, ValueError, TypeError) as error:
         raise Corrupt(f"segment {part.name} cannot be read ({error})") from None

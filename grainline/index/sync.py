@@ -16,7 +16,7 @@ from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.index import store
@@ -80,7 +80,7 @@ def build(
     exclude            patterns of images and folders to leave out, now and in every refresh: "private",
                        "*-copy.jpg"; () for those of the index
     """
-    root, folder = root_of(images), Path(out)
+    root, folder = root_of(images), path_of(out, "the folder of the index")
     if not images_below(root, exclude)[0]:
         raise UserError(f"{images} holds no images; name the folder that the images lie in")
     path = model if isinstance(model, str) else ""
@@ -287,7 +287,7 @@ class Update:
 
 @contextmanager
 def _open_writer(index: str | Path, model: Model | str | None = None, chunk: int = CHUNK) -> Iterator[Writer]:
-    folder = Path(index)
+    folder = path_of(index, "the folder of the index")
     store.read_manifest(folder)  # UserError where there is no index, before a lock file is written there
     with one_writer(folder, f"index {folder}"):
         yield Writer(folder, store.read_manifest(folder), model, chunk)

@@ -38,7 +38,7 @@ METHODS: dict[str, str] = {
 }
 
 
-def method_class(name: str, where: str = "method", *, trust_code: bool = True) -> type[Method]:
+def method_class(name: str, where: str = "method") -> type[Method]:
     """The class of a method by its name here, or by "my_module:MyMethod"; see `config.load_class`."""
-    cls: type[Method] = load_class(name, Method, METHODS, where, trust_code=trust_code)
+    cls: type[Method] = load_class(name, Method, METHODS, where)
     return cls

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.files import WRITE_ERRORS, reason, write_text
+from grainline.files import WRITE_ERRORS, is_stream, reason, write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = 224  # longest side in pixels: sharp at the size of one of several images side by side
@@ -41,10 +41,11 @@ def write_page(path: str | Path, page: str) -> None:
     """Write a page, whole or not at all. Raises UserError if the place cannot be written."""
     path = Path(path)
     try:
-        if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, page)
+        if is_stream(path):
+            path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        else:
+            write_text(path, page)
     except WRITE_ERRORS as error:
         raise UserError(
             f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"

@@ -131,7 +131,7 @@ def mark_path(out: Path, name: str) -> Path | None:
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
-        return int(json.loads((folder / files.STATE).read_bytes())["state"]["step"])
+        return int(json.loads(files.read_plain(folder / files.STATE))["state"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 

@@ -179,7 +179,7 @@ TOWERS = "towers."  # encoders and projections: the part that an earlier run mus
 
 def read_source_run(path: str) -> Model:
     """The model of a run, or of a folder inside one. Raises UserError for anything else."""
-    if find_run(Path(path)) is None:
+    if find_run(path) is None:
         raise UserError(
             f"init_from is {path}, which is no run of grainline; for other checkpoints use model.pretrained"
         )
@@ -221,7 +221,7 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
     """The method with its first weights. A resumed run does not read the pretrained checkpoint again."""
     description = recipe.description
     if resume_from is not None and is_pretrained(description):
-        return Start(read_description(out, trust_code=True))
+        return Start(read_description(out))
     try:
         return start(description)
     except UserError as error:

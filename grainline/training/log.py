@@ -28,7 +28,7 @@ from torch import Tensor
 
 from grainline.config import Config, flatten
 from grainline.errors import UserError
-from grainline.files import writing
+from grainline.files import read_plain, writing
 
 LOG_FILE = "log.jsonl"
 TIMES = ("time", "images_per_s")
@@ -137,7 +137,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, from its path or the run folder. An incomplete last line is left out."""
     path = path / LOG_FILE if path.is_dir() else path
     try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        whole, _, _ = read_plain(path).rpartition(b"\n")
     except OSError as error:
         raise UserError(
             f"log {path} cannot be read: {error.strerror}; give a run folder or its {LOG_FILE}"
@@ -153,7 +153,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def _truncate(path: Path, lines: int) -> int:
     """Truncate the file to its first `lines` lines; returns how many it has then."""
-    existing = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    existing = read_plain(path).splitlines(keepends=True) if path.exists() else []
     whole = [line for line in existing[:lines] if line.endswith(b"\n")]
     if existing:
         os.truncate(path, sum(map(len, whole)))

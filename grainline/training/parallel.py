@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grainline.distributed import rank, usable_cores, world_size
 from grainline.encoders.text import read_at_once
+from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.runtime import has_bf16
@@ -145,6 +146,12 @@ def process_group() -> Iterator[torch.device]:
         dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
     try:
         yield device
+    except RuntimeError as error:
+        if not many or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise UserError(
+            f"a process of this run has ended, so process {rank()} ends too: go on with --resume"
+        ) from None
     finally:
         if many:
             dist.destroy_process_group()

@@ -21,7 +21,7 @@ from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainT
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
-from grainline.loading import find_run, load
+from grainline.loading import default_device, find_run, load
 from grainline.methods.base import Method
 from grainline.training.recipe import DataConfig, read_recipe
 from grainline.types import Images
@@ -49,7 +49,7 @@ def write_features(
     size, encode = method.size, feature_encoder(method, tokens=tokens)
     rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
     return make_features(
-        open_sources(sources, images=images, size=size),
+        open_sources(sources, images=images, size=size, trust_code=True),
         encode,
         out,
         EvalTransform(size, **image_settings(description)),
@@ -77,10 +77,10 @@ def write_superpixels(
     segmenter = Superpixels(config, size)
     if config.checkpoint is not None:
         segmenter.fill(Path(config.checkpoint))
-    segmenter.to(_device())
+    segmenter.to(default_device())
     return make_superpixels(
-        open_sources(sources, images=images, size=size),
-        lambda pixels: segmenter(pixels.to(_device())).label,
+        open_sources(sources, images=images, size=size, trust_code=True),
+        lambda pixels: segmenter(pixels.to(default_device())).label,
         out,
         size=size,
         settings=config.model_dump(mode="json", exclude={"checkpoint"}),
@@ -121,7 +121,7 @@ def make_crop(
     transform, config = EvalTransform(method.size, **image_settings(description)), description.config
     if cfg.features is not None:
         # The loop reads the checkpoint's weights later, so read them here for the fingerprint.
-        trained = method if resume_from is None else load(resume_from, device="cpu", trust_code=True).method
+        trained = method if resume_from is None else load(resume_from, device="cpu").method
         encoder = image_fingerprint(config.image, trained.towers.image)
         return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
     if cfg.superpixels is None:
@@ -147,15 +147,11 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
                     f"the image encoder of recipe {name} begins with fresh weights: give a run, or a recipe "
                     "with model.image.pretrained or init_from"
                 )
-            return started.description, started.method().eval().to(_device())
+            return started.description, started.method().eval().to(default_device())
         name = recipe.init_from
     elif changes:
         raise UserError("--set changes fields of a recipe, and --model names a run: leave one of them out")
-    if find_run(Path(name)) is None:
+    if find_run(name) is None:
         raise UserError(f"{name} is neither a run nor a recipe; write a recipe for a checkpoint")
     model = load(name)
     return model.description, model.method
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,7 +4,8 @@ A file may give `base: NAME` and then only the fields that differ. The recipe.ya
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline import recipes
 from grainline.build import Description, method_config
-from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml
+from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml, require_trust, trusting
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -158,17 +159,22 @@ class Recipe(Config):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _one_tokenizer(self) -> "Recipe":
+    def _checked_names(self) -> "Recipe":
         if self.init_from and self.data.tokenizer:
             raise ValueError(
                 f"the tokenizer comes from {self.init_from}, with its weights: leave data.tokenizer out"
             )
+        for name, value in self.settings().items():
+            texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
+            if name != "train.log.wandb" and not all(map(str.strip, texts)):
+                raise ValueError(f"{name} is empty, as an unset shell variable is: give a value, or null")
         return self
 
     @property
     def description(self) -> Description:
         """The method and its checked config."""
-        return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
+        with trusting(self.method, self.model):  # `read_recipe` has refused what it may not name
+            return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
 
     def remarks(self) -> tuple[str, ...]:
         """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
@@ -190,10 +196,28 @@ class Recipe(Config):
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:
     """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
-    values = override(_whole(recipes.find(name), ()), changes)
-    recipe = parse(Recipe, values, f"recipe {name}")
-    config = method_config(recipe.method, recipe.model, f"recipe {name}", "model")
-    return recipe.model_copy(update={"model": config.model_dump(mode="json")})
+    with open_recipe(name, changes) as recipe:
+        return recipe
+
+
+@contextmanager
+def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe]:
+    """The recipe as `read_recipe` reads it. Inside the block, code that it names may be imported.
+
+    Not code that a file in the folder of a run names: a UserError, unless the changes name it too.
+    """
+    typed: list[Any] = [changes]
+    if isinstance(recipe, Recipe):
+        with trusting(recipe.model_dump()):
+            yield recipe
+        return
+    values, where = override(_whole(recipes.find(recipe), (), typed), list(changes)), f"recipe {recipe}"
+    with trusting(typed):
+        checked = parse(Recipe, values, where)
+        config = method_config(checked.method, checked.model, where, "model")
+        if (provider := checked.data.texts.phrases.provider).startswith("spacy:"):  # a pipeline is a package
+            require_trust(provider, f"{where}, field data.texts.phrases.provider")
+        yield checked.model_copy(update={"model": config.model_dump(mode="json")})
 
 
 SHORT_NAMES = {
@@ -226,14 +250,13 @@ def write_recipe(path: Path, recipe: Recipe) -> None:
     write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
 
 
-def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
-    """The recipe with the digests of its descriptions, and the descriptions; None if it names none.
+def with_descriptions(data: DataConfig) -> tuple[DataConfig, Descriptions | None]:
+    """The data of a recipe with the digests of their descriptions, and these; None if it names none.
 
-    Raises UserError if the recipe already has other digests.
+    Raises UserError if it already has other digests.
     """
-    data = recipe.data
     if not data.descriptions and not data.descriptions_sha256:
-        return recipe, None
+        return data, None
     if not data.descriptions:
         raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
     descriptions = Descriptions(data.descriptions)
@@ -242,8 +265,7 @@ def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
             f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
             "give the file that the recipe was written with, or leave the digest out"
         )
-    digested = data.model_copy(update={"descriptions_sha256": descriptions.sha256})
-    return recipe.model_copy(update={"data": digested}), descriptions
+    return data.model_copy(update={"descriptions_sha256": descriptions.sha256}), descriptions
 
 
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
@@ -254,17 +276,20 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
     Raises UserError for missing descriptions, and for descriptions that the method does not read.
     """
     descriptions = Descriptions(names) if names else None
-    run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
+    run = find_run(path) if model.method.reads_descriptions and not names else None
     if run is not None and (run[0] / "recipe.yaml").is_file():
-        descriptions = with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
+        where = run[0] / "recipe.yaml"  # of which this part is read alone: it imports nothing
+        data = parse(DataConfig, read_yaml(where).get("data", {}), str(where), "data")
+        descriptions = with_descriptions(data)[1]
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _whole(path: Path, above: tuple[Path, ...], typed: list[Any] | None = None) -> dict[str, Any]:
     """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
     above  the recipes that have this one as a base, in order
+    typed  gets the values of files that are the user's own: no model.json lies beside them
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
@@ -272,6 +297,8 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
             f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
         )
     values = read_yaml(path)
+    if typed is not None and not (path.resolve().parent / "model.json").exists():
+        typed.append(values)
     if "base" not in values:
         return values
     base = values.pop("base")
@@ -282,4 +309,4 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         below = recipes.find(place)
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
-    return deep_merge(_whole(below, chain), values)
+    return deep_merge(_whole(below, chain, typed), values)

@@ -75,7 +75,7 @@ class Validator:
     def final(self, out: Path) -> Evaluation | None:
         """The last result; of a run that was resumed after its end, that of the weights in its folder."""
         if self.last is None:
-            self(load(out, trust_code=True).method)
+            self(load(out).method)
         return self.last
 
 

@@ -14,7 +14,7 @@ from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
-from grainline.errors import UserError
+from grainline.errors import UserError, path_of
 from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
@@ -37,7 +37,7 @@ from grainline.training.inputs import (
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
 from grainline.training.precompute import make_crop
-from grainline.training.recipe import Recipe, read_recipe, with_descriptions
+from grainline.training.recipe import Recipe, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
@@ -75,21 +75,22 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     holds something else; before a step is logged the folder then stays as it was, or is not there. Raises
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
+    out = path_of(out, "the folder of the run")
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
         raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
-    if not isinstance(recipe, Recipe):
-        recipe = read_recipe(str(recipe), changes)
-    if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
-    return _run(recipe, Path(out), resume, checkpoint, tuple(several))
+    with open_recipe(recipe if isinstance(recipe, Recipe) else str(recipe), changes) as opened:
+        if not opened.data.paths:
+            raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+        return _run(opened, out, resume, checkpoint, tuple(several))
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
-    recipe, descriptions = with_descriptions(recipe)
+    data, descriptions = with_descriptions(recipe.data)
+    recipe = recipe.model_copy(update={"data": data})
     recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
     with process_group() as device, spare_core(device), run_folder(recipe, out, resume):

@@ -1,20 +1,17 @@
-"""Files as bytes, text and JSON. Only regular files are read.
+"""Files as text and JSON. Only regular files are read (`system.regular`)."""
 
-Named pipes and devices, which may have no end, are refused before they are opened.
-"""
-
-import errno
+import io
 import json
 import math
-import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from grainline.errors import UserError
+from grainline.system import open_regular
+from grainline.system import read_plain as read_plain
+from grainline.system import regular as regular
 
 HELP = "see docs/data.md"
 
@@ -24,23 +21,7 @@ def data_error(message: str) -> UserError:
     return UserError(f"{message}; {HELP}")
 
 
-MAX_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
 _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
-
-
-def regular(path: str | Path) -> int:
-    """The size of a regular file in bytes. Raises OSError, also for a pipe, a device and a folder."""
-    state = os.stat(path)
-    if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return state.st_size
-
-
-def read_plain(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file. Raises OSError, also for one of more than `max_bytes`."""
-    if regular(path) > max_bytes:
-        raise OSError(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
-    return Path(path).read_bytes()
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
@@ -129,8 +110,7 @@ def elements(path: str) -> Iterator[Any]:
     """
     number = 0
     try:
-        regular(path)
-        with open(path, encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
             text, at = file.read(PIECE), 0
             while True:
                 try:

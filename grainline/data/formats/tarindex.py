@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.plain import data_error, regular
-from grainline.system import read_at
+from grainline.system import read_at, read_plain
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
 # its global header that names are percent-quoted as in URLs, so that any key can be restored.
@@ -306,7 +306,7 @@ def _cache_file(path: str) -> Path | None:
 def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
     """The shard as it was written, or None: no file, another tar, another version, a single wrong bit."""
     try:
-        seal, _, body = cache.read_bytes().partition(b"\n")
+        seal, _, body = read_plain(cache).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != seal:
             return None
         version, *fields = json.loads(body)

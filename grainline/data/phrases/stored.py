@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from grainline.data.formats.plain import regular
 from grainline.data.phrases.patterns import Kind, Phrase
 from grainline.errors import UserError
 from grainline.files import reason
+from grainline.system import open_regular
 
 FORMAT = "phrases 1"
 AGAIN = "make it again with `grainline data phrases`"
@@ -82,8 +82,7 @@ class StoredPhrases:
 def read_header(path: Path) -> dict[str, Any]:
     """The first line of a file of phrases; UserError where there is none."""
     try:
-        regular(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = json.loads(file.readline())
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}; {AGAIN}") from None

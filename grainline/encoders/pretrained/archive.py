@@ -20,6 +20,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.files import Unpickler
+from grainline.system import regular
 
 _DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 _STORAGES = ["Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool"]
@@ -45,6 +46,7 @@ def read_tensors(path: Path) -> Stored:
     UserError where it holds anything else.
     """
     try:
+        regular(path)
         if path.suffix == ".safetensors":
             return _state_dict(load_file(path), path)
         if _is_script(path):

@@ -199,7 +199,7 @@ class _Content(NamedTuple):
 def _home(model: str) -> Path | None:
     """The folder of the run of a path; None where there is none, or one without a recipe."""
     try:
-        run = find_run(Path(model))
+        run = find_run(model)
     except UserError:
         return None
     return run[0] if run is not None and (run[0] / RECIPE).is_file() else None
@@ -225,7 +225,7 @@ def _pretrained(values: Any) -> Iterator[str]:
 
 def _opened(one: Named, size: int) -> Source:
     try:
-        return open_source(one.path, images=one.images, size=size, trust_code=False)
+        return open_source(one.path, images=one.images, size=size)
     except UserError as error:
         raise UserError(
             f"the training data of {one.run} cannot be opened, so they cannot be compared with the test data"
