@@ -1140,7 +1140,7 @@ REGIONS = [
           "(ends / step).clamp(min=0)", "(ends > 0).to(ends.dtype)"),
     Fault("evaluation/suites/regions.py", "tests/test_regions.py",
           "the mean over a box is not divided by its pixels",
-          "(share / share.sum())", "share"),
+          "(inside / inside.sum())", "inside"),
     Fault("data/benchmarks/fgovd.py", "tests/test_regions.py", "two right texts of a line pass",
           "pos_expression: tuple[Text]", "pos_expression: tuple[Text, ...]"),
     Fault("evaluation/suites/fgovd.py", "tests/test_regions.py", "a tie of a region is right",
