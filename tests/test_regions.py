@@ -43,7 +43,7 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.evaluation.suites.regions import BoxTokens, PooledRegions
+from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, SentenceScore, look
@@ -381,15 +381,15 @@ def test_the_text_of_a_box_chooses_among_the_segments_in_it() -> None:
     """Two texts read two halves of a box: a mean of both would say the same of either."""
     torch.manual_seed(0)
     pool: Any = segmented_model("caft").method.pool
-    box = BoxTokens(torch.randn(2, 16), torch.ones(2))
+    tokens, ones = torch.randn(2, 16), torch.ones(2)
     texts = Encoded(
         torch.randn(3, 16), 9 * torch.randn(3, 1, 16), torch.ones(3, 1).bool(), *torch.zeros(2, 3)
     )
-    together = PooledRegions(pool).score_box(box, texts)
-    alone = PooledRegions(pool).score_box(BoxTokens(box.vector.mean(0)[None], torch.ones(1)), texts)
+    together = PooledRegions(pool).score_box((tokens, ones), texts)
+    alone = PooledRegions(pool).score_box((tokens.mean(0)[None], ones[:1]), texts)
     assert not torch.allclose(together, alone, atol=1e-3)
-    less = PooledRegions(pool).score_box(BoxTokens(box.vector, torch.tensor([1.0, 1e-9])), texts)
-    one = PooledRegions(pool).score_box(BoxTokens(box.vector[:1], torch.ones(1)), texts)
+    less = PooledRegions(pool).score_box((tokens, torch.tensor([1.0, 1e-9])), texts)
+    one = PooledRegions(pool).score_box((tokens[:1], ones[:1]), texts)
     torch.testing.assert_close(less, one)
 
 

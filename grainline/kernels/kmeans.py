@@ -8,8 +8,8 @@
 
 A lane of `assign` is a column of pixels of a cell. It walks down the cell and holds nine centres and nine
 sums in registers; only at the end lanes are added up. A choice needs centres that depend on all cells around,
-so a step is two launches. No two programs add to one number, and where lanes do, it is a smallest or a count
-of integers: the bits are the same in each run.
+so a step is two launches. No two programs add to one number, and lanes add integers alone: the bits are the
+same in each run.
 
 Numbers of cells stand in planes [number, cells]; cells = images * G * G, G cells along a side of S pixels.
 """
@@ -26,6 +26,7 @@ from grainline.kernels.launch import FUSION
 
 BLOCK = 128  # cells of a program that moves centres
 MOVE = {"num_warps": 4, **FUSION}
+PIXELS, CONNECT = 2048, {"num_warps": 8, **FUSION}  # at a time, of a program that connects superpixels
 
 
 @triton.jit
@@ -232,27 +233,15 @@ def _beside(at, a: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def _neighbour(label, at, S: tl.constexpr, C: tl.constexpr):
-    return 3 * (label // (S // C) - at // S // C + 1) + label % (S // C) - at % S // C + 1
-
-
-@triton.jit
 def _pieces(label, state, count, best, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """state: the neighbour, 0 to 8, of pixels in the largest piece of their superpixel, else -1
+    """state: from a pixel's number to its neighbour, 0 to 8, in the largest piece; elsewhere -1 - neighbour
 
-    Before that, it is the lowest pixel of its piece that a pixel knows: by those beside, or by that one.
-    count and best begin at 0: the pixels of a piece, and the rank of the largest piece of a superpixel.
+    Before, it is the lowest pixel of its piece that a pixel knows: by those beside, or by that one. At first
+    count and best are 0: the pixels of a piece, and the rank of the largest piece of a superpixel.
     """
     n, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    label, state, count, best = (
-        label + n * S * S,
-        state + n * S * S,
-        count + n * S * S,
-        best + n * (S // C) * (S // C),
-    )
-    for start in range(0, S * S, BLOCK):
-        at = start + lane
-        tl.store(state + at, at, mask=at < S * S)
+    label, state, count = label + n * S * S, state + n * S * S, count + n * S * S
+    best += n * (S // C) * (S // C)
     changed = tl.max((lane >= 0).to(tl.int32), 0)
     while changed > 0:
         tl.debug_barrier()
@@ -272,10 +261,7 @@ def _pieces(label, state, count, best, S: tl.constexpr, C: tl.constexpr, BLOCK: 
             moved = tl.where(less, 1, moved)
         changed = tl.max(moved, 0)
     one = tl.full([BLOCK], 1, tl.int32)
-    for start in range(0, S * S, BLOCK):
-        first = tl.load(state + start + lane, mask=start + lane < S * S, other=0)
-        tl.atomic_add(count + first, one, mask=start + lane < S * S, sem="relaxed")
-    for phase in tl.static_range(2):
+    for phase in tl.static_range(3):
         tl.debug_barrier()
         for start in range(0, S * S, BLOCK):
             at = start + lane
@@ -283,18 +269,19 @@ def _pieces(label, state, count, best, S: tl.constexpr, C: tl.constexpr, BLOCK: 
             own, first = tl.load(label + at, mask=real, other=0), tl.load(state + at, mask=real, other=0)
             rank = tl.load(count + first).to(tl.int64) * (S * S) + (S * S - first)
             if phase == 0:
+                tl.atomic_add(count + first, one, mask=real, sem="relaxed")
+            elif phase == 1:
                 tl.atomic_max(best + own, rank, mask=real, sem="relaxed")
             else:
-                stays = rank == tl.load(best + own)
-                tl.store(state + at, tl.where(stays, _neighbour(own, at, S, C), -1).to(tl.int32), mask=real)
+                row, column = own // (S // C) - at // S // C, own % (S // C) - at % S // C
+                code = (3 * row + column + 4).to(tl.int32)
+                tl.store(state + at, tl.where(rank == tl.load(best + own), code, -1 - code), mask=real)
 
 
 @triton.jit
 def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """label: after all have joined; fit: the association, in its place
-
-    What joins in ring r takes 16 r + its neighbour as state, so that a ring sees the earlier ones alone.
-    """
+    """Labels when all have joined, and the association in place of fits. What joins in ring r takes 16 r +
+    its neighbour as state, so that a ring sees the earlier ones alone."""
     n, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     label, state, fit = label + n * S * S, state + n * S * S, fit + n * 9 * S * S
     changed = tl.max((lane >= 0).to(tl.int32), 0)
@@ -311,9 +298,8 @@ def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constex
                 code = tl.load(state + y * S + x, mask=near & alone, other=-1)
                 down = y // C + code % 16 // 3 - at // S // C
                 across = x // C + code % 16 % 3 - at % S // C
-                there = (
-                    (code >= 0) & (code < 16 * ring) & (down >= 0) & (down < 3) & (across >= 0) & (across < 3)
-                )
+                there = (code >= 0) & (code < 16 * ring) & (down >= 0) & (down < 3)
+                there = there & (across >= 0) & (across < 3)
                 own = tl.where(there, 3 * down + across, 9)
                 value = tl.load(fit + own * (S * S) + at, mask=there, other=float("-inf"))
                 better = there & ((value > best) | ((value == best) & (own < pick)))
@@ -326,21 +312,19 @@ def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constex
     for start in range(0, S * S, BLOCK):
         at = start + lane
         real = at < S * S
-        code, own = tl.load(state + at, mask=real, other=0), tl.load(label + at, mask=real, other=0)
-        code = tl.where(code < 0, _neighbour(own, at, S, C).to(tl.int32), code % 16)
+        code = tl.load(state + at, mask=real, other=0)
+        code = tl.where(code < 0, -1 - code, code % 16)
         row, column = at // S // C + code // 3 - 1, at % S // C + code % 3 - 1
         tl.store(label + at, row * (S // C) + column, mask=real)
         for a in tl.static_range(9):
             tl.store(fit + a * S * S + at, tl.where(code == a, 1.0, 0.0), mask=real)
 
 
-PIXELS, CONNECT = 2048, {"num_warps": 8, **FUSION}  # of a program at a time; launch settings
-
-
 def connect(label: Tensor, fit: Tensor, cell: int) -> None:
     """As `nn.superpixels.connected`, in place. fit becomes the association."""
     number, size, _ = label.shape
-    state, count = torch.empty_like(label, dtype=torch.int32), torch.zeros_like(label, dtype=torch.int32)
+    state = torch.arange(size**2, dtype=torch.int32, device=label.device).repeat(number)
+    count = torch.zeros_like(state)
     best = label.new_zeros(number, (size // cell) ** 2)
     sizes: dict[str, Any] = {"S": size, "C": cell, "BLOCK": PIXELS, **CONNECT}
     _pieces[(number,)](label, state, count, best, **sizes)

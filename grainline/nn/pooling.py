@@ -125,8 +125,7 @@ class ConditionedPool(nn.Module):
     def read(self, queries: Tensor, key_values: KeyValue, share: Tensor | None = None) -> Pooled:
         """queries [N, K, heads, d] of the texts of each image -> Pooled([N, K, D], [N, K, L + 1])
 
-        share  [N, L] in 0..1, how much of each segment is there, a factor of its exp(q . k[l] / sqrt(d));
-               None: all of it
+        share  [N, L] in 0..1, a factor of exp(q . k[l] / sqrt(d)): how much of a segment is there; None: all
 
         The weights are means over the heads, the empty slot last. Queries [1, K, heads, d] read every image.
         An image without real segments gives `to_out.bias`.

@@ -7,9 +7,8 @@ theirs: a tie is wrong.
 
 The feature of a region is the mean of the image tokens over its box, at length 1, and scores are cosines with
 the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), each part of a text
-pools the tokens in the box, of a segment as large a share as lies in it, and the score is the mean cosine of
-the parts with what they pool. The paper of CAFT does not say how it scores a box in its table 8; this is our
-reading.
+pools the tokens in the box, a segment as far as it lies there, and the score is the mean cosine of the parts
+with what they pool. CAFT's paper does not say how it scores a box in its table 8; this is our reading.
 """
 
 from collections.abc import Sequence

@@ -219,18 +219,12 @@ def region_scorer(model: Model) -> Scorer:
     return PooledRegions(pool)
 
 
-class BoxTokens(NamedTuple):
-    """The k image tokens that have pixels in a box."""
-
-    vector: Tensor  # [k, D]
-    share: Tensor  # [k] of the pixels of each that lie in the box, above 0
+BoxTokens = tuple[Tensor, Tensor]
+"""The k image tokens with pixels in a box [k, D], and the share of these in their pixels [k], above 0."""
 
 
 class PooledRegions(Cosine):
-    """Scores regions by what the parts of a text pool of the image tokens in a box.
-
-    A token whose pixels lie in the box in part is pooled in that part (`share` of `ConditionedPool.read`).
-    """
+    """Scores regions by what the parts of a text pool of the image tokens in a box."""
 
     pairwise = blockwise = True
 
@@ -240,17 +234,18 @@ class PooledRegions(Cosine):
     @torch.no_grad()
     def score_box(self, box: BoxTokens, texts: Encoded) -> Tensor:
         """The mean cosine of the parts of each text with what they pool: [M]; 0 without parts"""
-        number, parts, _ = texts.tokens.shape
         part = texts.tokens.flatten(0, 1)[None]
-        pooled = self.pool.read(self.pool.queries(part), self.pool.keys(box.vector[None]), box.share[None])
-        cosine = (unit(pooled.vector) * unit(part)).sum(-1).view(number, parts)
+        pooled = self.pool.read(self.pool.queries(part), self.pool.keys(box[0][None]), box[1][None]).vector
+        cosine = (unit(pooled) * unit(part)).sum(-1).view_as(texts.mask)
         return (cosine * texts.mask).sum(1) / texts.mask.sum(1).clamp(min=1)
 
+
+Grid = tuple[int, int] | None
 
 # Boxes [B, 4]: left, top, right, bottom in pixels.
 
 
-def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int) -> Tensor:
+def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> Tensor:
     """The mean of image tokens over each box: [B, D]. Raises UserError for NaN.
 
     boxes  in the square of `side` pixels that the model reads
@@ -271,21 +266,17 @@ def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int]
     return mean
 
 
-def box_tokens(
-    images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int
-) -> list[BoxTokens]:
+def box_tokens(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> list[BoxTokens]:
     """The image tokens in each box; arguments and errors are those of `box_means`, a patch has its cell."""
     out = [
-        BoxTokens(full(images.tokens[i, inside > 0]), (inside / whole)[inside > 0])
+        (full(images.tokens[i, inside > 0]), (inside / whole)[inside > 0])
         for i, inside, whole in _pixels(images, boxes, row, grid, side)
     ]
-    refuse_nan(sum(bool(box.vector.isnan().any()) for box in out), len(out))
+    refuse_nan(sum(bool(tokens.isnan().any()) for tokens, _ in out), len(out))
     return out
 
 
-def _pixels(
-    images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _pixels(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> Iterator[tuple[Any, ...]]:
     """For each box its image, and how many pixels of `places` each token has inside and in all: [L]"""
     places = images.places
     if grid is not None:
