@@ -24,7 +24,7 @@ def fingerprint(model: Any) -> str:
     for name, x in model.description.config.model_dump(mode="json").items():
         if isinstance(x, dict):
             own = {k: y for k, y in x.items() if k not in ("pretrained", "frozen_positions")}
-            config[name] = {k: y for k, y in own.items() if (k, y) not in LATER}
+            config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
         elif name != "pretrained":
             config[name] = x
     return _digest([model.description.method, config, model.tokenizer.to_json()], model.method)
@@ -45,7 +45,15 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
         facts["config"] = sides_of(side.architecture)["image"]
     if "superpixels" in facts:
         del facts["superpixels"]["checkpoint"]  # a path
-    return _digest(facts, encoder)[:16]
+    return _digest(_with_version(facts), encoder)[:16]
+
+
+def _with_version(side: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a side, with the version of its superpixels: by k-means they are in one piece since 2."""
+    superpixels = side.get("superpixels") or {}
+    return (
+        side | {"superpixels": superpixels | {"version": 2}} if superpixels.get("kind") == "kmeans" else side
+    )
 
 
 def _digest(facts: Any, module: nn.Module) -> str:

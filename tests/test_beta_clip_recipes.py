@@ -15,6 +15,7 @@ from runs import call, complaint, logged, recipe
 
 from grainline.loading import load
 from grainline.recipes import names
+from grainline.training.optim import Cosine, rate
 from grainline.training.recipe import read_recipe
 
 TABLE_8 = {  # which texts of other images are negatives, beside their captions
@@ -76,8 +77,14 @@ def test_presets(name: str) -> None:
         (0.9, 0.98),
         1e-8,
     )
-    assert optimizer.schedule.warmup == (6 if name == "official" else 61)
-    assert optimizer.rules[0].lr_factor == 100
+    warmup = 6 if name == "official" else 61
+    assert optimizer.schedule == Cosine(warmup=warmup, first=1e-4, final=0.01)
+    pool = Cosine(warmup=0, final=0.1) if name == "official" else Cosine(warmup=61, first=1e-6, final=0.1)
+    assert (optimizer.rules[0].lr_factor, optimizer.rules[0].schedule) == (100, pool)
+    if name == "paper":  # table 14: 1e-9 at first, 1e-5 and 1e-3 after a tenth of an epoch, 1e-4 at last
+        for one, base, last in ((optimizer.schedule, 1e-5, 1e-7), (pool, 1e-3, 1e-4)):
+            rates = [base * rate(one, step, 6070) for step in (0, 61, 6070)]
+            assert rates == pytest.approx([1e-9, base, last])
     crop = recipe.data.crop
     assert crop is not None
     assert (crop.scale, crop.flip, crop.jitter) == ((0.5, 1.0), False, 0.0)

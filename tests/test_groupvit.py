@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from checkpoints import images, tokenizer, whole
 from make import TINY
 from make import batch as small_batch
 from PIL import Image
+from runs import call
 from torch import nn
 from tuning import method
 
@@ -19,6 +21,7 @@ from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import Box, EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
+from grainline.evaluation.result import read
 from grainline.evaluation.show_panels import Photo, segment_panels
 from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
@@ -239,3 +242,21 @@ def test_heat_of_a_model_is_drawn_over_groups(saved: tuple[Path, Any]) -> None:
     heat = model.heat(image, ["a red dog"])
     assert heat.shape == (1, 16, 16)
     assert 1 <= len(heat.unique()) <= 3
+
+
+@pytest.mark.parametrize(("name", "more"), [("groupvit", []), ("clip", ["--patches", "values"])])
+@pytest.mark.parametrize("suite", ["referring", "probes"])
+def test_checkpoints_are_the_baselines_of_papers_with_whole_images(
+    name: str, more: list[str], suite: str, tmp_path: Path
+) -> None:
+    """Table 2 of CAFT and tables 1 and 2 of the Text Group Transformer have such rows."""
+    whole(name, tmp_path)
+    squash = ["--set", "resize=squash"] if suite == "probes" else []  # the other always presses images
+    data = ["--data", "scenes:dev?count=3&size=32", "--suite", suite, *squash, "--json", tmp_path / "r.json"]
+    assert call("evaluate", tmp_path, *more, *data) == 0
+    result = read(tmp_path / "r.json")
+    assert result.settings["method"] == "clip"
+    if suite == "referring":
+        pixels = np.array([result.queries["scores"][field] for field in ("intersection", "union")])
+        assert (pixels[1] > 0).all()
+        assert len(np.unique(pixels[0] / pixels[1])) > 2, "maps differ"

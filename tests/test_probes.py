@@ -25,6 +25,7 @@ from grainline.data.benchmarks.contests import (
     Valse,
     origins,
 )
+from grainline.data.decode import decode
 from grainline.data.formats.joined import Joined, remarks
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
@@ -33,7 +34,8 @@ from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
-from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesSuite
+from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesOptions, ProbesSuite
+from grainline.loading import load
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 
@@ -562,13 +564,35 @@ def test_the_command_measures_benchmarks_together_and_names_the_images(
     assert "difference" in capsys.readouterr().out
 
 
+def test_whole_images_are_pressed_into_the_square_where_the_option_says_so(
+    model: Path, tmp_path: Path
+) -> None:
+    """The paper of the Text Group Transformer resizes images so, for GroupViT too."""
+    data = f"{foil_coco(tmp_path)}?images={tmp_path / 'coco'}"
+    noise = np.random.default_rng(0).integers(0, 256, (3, 12, 40, 3), np.uint8)
+    for path, pixels in zip(sorted((tmp_path / "coco").rglob("*.jpg")), noise, strict=True):
+        Image.fromarray(pixels).save(path, "png")
+    ask, page = ["evaluate", model, "--suite", "probes", "--data", data], tmp_path / "r.html"
+    assert call(*ask, "--set", "resize=squash", "--json", tmp_path / "r.json", "--html", page) == 0
+    assert read(tmp_path / "r.json").settings["options"] == {"resize": "squash"}
+    assert "pressed into a square" in page.read_text()
+    loaded, source = load(str(model)), open_source(data)
+    images = [decode(record) for record in source]
+    for how, reader in (("model", loaded), ("squash", loaded.pressed())):
+        found = ProbesSuite(ProbesOptions(resize=how)).encode(loaded, source).images.vector
+        torch.testing.assert_close(found, reader.encode(images=images).vector)
+    assert not torch.allclose(found, loaded.encode(images=images).vector)
+
+
 def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
     ask = ["evaluate", model, "--suite", "probes", "--data"]
     assert "none of the 5 images of" in complaint(capsys, *ask, sugarcrepe(tmp_path))
     said = complaint(capsys, *ask, "scenes:dev?count=2", "--captions", "each")
     assert said.endswith("--captions is 'each'; probes reads foils and their captions; allowed: whole")
     said = complaint(capsys, *ask, "scenes:dev?count=2", "--set", "protocol=coco-1k")
-    assert "--suite probes has no options" in said
+    assert "unknown field 'protocol'" in said
+    said = complaint(capsys, *ask, "scenes:dev?count=2", "--set", "resize=crop")
+    assert said.endswith("field 'resize' is 'crop': it must be 'model' or 'squash'")
     painted(tmp_path / "bare", ["a.png"])
     (tmp_path / "bare" / "a.txt").write_text("A dog.")
     assert "no probes in" in complaint(capsys, *ask, tmp_path / "bare")

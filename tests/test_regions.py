@@ -1,6 +1,7 @@
 """Regions and their texts against loops in float64: files of FG-OVD, foils of scenes, boxes, the metrics."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
+from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, SentenceScore, look
@@ -50,6 +52,7 @@ from grainline.report.page import MissingImage
 from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
+from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
 
@@ -311,54 +314,83 @@ def segmented_model(method: str) -> Model:
     return tiny_model(method, values=SEGMENTS, changes=["image.superpixels.iterations=1", *own])
 
 
-def segment_mean(tokens: np.ndarray, places: np.ndarray, box: Sequence[float], side: int) -> np.ndarray:
-    """The mean over a fine lattice of points of the box of the token whose segment is there."""
+def segment_points(places: np.ndarray, number: int, box: Sequence[float], side: int) -> np.ndarray:
+    """The points of a fine lattice over the box in each segment."""
     fine = 16
-    total, number = np.zeros(tokens.shape[1]), 0
+    points = np.zeros(number)
     step = side / len(places) / fine
     for y in np.arange(step / 2, side, step):
         for x in np.arange(step / 2, side, step):
             if box[0] <= x < box[2] and box[1] <= y < box[3]:
-                total += tokens[places[int(y * len(places) / side), int(x * len(places) / side)]]
-                number += 1
-    return total / number
+                points[places[int(y * len(places) / side), int(x * len(places) / side)]] += 1
+    return points
 
 
-@pytest.mark.parametrize("method", ["caft", "flair"])
-def test_segments_are_scored_by_their_mean_over_the_pixels_of_a_box(method: str, tmp_path: Path) -> None:
+def slow_pool(pool: Any, part: torch.Tensor, tokens: torch.Tensor, share: list[float]) -> torch.Tensor:
+    """What a part of a text [D] pools of tokens [L, D] that are there in part, head by head."""
+    query = pool.to_query(pool.norm_query(part)).chunk(pool.heads)
+    keys, values = pool.to_key(pool.norm_key(tokens)), pool.to_value(pool.norm_value(tokens))
+    out = []
+    for head, q in enumerate(query):
+        key, value = (x.chunk(pool.heads, -1)[head] for x in (keys, values))
+        weight = [s * math.exp(float(k @ q) / len(q) ** 0.5) for k, s in zip(key, share, strict=True)]
+        out.append(sum(w * v for w, v in zip(weight, value, strict=True)) / (1 + sum(weight)))
+    return pool.to_out(torch.cat(out))
+
+
+@pytest.mark.parametrize("method", ["caft", "flair", "caft on patches"])
+@torch.no_grad()
+def test_segments_are_scored_by_their_pixels_in_a_box(method: str, tmp_path: Path) -> None:
     boxes = [
         ("a.png", (15.0, 0.0, 30.0, 20.0)),
         ("b.png", (3.75, 10.0, 15.0, 7.5)),
         ("c.png", (7.5, 5.0, 45.0, 30.0)),
     ]
-    model, source = segmented_model(method), opened(tmp_path, boxes)
+    name, *patches = method.split(" on ")
+    model = (
+        tiny_model(name, changes=["heads=2", "composer.depth=1", "composer.heads=2"])
+        if patches
+        else segmented_model(name)
+    )
+    source = opened(tmp_path, boxes)
     data, result = measure(model, source)
-    regions = data.collected["fg-ovd"]
-    assert model.method.grid is None
-    pressed = model.pressed()
-    images = pressed.encode(images=[decode(record) for record in source])
-    assert images.places is not None
+    regions, side, pool = data.collected["fg-ovd"], model.method.size, getattr(model.method, "pool", None)
+    assert (model.method.grid is None) == (not patches)
+    images = model.pressed().encode(images=[decode(record) for record in source])
+    scores, number = question_scores(regions), images.tokens.shape[1]
     for i, of in enumerate(regions.image.tolist()):
-        wanted = segment_mean(
-            images.tokens[of].numpy(), images.places[of].numpy(), regions.box[i].tolist(), model.method.size
-        )
-        got = regions.vector[i].numpy()
-        scale = 1.0 if not model.method.tokens_in_text_space else np.linalg.norm(wanted)
-        np.testing.assert_allclose(got, wanted / scale, atol=2e-5)
-    assert all(np.isfinite(one.numpy()).all() for one in question_scores(regions))
-    if model.method.tokens_in_text_space:
-        return
-    pool: Any = model.method.pool
-    for question, scores in zip(regions.questions, question_scores(regions), strict=True):
+        grid = model.method.grid
+        places = np.arange(grid[0] * grid[1]).reshape(grid) if grid else images.places[of].numpy()  # type: ignore[index]
+        inside = segment_points(places, number, regions.box[i].tolist(), side)
+        if model.method.tokens_in_text_space:
+            wanted = inside @ images.tokens[of].numpy() / inside.sum()
+            np.testing.assert_allclose(regions.vector[i].numpy(), wanted / np.linalg.norm(wanted), atol=2e-5)
+            continue
+        whole = segment_points(places, number, (0, 0, side, side), side)
+        share = (inside / np.maximum(whole, 1)).tolist()
+        question = next(q for q in regions.questions if q.region == i)
         texts = model.encode(texts=[regions.texts.strings[t] for t in question.texts])
-        token = regions.vector[question.region][None, None]
-        for j in range(len(question.texts)):
+        for j, score in enumerate(scores[regions.questions.index(question)].tolist()):
             parts = texts.tokens[j][texts.mask[j]]
-            with torch.no_grad():
-                seen = pool(parts[None], token, torch.ones(1, 1).bool())[0][0]
-            cosines = torch.cosine_similarity(seen, parts, dim=-1)
-            assert float(scores[j]) == pytest.approx(float(cosines.sum()) / model.method.parts, abs=1e-5)
+            seen = torch.stack([slow_pool(pool, p, images.tokens[of], share) for p in parts])
+            assert score == pytest.approx(float(torch.cosine_similarity(seen, parts).mean()), abs=1e-5)
     assert result.metric("accuracy").queries == len(boxes)
+
+
+def test_the_text_of_a_box_chooses_among_the_segments_in_it() -> None:
+    """Two texts read two halves of a box: a mean of both would say the same of either."""
+    torch.manual_seed(0)
+    pool: Any = segmented_model("caft").method.pool
+    tokens, ones = torch.randn(2, 16), torch.ones(2)
+    texts = Encoded(
+        torch.randn(3, 16), 9 * torch.randn(3, 1, 16), torch.ones(3, 1).bool(), *torch.zeros(2, 3)
+    )
+    together = PooledRegions(pool).score_box((tokens, ones), texts)
+    alone = PooledRegions(pool).score_box((tokens.mean(0)[None], ones[:1]), texts)
+    assert not torch.allclose(together, alone, atol=1e-3)
+    less = PooledRegions(pool).score_box((tokens, torch.tensor([1.0, 1e-9])), texts)
+    one = PooledRegions(pool).score_box((tokens[:1], ones[:1]), texts)
+    torch.testing.assert_close(less, one)
 
 
 def test_a_clip_is_measured_by_the_values_of_its_patches_without_training(tmp_path: Path) -> None:

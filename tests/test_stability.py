@@ -429,7 +429,7 @@ def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--suite", "probes", "--set", "noise_seed=0"], "--suite probes has no options"),
+        (["--suite", "cola", "--set", "noise_seed=0"], "--suite cola has no options"),
         (["--suite", "stability", "--captions", "each"], "reads one text an image; allowed: whole, first"),
         (["--suite", "stability", "--set", "noise_seed=-1"], "must be 0 or more"),
     ],

@@ -232,8 +232,7 @@ def _result(out: Path, resumed: int) -> Written:
 
 
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
-# uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`. Those of version 1 by k-means were
-# not connected.
+# uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
 SUPERPIXELS = Kind("superpixels", "superpixels 2", "neighbours.npy", np.uint8)
 

@@ -122,13 +122,17 @@ class ConditionedPool(nn.Module):
         )
         return KeyValue(key, value, mask)
 
-    def read(self, queries: Tensor, key_values: KeyValue) -> Pooled:
+    def read(self, queries: Tensor, key_values: KeyValue, share: Tensor | None = None) -> Pooled:
         """queries [N, K, heads, d] of the texts of each image -> Pooled([N, K, D], [N, K, L + 1])
+
+        share  [N, L] in 0..1, a factor of exp(q . k[l] / sqrt(d)): how much of a segment is there; None: all
 
         The weights are means over the heads, the empty slot last. Queries [1, K, heads, d] read every image.
         An image without real segments gives `to_out.bias`.
         """
         fit = full(queries.transpose(1, 2) @ key_values.key.transpose(-1, -2))  # [N, heads, K, L]
+        if share is not None:
+            fit = fit + share.log()[:, None, None]
         if key_values.mask is not None:
             fit = fit.masked_fill(~key_values.mask[:, None, None], -torch.inf)
         weight = F.pad(fit, (0, 1)).softmax(-1)  # [N, heads, K, L + 1]

@@ -178,8 +178,8 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
 
     A pixel is [L, a, b, s*y, s*x] with s = compactness / cell, relative to the middle of its cell, so that
     float32 is enough; distances are squared. It chooses among the nine centres around it, the lower number of
-    equal ones. Centres begin at the mean colour and the middle of their cell; without pixels they stay. After
-    the last choice `connected` makes one piece of each superpixel.
+    equal ones; at last pieces are joined (`connected`). Centres begin at the mean colour and the middle of
+    their cell; without pixels they stay.
     """
     size = pixels.shape[-1]
     fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
@@ -238,23 +238,19 @@ def connected(label: Tensor, fit: Tensor, cell: int) -> Tensor:
     side, a superpixel among their nine neighbours; of several the one that fits best, of equal ones the lower
     number. Pixels that no such superpixel reaches keep their label. The host waits for the device.
     """
-    if not label.numel():
-        return label.clone()
     size, grid = label.shape[-1], label.shape[-1] // cell
     out = F.pad(label.masked_fill(~_largest(label, grid**2), -1), (1, 1, 1, 1), value=-1)  # a rim of no label
     image, y, x = (out[:, 1:-1, 1:-1] < 0).nonzero().unbind(1)
     row, column, pixel = y // cell - 1, x // cell - 1, image * 9 * size**2 + y * size + x
     home, out = (image * (size + 2) + y + 1) * (size + 2) + x + 1, out.flatten()
-    steps, left = (
-        torch.tensor([-size - 2, -1, 1, size + 2], device=label.device),
-        torch.arange(len(home), device=label.device),
-    )
+    steps = torch.tensor([[-size - 2], [-1], [1], [size + 2]], device=label.device)
+    left, fit = torch.arange(len(home), device=label.device), fit.flatten()
     while len(left):
-        near = out[home[left] + steps[:, None]]  # [4, left]
+        near = out[home[left] + steps]  # [4, left]
         down, across = near // grid - row[left], near % grid - column[left]
         there = (near >= 0) & (down >= 0) & (down < 3) & (across >= 0) & (across < 3)
         neighbour = torch.where(there, 3 * down + across, 0)
-        value = fit.flatten()[pixel[left] + neighbour * size**2].masked_fill(~there, -torch.inf)
+        value = fit[pixel[left] + neighbour * size**2].masked_fill(~there, -torch.inf)
         near = torch.where(there & (value == value.amax(0)), near, grid**2).amin(0)
         joins = near < grid**2
         if not joins.any():
@@ -265,9 +261,7 @@ def connected(label: Tensor, fit: Tensor, cell: int) -> Tensor:
     return torch.where(out < 0, label, out)
 
 
-@connected.register_fake
-def _(label: Tensor, fit: Tensor, cell: int) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(label)
+connected.register_fake(lambda label, *_: torch.empty_like(label))
 
 
 def _largest(label: Tensor, number: int) -> Tensor:
@@ -279,16 +273,15 @@ def _largest(label: Tensor, number: int) -> Tensor:
     begins[..., 1:] = label[..., 1:] != label[..., :-1]
     run = (begins.flatten().cumsum(0) - 1).view_as(label)
     touch = (label[:, 1:] == label[:, :-1]) & (begins[:, 1:] | begins[:, :-1])
-    above, below = run[:, :-1][touch], run[:, 1:][touch]
+    edges = torch.stack([run[:, :-1][touch], run[:, 1:][touch]])
     image, y, x = begins.nonzero().unbind(1)
     first = torch.arange(len(image), device=label.device)
-    while len(above):
-        first.scatter_reduce_(0, torch.maximum(above, below), torch.minimum(above, below), "amin")
+    while edges.numel():
+        first.scatter_reduce_(0, edges.amax(0), edges.amin(0), "amin")
         while not torch.equal(first, further := first[first]):
             first = further
-        above, below = first[above], first[below]
-        differ = above != below
-        above, below = above[differ], below[differ]
+        edges = first[edges]
+        edges = edges[:, edges[0] != edges[1]]
     runs = torch.arange(len(image), device=label.device)
     pixels = torch.zeros_like(runs).scatter_add_(0, first, torch.bincount(run.flatten()))
     rank, owner = pixels * len(runs) - runs, image * number + label[image, y, x]

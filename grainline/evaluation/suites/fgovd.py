@@ -6,9 +6,9 @@ here. A question is a region with one right text and its foils of one difficulty
 theirs: a tie is wrong.
 
 The feature of a region is the mean of the image tokens over its box, at length 1, and scores are cosines with
-the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), the mean is one token
-that each text pools, or ignores, and the score is the mean cosine of the parts of the text with what they
-pool. The paper of CAFT does not say how it scores a box in its table 8; this is our reading.
+the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), each part of a text
+pools the tokens in the box, a segment as far as it lies there, and the score is the mean cosine of the parts
+with what they pool. CAFT's paper does not say how it scores a box in its table 8; this is our reading.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,12 @@ from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
 from grainline.evaluation.suites.regions import (
+    BoxTokens,
+    PooledRegions,
     RegionCollector,
     RegionSuite,
     box_means,
+    box_tokens,
     region_queries,
     region_scorer,
 )
@@ -68,7 +71,8 @@ class Regions(NamedTuple):
 
     image: Tensor  # [R] int64, row of the image
     box: Tensor  # [R, 4] float32, left, top, right, bottom in pixels of the square that the model sees
-    vector: Tensor  # [R, D] of unit length where the scorer compares vectors
+    vector: Tensor  # [R, D] the mean of its tokens, at length 1; [0, D] where texts pool tokens
+    tokens: tuple[BoxTokens, ...]  # of each region; none where vectors are compared
     same: tuple[int, ...]  # [N] the first image with the same content
     texts: Subtexts
     questions: tuple[Question, ...]
@@ -185,6 +189,7 @@ class FoilCollector(RegionCollector):
         self._image: list[int] = []  # of each region
         self._questions: list[Question] = []
         self._vectors: list[Tensor] = []  # of the regions of each batch
+        self._tokens: list[BoxTokens] = []  # of each region
         self._images = 0  # whose regions are pooled
         self._counts = dict.fromkeys(NOTES, 0)
 
@@ -201,13 +206,15 @@ class FoilCollector(RegionCollector):
         super().add(sample)
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        start, device = sum(map(len, self._vectors)), images.tokens.device
+        start, device = sum(map(len, self._vectors)) + len(self._tokens), images.tokens.device
         box = torch.tensor(self._box[start:], device=device).view(-1, 4)
         row = torch.tensor(self._image[start:], device=device, dtype=torch.int64) - self._images
         self._images += len(images.vector)
         grid = None if self.method.segmented else self.method.grid
-        mean = box_means(images, box, row, grid, self.method.size)
-        self._vectors.append(mean if self._scorer.pairwise else F.normalize(mean, dim=-1))
+        if self._scorer.pairwise:
+            self._tokens += box_tokens(images, box, row, grid, self.method.size)
+        else:
+            self._vectors.append(F.normalize(box_means(images, box, row, grid, self.method.size), dim=-1))
 
     def result(self, data: Encodings) -> Regions:
         """Raises UserError where there is no region to measure."""
@@ -219,8 +226,9 @@ class FoilCollector(RegionCollector):
         texts = self._queue.encoded()
         self.truncated = self._queue.cut_alike
         square = "squash" if self.model.transform.resize == "squash" else "crop"
+        vector = torch.cat(self._vectors or [torch.empty(0, 1)])
         return Regions(
-            torch.tensor(self._image), torch.tensor(self._box), torch.cat(self._vectors), tuple(self.same),
+            torch.tensor(self._image), torch.tensor(self._box), vector, tuple(self._tokens), tuple(self.same),
             texts, tuple(self._questions), self._counts, self._scorer, square,
         )  # fmt: skip
 
@@ -261,14 +269,20 @@ def question_scores(regions: Regions) -> list[Tensor]:
 
     Texts that the model reads alike score the same.
     """
+    if isinstance(regions.scorer, PooledRegions):
+        scores = []
+        for question in regions.questions:
+            place, back = regions.texts.row[list(question.texts)].unique(return_inverse=True)
+            texts = rows(regions.texts.texts, place.to(regions.texts.texts.vector.device))
+            scores.append(regions.scorer.score_box(regions.tokens[question.region], texts).cpu()[back])
+        return scores
     number = torch.tensor([len(question.texts) for question in regions.questions])
     region = torch.tensor([question.region for question in regions.questions]).repeat_interleave(number)
     place = torch.tensor([text for question in regions.questions for text in question.texts])
-    device, width = regions.vector.device, int(regions.scorer.pairwise)
+    vector, device = regions.vector, regions.vector.device
     texts = rows(regions.texts.texts, regions.texts.row[place].to(device))
-    vector, row = regions.vector, torch.arange(len(regions.vector), device=device)
-    token = vector[:, None, :][:, :width]  # a region is its one token where texts pool tokens
-    images = Encoded(vector, token, vector.new_ones(len(vector), width).bool(), row, row)
+    row = torch.arange(len(vector), device=device)
+    images = Encoded(vector, vector[:, None, :0], vector.new_ones(len(vector), 0).bool(), row, row)
     return list(pair_scores(regions.scorer, images, texts, region.to(device)).cpu().split(number.tolist()))
 
 

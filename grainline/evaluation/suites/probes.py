@@ -9,12 +9,14 @@ are measured together, `noun understanding` is the mean of subject, object and F
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from grainline.config import Config
 from grainline.data.benchmarks.contests import (
     FOIL_COCO,
     OBJECT,
@@ -33,7 +35,7 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
@@ -84,16 +86,28 @@ class Probes(NamedTuple):
     skipped: int = 0  # comparisons that lack an image which cannot be used
 
 
-class ProbesSuite(Suite[NoOptions]):
+class ProbesOptions(Config):
+    """Options of `probes`."""
+
+    resize: Literal["model", "squash"] = Field(
+        "model", description="model: images as the model sees them; squash presses whole ones into the square"
+    )
+
+
+class ProbesSuite(Suite[ProbesOptions]):
     """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
 
     name = "probes"
+    Options = ProbesOptions
     card = ("Protocol", "What was compared, for each benchmark")
     captions = ("whole",)
     reads = "foils and their captions"
     needs_text = False
     encodes_captions = False
     headline = (ALL, *(f"{ALL}, {name}" for name in CARDS), NOUNS)
+
+    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
+        return super().prepare(model.pressed() if self.options.resize == "squash" else model, source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
         return ProbeCollector(source, text_rows(model, settings.batch_size))
@@ -148,6 +162,7 @@ class ProbesSuite(Suite[NoOptions]):
         probes, data = self.collected(evaluation.data), evaluation.data
         right, wrong = probe_scores(evaluation.model.method, data.images, probes).cpu().numpy()
         images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
+        evaluation = evaluation._replace(model=self.prepare(evaluation.model, evaluation.source)[0])
 
         def case(i: int) -> Case:
             own, other = images[i].tolist()

@@ -6,7 +6,7 @@ each collector reads them while they are there.
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
 from grainline.methods.text_parts import PartPool
 from grainline.model import Model
-from grainline.nn.pooling import roi_align
+from grainline.nn.pooling import roi_align, unit
 from grainline.nn.upsample import unit_range as unit_range  # maps of regions are compared as 0 .. 1
 from grainline.types import Encoded, full, rows
 
@@ -202,7 +202,7 @@ def number_flat(maps: Tensor) -> int:
 
 
 def region_scorer(model: Model) -> Scorer:
-    """The scorer of regions, each the mean of its tokens, with texts.
+    """The scorer of regions with texts: cosines of mean tokens, or of what texts pool of the tokens.
 
     Raises UserError where image tokens have no places, or no loss makes them like texts.
     """
@@ -219,22 +219,33 @@ def region_scorer(model: Model) -> Scorer:
     return PooledRegions(pool)
 
 
+BoxTokens = tuple[Tensor, Tensor]
+"""The k image tokens with pixels in a box [k, D], and the share of these in their pixels [k], above 0."""
+
+
 class PooledRegions(Cosine):
-    """Scores regions that are one image token each, by what the parts of a text pool of it."""
+    """Scores regions by what the parts of a text pool of the image tokens in a box."""
 
     pairwise = blockwise = True
 
     def __init__(self, pool: PartPool) -> None:
         self.pool = pool
 
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.pool.cosines(images, texts)
+    @torch.no_grad()
+    def score_box(self, box: BoxTokens, texts: Encoded) -> Tensor:
+        """The mean cosine of the parts of each text with what they pool: [M]; 0 without parts"""
+        part = texts.tokens.flatten(0, 1)[None]
+        pooled = self.pool.read(self.pool.queries(part), self.pool.keys(box[0][None]), box[1][None]).vector
+        cosine = (unit(pooled) * unit(part)).sum(-1).view_as(texts.mask)
+        return (cosine * texts.mask).sum(1) / texts.mask.sum(1).clamp(min=1)
 
+
+Grid = tuple[int, int] | None
 
 # Boxes [B, 4]: left, top, right, bottom in pixels.
 
 
-def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int) -> Tensor:
+def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> Tensor:
     """The mean of image tokens over each box: [B, D]. Raises UserError for NaN.
 
     boxes  in the square of `side` pixels that the model reads
@@ -246,18 +257,39 @@ def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int]
         on_grid = full(images.tokens[:, : grid[0] * grid[1]]).unflatten(1, grid)
         mean = roi_align(on_grid, boxes, row, scale=(grid[0] / side, grid[1] / side))[:, 0, 0]
     else:
-        assert images.places is not None, "segments without places"
-        places = images.places.flatten(1).long()  # [N, h * w]
-        height, width = images.places.shape[1:]
-        down = _covered(boxes[:, 1], boxes[:, 3], side / height, height)  # [B, h]
-        across = _covered(boxes[:, 0], boxes[:, 2], side / width, width)
-        means = []
-        for i, y, x in zip(row.tolist(), down, across, strict=True):
-            share = y.new_zeros(images.tokens.shape[1]).index_add(0, places[i], (y[:, None] * x).flatten())
-            means.append((share / share.sum()).to(images.tokens.dtype) @ images.tokens[i])
+        means = [
+            (inside / inside.sum()).to(images.tokens.dtype) @ images.tokens[i]
+            for i, inside, _ in _pixels(images, boxes, row, grid, side)
+        ]
         mean = full(torch.stack(means) if means else images.tokens[:0, 0])
     refuse_nan(int(mean.isnan().any(1).sum()), len(mean))
     return mean
+
+
+def box_tokens(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> list[BoxTokens]:
+    """The image tokens in each box; arguments and errors are those of `box_means`, a patch has its cell."""
+    out = [
+        (full(images.tokens[i, inside > 0]), (inside / whole)[inside > 0])
+        for i, inside, whole in _pixels(images, boxes, row, grid, side)
+    ]
+    refuse_nan(sum(bool(tokens.isnan().any()) for tokens, _ in out), len(out))
+    return out
+
+
+def _pixels(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int) -> Iterator[tuple[Any, ...]]:
+    """For each box its image, and how many pixels of `places` each token has inside and in all: [L]"""
+    places = images.places
+    if grid is not None:
+        places = torch.arange(grid[0] * grid[1], device=boxes.device).expand(len(images.tokens), -1)
+        places = places.unflatten(1, grid)
+    assert places is not None, "segments without places"
+    height, width = places.shape[1:]
+    down = _covered(boxes[:, 1], boxes[:, 3], side / height, height)  # [B, h]
+    across = _covered(boxes[:, 0], boxes[:, 2], side / width, width)
+    for i, y, x in zip(row.tolist(), down, across, strict=True):
+        place, none = places[i].flatten().long(), y.new_zeros(images.tokens.shape[1])
+        covered = (y[:, None] * x).flatten()
+        yield i, none.index_add(0, place, covered), none.index_add(0, place, torch.ones_like(covered))
 
 
 def _covered(low: Tensor, high: Tensor, step: float, number: int) -> Tensor:
