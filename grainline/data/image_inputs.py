@@ -1,7 +1,9 @@
 """What callers may give as an image, and as several: paths, bytes, PIL images, and arrays of pixels.
 
 Nothing is guessed from a shape: a numpy array is [H, W, 3] or [H, W] as PIL and OpenCV have it (RGB), a torch
-tensor [3, H, W] as torch has it. One more dimension in front makes several images.
+tensor [3, H, W] as torch has it. One more dimension in front makes several images. Arrays are uint8 or floats
+in 0..1: other ranges, which `decode` knows of files, might be those of a normalised tensor. A PIL
+image with an EXIF orientation is turned upright, as its file is.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
