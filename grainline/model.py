@@ -40,6 +40,7 @@ from grainline.types import (
     Texts,
     concat,
     description_texts,
+    finite,
     rows,
     texts_of,
     to,
@@ -157,6 +158,7 @@ class Model:
         if not parts:
             raise UserError("encode got nothing to encode; give it one image or text at least")
         both = concat(parts)
+        _refuse_not_finite(both, unit)
         if form != "encoded":
             vectors = quantize(both.vector, precision)
             vectors = vectors[0] if single else vectors
@@ -449,6 +451,19 @@ def _vectors(rows: Any) -> Tensor:
         raise UserError(
             "similarity takes what encode returns, or vectors; for images and texts themselves use score"
         ) from None
+
+
+def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
+    """UserError that names the first row of encoded images or texts with a number that is none."""
+    if finite(encoded.vector) and finite(encoded.tokens):
+        return
+    tokens = (encoded.tokens.isfinite() | ~encoded.mask[..., None]).flatten(1).all(1)  # without padding
+    wrong = (~(encoded.vector.isfinite().all(1) & tokens)).nonzero()[:, 0].tolist()
+    if wrong:
+        raise UserError(
+            f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
+            f" number {wrong[0] + 1}: its numbers overflow, in half precision perhaps"
+        )
 
 
 def _silent(done: int, total: int) -> None:

@@ -141,6 +141,27 @@ def test_what_cannot_be_encoded_is_one_line(clip: Model, values: dict[str, Any],
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("side", ["images", "texts"])
+def test_vectors_and_tokens_that_are_not_finite_are_refused_with_their_number(
+    side: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some: list[Any] = photos(model) if side == "images" else ["a", "b c", "d e f", "g", "h"]
+    real, mask = getattr(model.method, f"encode_{side}"), model.encode(**{side: some}).mask
+    for field in ("vector", "tokens"):
+        if field == "tokens" and not bool(mask[3, :1].any()):
+            continue  # this side has none
+
+        def broken(batch: Any, field: str = field) -> Any:
+            encoded = real(batch)
+            x = getattr(encoded, field).clone()
+            x[3].view(-1)[0] = torch.inf
+            return encoded._replace(**{field: x})
+
+        monkeypatch.setattr(model.method, f"encode_{side}", broken)
+        with pytest.raises(UserError, match=f"for 1 of 5 {side}, the first is number 4"):
+            model.encode(**{side: some})
+
+
 def test_conversions_return_the_vectors_alone(clip: Model) -> None:
     vectors = clip.encode(texts=TEXTS).vector
     array = clip.encode(texts=TEXTS, convert_to_numpy=True)

@@ -19,7 +19,7 @@ from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import of_open_clip
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
-from grainline.weights import state_dict_mismatch
+from grainline.weights import check_numbers, state_dict_mismatch
 
 _NAMES = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
@@ -59,7 +59,8 @@ def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) 
     """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
     tensors, script = read_tensors(file)
     long = "positional_embedding_res" in tensors
-    state = {name: x.float() for name, x in _tidy(tensors).items()}
+    check_numbers(tidy := _tidy(tensors), file)
+    state = {name: x.float() for name, x in tidy.items()}
     if "logit_bias" in state:
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
