@@ -12,14 +12,17 @@ from grainline.config import HUB_NAME
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
-from grainline.errors import UserError
+from grainline.errors import UserError, checked
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
 
+DATA_FILES = dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"), "a table")
+DATA_FILES |= dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".heic"), "an image")
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
 
 
+@checked()
 def load(
     path: str | Path,
     *,
@@ -100,6 +103,9 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
                 "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
+    kind = DATA_FILES.get(place.suffix.lower())
+    if kind and place.is_file():
+        raise UserError(f"{path} is {kind}, not a model: the model comes first")
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)

@@ -1,7 +1,9 @@
 """The command line, and the commands that have no file of their own. torch is loaded when one needs it."""
 
 import os
+import re
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -230,7 +232,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        _fail(f"{_with_option(error)}. See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -242,6 +244,21 @@ def main() -> NoReturn:
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
         print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_option(error: Any) -> str:
+    """What is wrong with the words of a command, and the option that they were meant for."""
+    message, command = error.format_message().rstrip("."), error.ctx and error.ctx.command
+    options = {option for parameter in command.params for option in parameter.opts} if command else set()
+    name = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    if name and command.name == "train":
+        from grainline.training.recipe import field_of
+
+        with suppress(UserError):
+            return f"No such option: --{name.replace('_', '-')}; write --set {field_of(name)}=VALUE"
+        return f"{message}; fields of the recipe go by --set, such as --set train.max_steps=500"
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", message)
+    return f"{message}: data is given by --data {extra[1]}" if extra and "--data" in options else message
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

@@ -6,6 +6,8 @@ in 0..1: other ranges, which `decode` knows of files, might be those of a normal
 image with an EXIF orientation is turned upright, as its file is.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -36,6 +38,22 @@ def is_one_image(inputs: Any) -> bool:
     if isinstance(inputs, np.ndarray | Tensor):
         return inputs.ndim in (2, 3) and not _holds_objects(inputs)
     return isinstance(inputs, ONE)
+
+
+def are_images(inputs: Any) -> bool:
+    """Whether inputs are plainly images, or plainly texts. UserError where they may be either."""
+    some = inputs if isinstance(inputs, list | tuple) else [inputs]
+    names = [one for one in some if isinstance(one, str)]
+    if len(names) == len(some) > 0:
+        files = sum(map(os.path.isfile, names))
+        if not files and not any(re.search(r"\.[A-Za-z]{3,4}$", name) for name in names):
+            return False
+        if files == len(names):
+            return True
+    elif isinstance(inputs, (list, tuple, np.ndarray, Tensor, *ONE)) and not _holds_objects(inputs):
+        return True
+    what = repr(names[0] if names else inputs)[:60]
+    raise UserError(f"{what} may be an image or a text: write images=[...] or texts=[...]")
 
 
 def several(inputs: Any, what: str) -> Iterable[Any]:
@@ -83,7 +101,7 @@ def original(image: ImageLike) -> Image.Image:
         raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
 
 
-def _holds_objects(inputs: np.ndarray | Tensor) -> bool:
+def _holds_objects(inputs: Any) -> bool:
     return isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OUS"
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError
+from grainline.errors import UserError, checked
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.index import store
@@ -57,6 +57,7 @@ class Report(NamedTuple):
     images: int = 0  # in the index now
 
 
+@checked()
 def build(
     images: str | Path,
     out: str | Path,
@@ -112,6 +113,7 @@ def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
         )
 
 
+@checked()
 def add(
     index: str | Path,
     paths: Sequence[str | Path],
@@ -131,6 +133,7 @@ def add(
         return update.images(images, full=False)
 
 
+@checked()
 def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
     """Remove images, or folders of them, from the index, and exclude them from every later refresh.
 
@@ -153,6 +156,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
         return Report(removed=number, images=len(writer.rows))
 
 
+@checked()
 def refresh(
     index: str | Path,
     *,

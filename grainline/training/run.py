@@ -14,7 +14,7 @@ from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
-from grainline.errors import UserError
+from grainline.errors import UserError, checked
 from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
@@ -41,6 +41,7 @@ from grainline.training.recipe import Recipe, read_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
+@checked(recipe="data go by data=")
 def train(  # noqa: PLR0913 - keywords that users give by name
     recipe: Recipe | str | Path,
     out: str | Path,
@@ -75,6 +76,8 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     holds something else; before a step is logged the folder then stays as it was, or is not there. Raises
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
+    if Path(out).suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        raise UserError(f"out is {out}, and should be the folder of the run; data go by data={str(out)!r}")
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
@@ -83,7 +86,9 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(str(recipe), changes)
     if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+        raise UserError(
+            "no data to train on; give --data PATH... (data=PATH in Python), or data.paths in the recipe"
+        )
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
     return _run(recipe, Path(out), resume, checkpoint, tuple(several))
 
