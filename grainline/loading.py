@@ -17,8 +17,6 @@ from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
 
-DATA_FILES = dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"), "a table")
-DATA_FILES |= dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".heic"), "an image")
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
 
 
@@ -103,9 +101,8 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
                 "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
-    kind = DATA_FILES.get(place.suffix.lower())
-    if kind and place.is_file():
-        raise UserError(f"{path} is {kind}, not a model: the model comes first")
+    if place.is_file() and place.suffix in (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"):
+        raise UserError(f"{path} is a table, not a model: the model comes first")
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)

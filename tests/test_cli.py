@@ -70,7 +70,10 @@ def train(folder: Path, *more: object) -> list[object]:
             ["train", "clip/scenes", "--out", "x", "--colour", "red"],
             "No such option: --colour (Possible options: --out); fields of the recipe go by --set",
         ),
-        (["train", "clip/scenes", "--out", "x", "--max-steps", "5"], "write --set train.max_steps=VALUE"),
+        (
+            ["train", "clip/scenes", "--out", "x", "--max-steps", "5"],
+            "go by --set, such as --set train.max_steps=",
+        ),
         (["train", "clip/scenes", "more", "--out", "x"], "data is given by --data more. See"),
         (["evaluate", "x", "val.csv"], "data is given by --data val.csv. See"),
         (["suites", "a", "b"], "Got unexpected extra argument(s) (b). See"),

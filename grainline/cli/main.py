@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -248,17 +247,13 @@ def main() -> NoReturn:
 
 def _with_option(error: Any) -> str:
     """What is wrong with the words of a command, and the option that they were meant for."""
-    message, command = error.format_message().rstrip("."), error.ctx and error.ctx.command
-    options = {option for parameter in command.params for option in parameter.opts} if command else set()
-    name = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
-    if name and command.name == "train":
-        from grainline.training.recipe import field_of
-
-        with suppress(UserError):
-            return f"No such option: --{name.replace('_', '-')}; write --set {field_of(name)}=VALUE"
-        return f"{message}; fields of the recipe go by --set, such as --set train.max_steps=500"
+    message = error.format_message().rstrip(".")
+    command: Any = error.ctx.command if error.ctx else typer.main.get_command(app)
+    if hasattr(error, "option_name") and command.name == "train":
+        return f"{message}; fields of the recipe go by --set, such as --set train.max_steps=5"
     extra = re.search(r"unexpected extra argument\S* \((.*)\)", message)
-    return f"{message}: data is given by --data {extra[1]}" if extra and "--data" in options else message
+    takes_data = any("--data" in parameter.opts for parameter in command.params)
+    return f"{message}: data is given by --data {extra[1]}" if extra and takes_data else message
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

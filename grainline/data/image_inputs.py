@@ -45,10 +45,9 @@ def are_images(inputs: Any) -> bool:
     some = inputs if isinstance(inputs, list | tuple) else [inputs]
     names = [one for one in some if isinstance(one, str)]
     if len(names) == len(some) > 0:
-        files = sum(map(os.path.isfile, names))
-        if not files and not any(re.search(r"\.[A-Za-z]{3,4}$", name) for name in names):
+        if not any(os.path.isfile(x) or re.search(r"\.[A-Za-z]{3,4}$", x) for x in names):
             return False
-        if files == len(names):
+        if all(map(os.path.isfile, names)):
             return True
     elif isinstance(inputs, (list, tuple, np.ndarray, Tensor, *ONE)) and not _holds_objects(inputs):
         return True
