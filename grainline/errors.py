@@ -1,13 +1,20 @@
-"""`UserError`, whose message is one line for the user; paths that cannot be; counts and lists of names."""
+"""`UserError`, whose message is one line; `checked` arguments; paths that cannot be; counts and lists of names."""
 
 import errno
+import inspect
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import cache, wraps
+from numbers import Integral, Real
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+F = TypeVar("F", bound=Callable[..., Any])
+_WIDER: dict[Any, Any] = {int: Integral, float: Real, Path: os.PathLike}  # what stands for a type as well
 _LONG = re.compile(r"\S{401,}")
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
 
@@ -66,6 +73,47 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     """
     near = get_close_matches(name, set(allowed) - {name}, n=3, cutoff=0.7)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def checked(**hints: str) -> Callable[[F], F]:
+    """A decorator: UserError for an argument of another type than its annotation names.
+
+    hints  what to give instead, by argument; "" for one that the function checks itself
+    """
+
+    def decorate(function: F) -> F:
+        shape, types = inspect.signature(function), cache(lambda: get_type_hints(function))
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name, value in shape.bind_partial(*args, **kwargs).arguments.items():
+                allowed, hint = types().get(name, Any), hints.get(name)
+                if hint != "" and not _fits(value, allowed):
+                    form = re.sub(r"\b\w+\.(?=\w)", "", inspect.formatannotation(allowed))
+                    is_now = f"{function.__name__}: {name} is {repr(value)[:60]} ({type(value).__name__})"
+                    raise UserError(f"{is_now}; allowed: {form}{'; ' if hint else ''}{hint or ''}")
+            return function(*args, **kwargs)
+
+        return cast(F, call)
+
+    return decorate
+
+
+def _fits(value: Any, allowed: Any) -> bool:
+    """Whether a value is of an annotated type; of lists and tuples all entries are looked at."""
+    origin, inner = get_origin(allowed), get_args(allowed)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    kind = _WIDER.get(allowed, origin or allowed)
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    several = origin in (Sequence, Iterable)
+    if several and isinstance(value, list | tuple):
+        return all(_fits(one, inner[0]) for one in value)
+    wrong: Any = (str, bytes) if several else bool if kind in (Integral, Real) else ()
+    return isinstance(value, kind) and not isinstance(value, wrong)
 
 
 # Numbers in sentences for people.

@@ -12,7 +12,7 @@ from grainline.config import HUB_NAME, trusting
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
-from grainline.errors import UserError, path_of
+from grainline.errors import UserError, checked, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
@@ -20,6 +20,7 @@ from grainline.weights import MODEL, load_weights
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
 
 
+@checked()
 def load(
     path: str | Path,
     *,
@@ -101,6 +102,8 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
                 "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
+    if place.is_file() and place.suffix in (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"):
+        raise UserError(f"{path} is a table, not a model: the model comes first")
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)

@@ -24,12 +24,12 @@ from torch import Tensor
 from grainline import hub
 from grainline.build import Description, image_settings
 from grainline.data.descriptions import Described
-from grainline.data.image_inputs import ImageLike, count_of, is_one_image, original, several
+from grainline.data.image_inputs import ImageLike, are_images, count_of, is_one_image, original, several
 from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
-from grainline.errors import UserError, path_of
+from grainline.errors import UserError, checked, path_of
 from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
@@ -41,6 +41,7 @@ from grainline.types import (
     Texts,
     concat,
     description_texts,
+    finite,
     rows,
     texts_of,
     to,
@@ -101,14 +102,18 @@ class Model:
     def device(self) -> torch.device:
         return next(self.method.parameters()).device
 
+    @checked()
     def to(self, device: str | torch.device) -> "Model":
         """Move the weights to a device, as torch names it. Returns the model."""
-        self.method.to(device)
+        _moved(self.method, device)
         return self
 
+    @checked(inputs="", images="", texts="", precision="")
     @torch.no_grad()
     def encode(  # noqa: PLR0913 - the names and defaults of sentence-transformers
         self,
+        inputs: Any = None,
+        /,
         *,
         images: ImageLike | Iterable[ImageLike] | None = None,
         texts: str | Iterable[str] | None = None,
@@ -118,10 +123,11 @@ class Model:
         convert_to_tensor: bool = False,
         normalize_embeddings: bool = True,
         precision: Precision = "float32",
-        device: str | Sequence[str] | None = None,
+        device: str | torch.device | Sequence[str] | None = None,
     ) -> Any:
         """Embeddings of images or of texts: an `Encoded` with vectors [N, D] and tokens [N, L, D].
 
+        inputs   images or texts, where it is plain which: arrays, PIL images, files that are there, sentences
         images   one image or several: paths, bytes, PIL images, numpy [H, W, 3], torch [3, H, W], also in a
                  list, an array of one dimension more, or an iterator. A method with `reads_descriptions`
                  takes each image as Described(image, text).
@@ -136,15 +142,16 @@ class Model:
 
         Rows are numbered from 0. Raises UserError for a file that is no image.
         """
-        if (images is None) == (texts is None):
+        if (inputs is not None) + (images is not None) + (texts is not None) != 1:
             raise UserError("encode takes images=... or texts=..., one of them")
+        if inputs is not None:
+            images, texts = (inputs, None) if are_images(inputs) else (None, inputs)
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
         if not normalize_embeddings:
             raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
         form = _output_form(convert_to_numpy, convert_to_tensor, precision)
-        devices = [str(self.device)] if device is None else device
-        devices = [devices] if isinstance(devices, str) else devices
+        devices = device if isinstance(device, list | tuple) and device else [str(device or self.device)]
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
             single, unit, total = is_one_image(images), "images", count_of(images)
@@ -163,6 +170,7 @@ class Model:
         if not parts:
             raise UserError("encode got nothing to encode; give it one image or text at least")
         both = concat(parts)
+        _refuse_not_finite(both, unit)
         if form != "encoded":
             vectors = quantize(both.vector, precision)
             vectors = vectors[0] if single else vectors
@@ -182,18 +190,17 @@ class Model:
         Images against texts get the method's own score, which for many methods is no cosine. Two sides of
         images, or of texts, get the cosine of their vectors.
         """
-        if not (isinstance(a, Encoded) and isinstance(b, Encoded)):
-            if self.method.pairwise:
-                raise UserError(
-                    f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
-                    " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
-                )
-            vectors = [_vectors(x) for x in (a, b)]
-            if vectors[0].shape[-1] != vectors[1].shape[-1]:
-                widths = " and ".join(str(x.shape[-1]) for x in vectors)
-                raise UserError(
-                    f"similarity: vectors of widths {widths}; both sides come from the same model"
-                )
+        bare = not (isinstance(a, Encoded) and isinstance(b, Encoded))
+        if bare and self.method.pairwise:
+            raise UserError(
+                f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
+                " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
+            )
+        vectors = [_vectors(x) for x in (a, b)]
+        if vectors[0].shape[-1] != vectors[1].shape[-1]:
+            widths = " and ".join(str(x.shape[-1]) for x in vectors)
+            raise UserError(f"similarity: vectors of widths {widths}; both sides come from the same model")
+        if bare:
             if not all(x.is_floating_point() for x in vectors):
                 raise UserError(
                     "similarity takes floats: compare binary vectors by Hamming distance, and int8 ones of"
@@ -216,6 +223,7 @@ class Model:
         return self.method.score(a, b)
 
     @torch.no_grad()
+    @checked()
     def heat(
         self, image: ImageLike, texts: str | Sequence[str], null: Encoded | Sequence[str] | None = None
     ) -> Tensor:
@@ -233,6 +241,7 @@ class Model:
         a, b = self.encode(images=[image]), self.encode(texts=texts)
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
+    @checked()
     def heat_image(
         self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
     ) -> Any:
@@ -251,6 +260,7 @@ class Model:
         images = [heat_overlay(whole, one, area) for one in maps]
         return images[0] if single else images
 
+    @checked()
     def segment(
         self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
     ) -> np.ndarray:
@@ -296,6 +306,7 @@ class Model:
         if not self.method.has_layout:
             raise UserError(f"the image tokens of {self.description.method} have no places in the image")
 
+    @checked()
     def save(
         self,
         path: str | Path,
@@ -326,6 +337,7 @@ class Model:
 
     save_pretrained = save
 
+    @checked()
     def push_to_hub(
         self,
         name: str,
@@ -354,6 +366,7 @@ class Model:
         other.transform = self.transform.pressed()
         return other
 
+    @checked()
     def read(self, texts: Sequence[str]) -> TokenizedParts:
         """The ids that the method reads of each text, in parts, and how many tokens are cut."""
         method = self.method
@@ -373,8 +386,7 @@ class Model:
         """Batches encoded in their order, each on the next device that is free."""
         home = self.device
         methods = [
-            self.method if torch.device(name) == home else copy.deepcopy(self.method).to(name)
-            for name in devices
+            self.method if name == str(home) else _moved(copy.deepcopy(self.method), name) for name in devices
         ]
         if len(methods) == 1:
             yield from (to(_encode(methods[0], batch), home) for batch in batches)
@@ -449,14 +461,40 @@ def _encode(method: Method, batch: Images | Texts) -> Encoded:
     return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
 
 
+def _moved(method: Method, device: str | torch.device) -> Method:
+    """A method on a device. UserError for one that is not there."""
+    try:
+        return method.to(device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
+        why = str(error).partition("\n")[0]
+        raise UserError(f"device {device} cannot be used ({why}); give cpu, cuda or cuda:0") from None
+
+
 def _vectors(rows: Any) -> Tensor:
     """Vectors of encoded rows, bare vectors, or one of them: [N, D]. UserError for what has none."""
     try:
-        return torch.atleast_2d(torch.as_tensor(rows.vector if isinstance(rows, Encoded) else rows))
-    except (TypeError, ValueError):
+        out = torch.atleast_2d(torch.as_tensor(rows.vector if isinstance(rows, Encoded) else rows))
+        if out.ndim == 2 and out.shape[1] and finite(out):
+            return out
+        raise ValueError(out)
+    except (TypeError, ValueError, RuntimeError):
         raise UserError(
-            "similarity takes what encode returns, or vectors; for images and texts themselves use score"
+            "similarity takes what encode returns, or vectors [N, D] of finite numbers; for images and texts"
+            " themselves use score"
         ) from None
+
+
+def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
+    """UserError that names the first row of encoded images or texts with a number that is none."""
+    if finite(encoded.vector) and finite(encoded.tokens):
+        return
+    tokens = (encoded.tokens.isfinite() | ~encoded.mask[..., None]).flatten(1).all(1)  # without padding
+    wrong = (~(encoded.vector.isfinite().all(1) & tokens)).nonzero()[:, 0].tolist()
+    if wrong:
+        raise UserError(
+            f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
+            f" number {wrong[0] + 1}: its numbers overflow, in half precision perhaps"
+        )
 
 
 def _silent(done: int, total: int) -> None:

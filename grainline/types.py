@@ -6,6 +6,7 @@ Letters used for shapes in every file of the package:
     n, m       rows of this rank, when N, M are the rows of all ranks
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -166,6 +167,13 @@ def to(batch: T, device: torch.device | str) -> T:
 def to_dtype(batch: T, dtype: torch.dtype) -> T:
     """Convert every floating-point tensor; others stay as they are."""
     return each(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+
+
+def finite(x: Tensor) -> bool:
+    """Whether no number is NaN or infinite, in one pass and without memory of its own."""
+    if not x.is_floating_point() or not x.numel():
+        return True
+    return all(map(math.isfinite, (x.float() if x.itemsize == 1 else x).aminmax()))
 
 
 def full(x: Tensor) -> Tensor:

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from grainline.errors import UserError
 from grainline.files import STATE, Corrupt, reason, replacing, unseal, write_tensors
+from grainline.types import finite
 
 MODEL = "model.safetensors"
 LORA_SCALE = "lora_scale"
 """A buffer of a method with adapters: the factor on their product."""
+
+_COUNTS = "position_ids", "num_batches_tracked", "relative_position_index"  # integers beside weights
 
 
 def save_weights(path: Path, method: nn.Module) -> None:
@@ -42,6 +45,19 @@ def load_weights(path: Path, method: nn.Module) -> None:
                 f"checkpoint {file.parent} is corrupt: {error}; choose another checkpoint of the run"
             ) from None
     fill(method, read_weights(file, method))
+
+
+def check_numbers(weights: Mapping[str, Tensor], where: str | Path) -> None:
+    """UserError for weights that are NaN, infinite or integers. where: their file"""
+    whole = {name for name, x in weights.items() if not x.is_floating_point()}
+    wrong = summarize_names(
+        {
+            "with NaN or infinite numbers": {name for name, x in weights.items() if not finite(x)},
+            "without floats": {name for name in whole if not name.endswith(_COUNTS)},
+        }
+    )
+    if wrong:
+        raise UserError(f"tensors of {where} cannot be weights: {wrong}; take another checkpoint")
 
 
 def write_weights(path: Path, method: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -114,6 +130,7 @@ def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
         raise UserError(
             f"{path} does not fit this {expected}: {wrong}; use the recipe that it was trained with"
         )
+    check_numbers({name: x for name, x in weights.items() if x.is_floating_point()}, path)
     return weights
 
 

@@ -372,7 +372,7 @@ EVALUATION = [
     Fault("model.py", "tests/test_model.py", "rows of texts count as images",
           "image=torch.full_like(ids, -1)", "image=ids"),
     Fault("model.py", "tests/test_model.py", "a method of parts compares bare vectors",
-          "if self.method.pairwise:", "if False:"),
+          "if bare and self.method.pairwise:", "if False:"),
     Fault("data/pairs.py", "tests/test_pairs_data.py", "another image gives the same fingerprint",
           "                yield _identity(image)\n", ""),
     Fault("data/pairs.py", "tests/test_pairs_data.py",

@@ -518,6 +518,17 @@ def test_weights_that_are_absent_or_no_weights_are_the_users_to_mend(tmp_path: P
     assert "holds a Other, not a Small" in message(lambda: load_weights(tmp_path / "w.safetensors", Small()))
 
 
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    method, optimizer = trained(tmp_path, 1)
+    name, weight = next(iter(method.named_parameters()))
+    weight.data.view(-1)[0] = float("nan")
+    path = save(tmp_path, method, optimizer, at(2))
+    for read in (lambda: load_weights(path, Small()), lambda: load(path, *fresh())):
+        said = message(read)
+        assert f"{path / 'model.safetensors'} cannot be weights" in said
+        assert f"1 with NaN or infinite numbers ({name})" in said
+
+
 # A disk that fails
 
 

@@ -66,8 +66,17 @@ def train(folder: Path, *more: object) -> list[object]:
         (["data"], "Missing command"),
         (["train"], "Missing argument 'recipe'"),
         (["train", "clip/scenes"], "Missing option '--out'"),
-        (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
-        (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
+        (
+            ["train", "clip/scenes", "--out", "x", "--colour", "red"],
+            "No such option: --colour (Possible options: --out); fields of the recipe go by --set",
+        ),
+        (
+            ["train", "clip/scenes", "--out", "x", "--max-steps", "5"],
+            "go by --set, such as --set train.max_steps=",
+        ),
+        (["train", "clip/scenes", "more", "--out", "x"], "data is given by --data more. See"),
+        (["evaluate", "x", "val.csv"], "data is given by --data val.csv. See"),
+        (["suites", "a", "b"], "Got unexpected extra argument(s) (b). See"),
         (
             ["evaluate", "x", "--batch-size", "many"],
             "Invalid value for '--batch-size': 'many' is not allowed: it must be",

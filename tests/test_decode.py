@@ -1,12 +1,14 @@
 """Every kind of image that people keep, and every kind of broken one."""
 
 import io
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from grainline.data import decode as module
 from grainline.data.decode import decode, image_size
@@ -54,6 +56,31 @@ def test_images_stand_upright(orientation: int, white: tuple[int, int], size: tu
     assert np.asarray(image).sum() == 3 * 255
 
 
+@pytest.mark.parametrize("kind", ["tiff", "tiff_lzw", "webp", "heif", "avif", "deep png", "deep tiff"])
+@pytest.mark.parametrize("way", ["bytes", "opened", "loaded", "copied"])
+def test_formats_whose_reader_turns_by_itself_are_turned_once(kind: str, way: str) -> None:
+    if kind == "heif":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    if kind == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    upright, exif = np.zeros((64, 96), np.uint16), Image.Exif()
+    upright[:16, :16] = 255
+    exif[0x0112] = 6
+    pixels = np.rot90(upright).copy()  # what a camera on its side stores
+    turned = Image.fromarray(pixels * 257 if "deep" in kind else np.stack([pixels] * 3, -1).astype(np.uint8))
+    options = {"compression": "tiff_lzw"} if kind == "tiff_lzw" else {}
+    data = stored(turned, kind.split("_")[0].split()[-1], exif=exif.tobytes(), **options)
+    given: bytes | Image.Image = data
+    if way != "bytes":
+        given = Image.open(io.BytesIO(data))
+        given = given if way == "opened" else given.copy() if way == "copied" else (given.load(), given)[1]
+    assert image_size(record(given)) == (96, 64)
+    image = decode(record(given))
+    assert np.abs(np.asarray(image)[..., 0] - upright.astype(int)).max() < 40  # lossy formats
+    assert decode(record(image)) == image, "an upright image is turned again"
+    assert image_size(record(given)) == image_size(record(image)) == (96, 64)
+
+
 def test_images_with_unreadable_exif_are_read_as_they_are() -> None:
     assert decode(record(stored(corner(), exif=b"Exif\0\0nonsense"))).size == (6, 4)
 
@@ -98,13 +125,84 @@ def test_cmyk_becomes_rgb() -> None:
         (np.array([[0, 257 * 100, 65535]], np.uint16), [0, 100, 255]),
         (np.array([[0, 257 * 100, 65535]], np.int32), [0, 100, 255]),
         (np.array([[0, 100, 255]], np.int32), [0, 100, 255]),
-        (np.array([[0, 0.4, 1]], np.float32), [0, 102, 255]),
-        (np.array([[0, 102, 400]], np.float32), [0, 102, 255]),
+        (np.array([[0, 1638, 4095]], np.uint16), [0, 102, 255]),
+        (np.array([[0, 1638, 4095]], np.float32), [0, 102, 255]),
+        (np.array([[0, 0.4, 1.0001]], np.float32), [0, 102, 255]),
+        (np.array([[-1, -0.2, 1]], np.float32), [0, 102, 255]),
+        (np.array([[0, 102, 255]], np.float32), [0, 102, 255]),
+        (np.array([[0, 257 * 102, 65535]], np.float32), [0, 102, 255]),
     ],
 )
-def test_deep_images_are_scaled_and_not_clipped(values: np.ndarray, expected: list[int]) -> None:
-    image = decode(record(stored(Image.fromarray(values), "tiff")))
-    assert np.asarray(image)[0].tolist() == [[v, v, v] for v in expected]
+def test_grey_values_are_scaled_by_their_range(values: np.ndarray, expected: list[int]) -> None:
+    for image in (Image.fromarray(values), stored(Image.fromarray(values), "tiff")):
+        assert np.asarray(decode(record(image)))[0].tolist() == [[v, v, v] for v in expected]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([[0, 1_000_000]], np.int32),
+        np.array([[-500, 500]], np.int32),
+        np.array([[-1000, 60_000]], np.float32),
+        np.array([[0, np.nan]], np.float32),
+        np.array([[0, np.inf]], np.float32),
+        np.array([[0, 1.5]], np.float32),
+        np.array([[-0.1, 1]], np.float32),
+    ],
+)
+def test_grey_values_of_no_known_range_are_refused(values: np.ndarray) -> None:
+    for image in (Image.fromarray(values), stored(Image.fromarray(values), "tiff")):
+        with pytest.raises(CorruptSample, match=r"grey values from .*; scale them to one of"):
+            decode(record(image))
+
+
+def test_the_transparent_value_of_a_deep_png_is_white() -> None:
+    data = stored(Image.fromarray(np.array([[257 * 9, 257 * 80, 65535]], np.uint16)), transparency=257 * 80)
+    assert np.asarray(decode(record(data)))[0, :, 0].tolist() == [9, 255, 255]
+
+
+def test_a_deep_tiff_whose_zero_is_white_is_inverted() -> None:
+    image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
+    data = stored(image, "tiff", tiffinfo={262: 0})
+    assert np.asarray(decode(record(data)))[0, :, 0].tolist() == [255, 155, 0]
+
+
+@pytest.mark.parametrize("colours", [2, 4, 6])  # of a PNG: RGB, grey with alpha, RGBA
+def test_colours_of_16_bits_keep_their_look_or_are_refused(colours: int) -> None:
+    bands = {2: 3, 4: 2, 6: 4}[colours]
+    values = np.repeat(np.array([[0, 257 * 100, 65535]]), bands, 0).T
+    for top in (65535, 4095):
+        row = values * top // 65535
+        if bands != 3:
+            row[:, -1] = 65535
+        parts = (
+            (b"IHDR", struct.pack(">IIBBBBB", 3, 1, 16, colours, 0, 0, 0)),
+            (
+                b"IDAT",
+                zlib.compress(b"\0" + row.astype(">u2").tobytes()),
+            ),
+        )
+        chunks = [(len(x).to_bytes(4), name + x) for name, x in (*parts, (b"IEND", b""))]
+        data = b"\x89PNG\r\n\x1a\n" + b"".join(n + x + zlib.crc32(x).to_bytes(4) for n, x in chunks)
+        if top == 65535:
+            assert np.asarray(decode(record(data)))[0, :, 0].tolist() == [0, 100, 255]
+        else:
+            with pytest.raises(CorruptSample, match="12 at most are used"):
+                decode(record(data))
+
+
+def test_a_pil_image_that_cannot_be_read_is_corrupt() -> None:
+    whole = stored(Image.effect_noise((64, 64), 50), "jpeg")
+    closed = Image.open(io.BytesIO(whole))
+    closed.close()
+    for image in (
+        Image.open(io.BytesIO(whole[: len(whole) // 2])),
+        closed,
+        Image.new("L", (1, 300)),
+        Image.new("L", (0, 0)),
+    ):
+        with pytest.raises(CorruptSample, match=r"^corrupt image: key \("):
+            decode(record(image))
 
 
 def test_a_deep_png_is_scaled() -> None:

@@ -2,8 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -659,3 +660,30 @@ def test_an_index_keeps_its_calibration_texts(made: Path, tmp_path: Path, model:
         build(made / "photos", out, model=model, calibration_texts=texts(tmp_path, 30))
     with pytest.raises(UserError, match=r"gone\.txt"):
         build(made / "photos", out, model=model, calibration_texts=str(tmp_path / "gone.txt"))
+
+
+@pytest.mark.parametrize("call", [
+    lambda index, model: add(index.reader.folder, "photo", model=model),
+    lambda index, model: add(index.reader.folder, [5], model=model),
+    lambda index, _: remove(index.reader.folder, "photo"),
+    lambda _, model: refresh(5, model=model),
+    lambda index, _: index.search("a dog"),
+    lambda index, _: index.search(["a dog"], "two"),
+    lambda index, _: index.search_images("a.jpg"),
+    lambda index, _: index.search(["a dog"], 2, Options(level="low")),  # type: ignore[arg-type]
+    lambda index, model: open_index(index, model),
+])  # fmt: skip
+def test_a_string_is_no_list_of_letters_and_other_types_are_named(
+    call: Callable[[Index, Model], Any], made: Path, model: Model
+) -> None:
+    with pytest.raises(UserError, match=r"; allowed: |it must be a number from 0 to 1"):
+        call(open_index(made / "index", model), model)
+
+
+def test_numbers_that_overflow_in_half_precision_are_not_indexed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = model.method.score
+    monkeypatch.setattr(model.method, "score", lambda a, b: 1e9 * real(a, b))
+    with pytest.raises(UserError, match="null_texts of an image overflow in half precision"):
+        writer.encode(model, [Image.new("RGB", (40, 40))], {"null_texts": model.encode(texts=["a"])})

@@ -74,6 +74,7 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
     index = made / "index"
     for arguments, said in (
         (("search", tmp_path, "a dog"), "no index at"),
+        (("search", "a dog", tmp_path), f'the index comes first: grainline search {tmp_path} "a dog"'),
         (("search", index), "give one query"),
         (("search", index, "a dog", "--image", "x.png"), "give one query"),
         (("search", index, "--image", tmp_path / "x.png"), "cannot be read"),

@@ -1,9 +1,10 @@
 """`grainline.Model`: what encode takes and returns, similarity, and saving, with every method."""
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,130 @@ def test_what_cannot_be_encoded_is_one_line(clip: Model, values: dict[str, Any],
     with pytest.raises(UserError, match=message) as error:
         clip.encode(**values)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("side", ["images", "texts"])
+def test_vectors_and_tokens_that_are_not_finite_are_refused_with_their_number(
+    side: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some: list[Any] = photos(model) if side == "images" else ["a", "b c", "d e f", "g", "h"]
+    real, mask = getattr(model.method, f"encode_{side}"), model.encode(**{side: some}).mask
+    for field in ("vector", "tokens"):
+        if field == "tokens" and not bool(mask[3, :1].any()):
+            continue  # this side has none
+
+        def broken(batch: Any, field: str = field) -> Any:
+            encoded = real(batch)
+            x = getattr(encoded, field).clone()
+            x[3].view(-1)[0] = torch.inf
+            return encoded._replace(**{field: x})
+
+        monkeypatch.setattr(model.method, f"encode_{side}", broken)
+        with pytest.raises(UserError, match=f"for 1 of 5 {side}, the first is number 4"):
+            model.encode(**{side: some})
+
+
+def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
+    clip: Model, tmp_path: Path
+) -> None:
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (12, 9, 3), dtype=np.uint8))
+    image.save(tmp_path / "a.png")
+    file = str(tmp_path / "a.png")
+    for given in (file, [file], image, [image, file], Path(file), as_png(image), np.asarray(image)):
+        named = clip.encode(images=given)
+        assert torch.equal(clip.encode(given).vector, named.vector)
+    for given in ("a dog", ["a dog", "A cat. It sits at 3.5 m."], ("a",), ""):
+        assert torch.equal(clip.encode(given).vector, clip.encode(texts=given).vector)
+    for unclear in (
+        "photo.jpg",
+        ["a dog", "photo.jpg"],
+        [file, "a dog"],
+        iter(["a"]),
+        {"a": 1},
+        np.array(["a"]),
+    ):
+        with pytest.raises(
+            UserError, match=r"may be an image or a text: write images=\[...\] or texts=\[...\]"
+        ):
+            clip.encode(unclear)
+    with pytest.raises(UserError, match="one of them"):
+        clip.encode("a dog", texts="a dog")
+
+
+NONSENSE: list[Any] = [5, None, b"x", [], {"a": 1}, [5], [None], object(), print, {1, 2}, int, iter([]),
+                       np.zeros((2, 2, 2)), torch.full((2, 4), torch.nan)]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [
+    lambda model, x: model.similarity(x, x),
+    lambda model, x: model.similarity(model.encode(texts="a"), x),
+    lambda model, x: model.encode(texts="a", device=x or 0),
+    lambda model, x: model.encode(texts="a", batch_size=[x]),
+    lambda model, x: model.encode(texts="a", convert_to_numpy=x),
+    lambda model, x: model.heat(x, "a"),
+    lambda model, x: model.segment(np.zeros((9, 9, 3)), x),
+    lambda model, x: model.save(x),
+    lambda model, x: model.to(x),
+    lambda model, x: model.read(x if x != [] else "letters"),
+    lambda _, x: grainline.compare(x, x),
+    lambda _, x: grainline.Result.load(x),
+    lambda _, x: grainline.load(x),
+    lambda _, x: grainline.train(x, "runs/never"),
+    lambda _, x: grainline.train("clip/patches", x),
+    lambda _, x: grainline.train("clip/patches", "runs/never", max_steps=[x]),
+    lambda _, x: grainline.evaluate(suite=x),
+    lambda model, x: grainline.evaluate(model, "scenes:dev?count=4&size=32", max_corrupt=x or -1),
+    lambda _, x: grainline.evaluate(scores=[[1], [1, 2]], pairs=x),
+])  # fmt: skip
+def test_arguments_that_make_no_sense_are_one_line(
+    call: Callable[[Model, Any], Any], clip: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in NONSENSE:
+        if isinstance(value, np.ndarray | Tensor) and call.__code__.co_names[0] != "similarity":
+            continue  # an array is an image as well
+        with pytest.raises(UserError) as error:
+            call(clip, value)
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["text", "", "cuda:77", ["cpu", "photo.jpg"]])
+def test_a_device_that_is_not_there_is_one_line(device: Any, clip: Model) -> None:
+    if device != "":
+        with pytest.raises(UserError, match=r"device .* cannot be used \(.*give cpu, cuda or cuda:0"):
+            clip.encode(texts="a", device=device)
+    with pytest.raises(UserError):
+        clip.to(device)
+
+
+def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> None:
+    data = "scenes:dev?count=4&size=32"
+    for call, message in {
+        (
+            lambda: grainline.evaluate(clip, data, 5)
+        ): "evaluate: suite is 5 (int); allowed: Union[str, Suite[Any]]",
+        (lambda: grainline.evaluate(np.eye(2), np.eye(2))): "vectors=(images, texts) and pairs=",
+        (lambda: grainline.evaluate(clip, data, batch_size=True)): "batch_size is True (bool); allowed: int",
+        (lambda: grainline.train(data, clip)): "train: out is Model(",
+        (lambda: grainline.train(["a.csv"], "x")): "; data go by data=",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            call()
+    (tmp_path / "mine.csv").write_text("image,caption\n")
+    with pytest.raises(UserError, match=r"out is .*mine.csv.* data go by data='.*mine.csv'"):
+        grainline.train("photos/scratch", tmp_path / "mine.csv")
+    with pytest.raises(UserError, match=r"mine.csv is a table, not a model: the model comes first"):
+        grainline.load(tmp_path / "mine.csv")
+
+
+def test_results_are_compared_by_their_files_too(clip: Model, tmp_path: Path) -> None:
+    result = grainline.evaluate(clip, "scenes:dev?count=4&size=32")
+    path = str(result.save(tmp_path / "a.json"))
+    expected = grainline.compare(result, result)
+    assert grainline.compare(path, result) == grainline.compare(result, Path(path)) == expected
+    with pytest.raises(UserError, match=r"none.json"):
+        grainline.compare(result, "none.json")
 
 
 def test_conversions_return_the_vectors_alone(clip: Model) -> None:

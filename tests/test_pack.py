@@ -20,6 +20,7 @@ from test_tars import jpeg, samples, write_tar
 
 from grainline.cli.main import main
 from grainline.data.dataset import Draw, TrainSet
+from grainline.data.decode import image_size
 from grainline.data.formats.common import FIELDS, FileSource
 from grainline.data.formats.tarindex import quoted
 from grainline.data.lines import Written
@@ -100,6 +101,14 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "out"))
     assert isinstance(source, FileSource)
     assert list(source.keys()) == ["cats/a.v2.jpg", "b", "only regions"]
+
+
+def test_a_pil_image_with_an_orientation_is_packed_upright(tmp_path: Path) -> None:
+    data, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 6)).save(data, "jpeg", exif=exif)
+    (record,) = returned(Listed([Record("a", Image.open(data), ("A.",))]), tmp_path / "out")
+    assert image_size(record) == (6, 4)
 
 
 def test_scenes_come_back_with_their_masks_and_foils(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -682,6 +683,31 @@ def test_what_has_no_such_form_is_not_written(saved: Saved, tmp_path: Path) -> N
 
 
 # What was damaged on the way
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), "integers"])
+def test_weights_that_are_no_numbers_are_refused_by_tensor_and_file(
+    damage: float | str, form: str, saved: Saved, tmp_path: Path
+) -> None:
+    name = "text_model.encoder.layers.0.mlp.fc1.weight"
+
+    def change(state: dict[str, Tensor]) -> None:
+        state["text_model.embeddings.position_ids"] = torch.arange(16)[None]  # in older files: no weights
+        if damage == "integers":
+            state[name] = state[name].to(torch.int8)
+        else:
+            state[name][1, 2] = damage
+
+    folder = altered(saved("clip")[0], tmp_path / "m", change)
+    file = folder / "model.safetensors"
+    if form == "bin":
+        torch.save(load_file(file), folder / "pytorch_model.bin")
+        file.unlink()
+        file = folder / "pytorch_model.bin"
+    kind = "without floats" if damage == "integers" else "with NaN or infinite numbers"
+    with pytest.raises(UserError, match=re.escape(f"{file} cannot be weights: 1 {kind} ({name})")):
+        load_pretrained(folder)
 
 
 def damaged(folder: Path, **files: Any) -> Path:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from fractions import Fraction
@@ -176,7 +177,9 @@ WRAPPED = {
 def old(state: dict[str, Tensor]) -> Any:
     """Of OpenAI's days: numbers among the weights, half precision, and the mask that open_clip once saved."""
     numbers = {"input_resolution": 16, "context_length": 30, "vocab_size": 300}
-    extra = {name: torch.tensor(x) for name, x in numbers.items()} | {"attn_mask": torch.zeros(30, 30)}
+    extra = {name: torch.tensor(x) for name, x in numbers.items()} | {
+        "attn_mask": torch.full((30, 30), -torch.inf)
+    }
     return {name: x.half() for name, x in state.items()} | extra
 
 
@@ -410,6 +413,32 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return os.system, (self.command,)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("form", ["state dict", "archive", "folder"])
+@pytest.mark.parametrize("damage", [float("nan"), -float("inf"), "integers"])
+def test_weights_that_are_no_numbers_are_refused_by_tensor_and_file(
+    damage: float | str, form: str, model: Any, tmp_path: Path
+) -> None:
+    if (form, damage) == ("archive", "integers"):
+        pytest.skip("a program holds floats")
+    name, layer = "transformer.resblocks.0.mlp.c_fc.weight", model.transformer.resblocks[0].mlp.c_fc
+    if damage == "integers":
+        layer.weight = torch.nn.Parameter(layer.weight.to(torch.int32), requires_grad=False)
+    else:
+        layer.weight.data[1, 2] = damage
+    where = file = tmp_path / "open_clip_pytorch_model.bin"
+    if form == "archive":
+        archive(model, file)
+    else:
+        torch.save(model.state_dict(), file)
+    if form == "folder":
+        (tmp_path / "open_clip_config.json").write_text('{"model_cfg": {"embed_dim": 16}}')
+        where = tmp_path
+    kind = "without floats" if damage == "integers" else "with NaN or infinite numbers"
+    with pytest.raises(UserError, match=re.escape(f"{file} cannot be weights: 1 {kind} ({name})")):
+        load_pretrained(where)
 
 
 def forged(file: Path, data: bytes) -> Path:

@@ -125,6 +125,8 @@ def search(  # noqa: PLR0913 - each is an option of the command
 ) -> None:
     """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query."""
     _check_queries((text, image, queries), image is not None, heat, descriptions)
+    if text is not None and not folder.exists() and Path(text).is_dir():
+        raise UserError(f'the index comes first: grainline search {text} "{folder}"')
     _require_index(folder)
     from tempfile import mkdtemp
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -228,7 +229,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        _fail(f"{_with_option(error)}. See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -254,6 +255,17 @@ def _run(arguments: list[str]) -> Any:
         if error.filename is None:
             raise
         raise UserError(f"{error.filename}: {error.strerror}") from error
+
+
+def _with_option(error: Any) -> str:
+    """What is wrong with the words of a command, and the option that they were meant for."""
+    message = error.format_message().rstrip(".")
+    command: Any = error.ctx.command if error.ctx else typer.main.get_command(app)
+    if hasattr(error, "option_name") and command.name == "train":
+        return f"{message}; fields of the recipe go by --set, such as --set train.max_steps=5"
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", message)
+    takes_data = any("--data" in parameter.opts for parameter in command.params)
+    return f"{message}: data is given by --data {extra[1]}" if extra and takes_data else message
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

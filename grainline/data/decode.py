@@ -1,16 +1,16 @@
 """From the bytes of a record to an RGB image. Raises CorruptSample("corrupt image").
 
-It handles EXIF orientation, palettes, CMYK, 16 bits and floats, transparency (over white), animations (first
-frame), and refuses images that are too large or too thin. HEIC and AVIF, which phones write, need a decoder
-that not every installation has; without it the cause of the CorruptSample names the extra.
+It handles EXIF orientation, palettes, CMYK, 16 bits and floats (by their range, `_eight_bits`), transparency
+(over white), animations (first frame), and refuses images that are too large or too thin. HEIC and AVIF need
+a decoder that not every installation has; without it the cause of the CorruptSample names the extra.
 """
 
 import io
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext, suppress
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
@@ -37,7 +37,7 @@ THINNEST = 200
 # Pillow would warn of what `_open` refuses. Appended: a filter that somebody has set wins.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
-_ORIENTATION = 0x0112  # the EXIF tag
+_ORIENTATION, _PHOTOMETRIC = 0x0112, 0x0106  # tags of EXIF and TIFF
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -83,14 +83,21 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
     >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (3, 2), (255, 255, 255))
     """
-    if isinstance(record.image, Image.Image):
-        return _rgb(record.image)
-    with _opened(record.key, record.image) as image:
-        if draft is not None:
+    with _opened(record) as image:
+        if draft is not None and isinstance(record.image, bytes):
             image.draft(None, (draft, draft))
-        turn = _UPRIGHT.get(_orientation(image))
+        deep = (
+            image.format in ("PNG", "TIFF")
+            and ";16" in str(getattr(image, "tile", ""))
+            and image.mode[0] != "I"
+        )
         image.load()
-        return _rgb(image if turn is None else image.transpose(turn))
+        turn = _UPRIGHT.get(_orientation(image))  # after loading, in which Pillow turns a TIFF itself
+        out = _rgb(image if turn is None else image.transpose(turn))
+        out.info.clear()  # else whoever decodes it again would turn it again
+        if deep and np.asarray(out).max() < 16:  # Pillow keeps the upper 8 bits of colours
+            raise ValueError("16 bits of which 12 at most are used; scale the values to 8 bits or to all 16")
+        return out
 
 
 def as_png(image: Image.Image) -> bytes:
@@ -102,11 +109,11 @@ def as_png(image: Image.Image) -> bytes:
 
 def image_size(record: Record) -> tuple[int, int]:
     """Width and height of the upright image in pixels, from its header alone. Raises CorruptSample."""
-    if isinstance(record.image, Image.Image):
-        return record.image.size
-    with _opened(record.key, record.image) as image:
-        width, height = image.size
-        return (height, width) if _orientation(image) >= 5 else (width, height)
+    with _opened(record) as image:
+        if _orientation(image) < 5:
+            return image.size
+        tags = getattr(image, "tag_v2", None)  # of a TIFF, whose `size` some versions of Pillow turn
+        return (image.height, image.width) if tags is None else (tags[257], tags[256])
 
 
 def kind_of(data: bytes) -> str:
@@ -152,16 +159,19 @@ def now_decodable(cause: str) -> bool:
 
 
 @contextmanager
-def _opened(key: str, data: bytes) -> Iterator[Image.Image]:
-    """An image file, its header read. Errors inside the block are CorruptSample too."""
-    formats = formats_of(key, data)
+def _opened(record: Record) -> Iterator[Image.Image]:
+    """The image of a record, its header read. Errors inside the block are CorruptSample too."""
+    key, data = record.key, record.image
+    formats = formats_of(key, data) if isinstance(data, bytes) else ()
     # Decoders meet arbitrary bytes here and fail in every way there is (SyntaxError, struct.error, ...).
     try:
-        with Image.open(io.BytesIO(data), formats=formats) as image:
+        with (
+            Image.open(io.BytesIO(data), formats=formats) if isinstance(data, bytes) else nullcontext(data)
+        ) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
-            if max(width, height) > THINNEST * min(width, height):
+            if max(width, height, 1) > THINNEST * min(width, height):
                 raise ValueError(f"{width} x {height} pixels, thinner than 1 to {THINNEST}")
             yield image
     except Exception as error:
@@ -184,7 +194,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "RGBa", "LA", "La", "PA"):
         layer = image.convert("RGBA")
         ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
@@ -192,15 +202,27 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Grey values of 16 or 32 bits or floats as [H, W] uint8. Pillow's own conversion would clip at 255."""
-    top: Any = 255
-    if values.dtype.kind == "f":
-        top = 1.0 if values.max(initial=0) <= 1 else 255
-    elif values.dtype.itemsize == 2 or values.max(initial=0) > 255:
-        top = 65535
-    scaled = np.clip(np.nan_to_num(values.astype(np.float64)) / top, 0, 1)
-    return np.round(scaled * 255).astype(np.uint8)
+def _eight_bits(image: Image.Image) -> np.ndarray:
+    """Grey values of more than 8 bits, or floats, as [H, W] uint8: the smallest known range that holds all of
+    them becomes 0..255. ValueError where there is none.
+
+    Ranges are 0..255, 0..4095 (12 bits) and 0..65535, of floats also 0..1 and -1..1. Floats a little outside
+    of 0..1 are refused: they may be highlights of this range as well as a dark image of another one.
+    """
+    pixels, floats = np.asarray(image), image.mode == "F"
+    low, high, slack = float(pixels.min()), float(pixels.max()), 1e-3 * floats
+    ranges = [(0, 1), (-1, 1)] * floats + [(0, 255), (0, 4095), (0, 65535)]
+    fits = [(a, b) for a, b in ranges if a - b * slack <= low and high <= b * (1 + slack)]
+    unclear = floats and high < 16 and (-0.25 < low < -slack or high > 1 + slack)
+    if not fits or unclear:
+        known = ", ".join(f"{a}..{b}" for a, b in ranges)
+        raise ValueError(f"grey values from {low:.9g} to {high:.9g}; scale them to one of {known}")
+    start, end = fits[0]
+    grey = np.round((pixels.astype(np.float64) - start).clip(0, end - start) * (255 / (end - start)))
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # of a TIFF: 0 is white
+        grey = 255 - grey
+    grey[pixels == image.info.get("transparency", -2)] = 255
+    return grey.astype(np.uint8)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,9 +1,13 @@
 """What callers may give as an image, and as several: paths, bytes, PIL images, and arrays of pixels.
 
 Nothing is guessed from a shape: a numpy array is [H, W, 3] or [H, W] as PIL and OpenCV have it (RGB), a torch
-tensor [3, H, W] as torch has it. One more dimension in front makes several images.
+tensor [3, H, W] as torch has it. One more dimension in front makes several images. Arrays are uint8 or floats
+in 0..1: other ranges, which `decode` knows of files, might be those of a normalised tensor. A PIL
+image with an EXIF orientation is turned upright, as its file is.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -34,6 +38,21 @@ def is_one_image(inputs: Any) -> bool:
     if isinstance(inputs, np.ndarray | Tensor):
         return inputs.ndim in (2, 3) and not _holds_objects(inputs)
     return isinstance(inputs, ONE)
+
+
+def are_images(inputs: Any) -> bool:
+    """Whether inputs are plainly images, or plainly texts. UserError where they may be either."""
+    some = inputs if isinstance(inputs, list | tuple) else [inputs]
+    names = [one for one in some if isinstance(one, str)]
+    if len(names) == len(some) > 0:
+        if not any(os.path.isfile(x) or re.search(r"\.[A-Za-z]{3,4}$", x) for x in names):
+            return False
+        if all(map(os.path.isfile, names)):
+            return True
+    elif isinstance(inputs, (list, tuple, np.ndarray, Tensor, *ONE)) and not _holds_objects(inputs):
+        return True
+    what = repr(names[0] if names else inputs)[:60]
+    raise UserError(f"{what} may be an image or a text: write images=[...] or texts=[...]")
 
 
 def several(inputs: Any, what: str) -> Iterable[Any]:
@@ -81,7 +100,7 @@ def original(image: ImageLike) -> Image.Image:
         raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
 
 
-def _holds_objects(inputs: np.ndarray | Tensor) -> bool:
+def _holds_objects(inputs: Any) -> bool:
     return isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OUS"
 
 

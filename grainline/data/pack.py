@@ -124,7 +124,7 @@ class _Writer:
             )
         self.keys.add(record.key)
         name = quoted(record.key)
-        data = record.image if isinstance(record.image, bytes) else as_png(record.image)
+        data = record.image if isinstance(record.image, bytes) else as_png(decode(record))
         kind = next((kind for start, kind in _SUFFIXES.items() if data.startswith(start)), None)
         kind = kind or kind_of(data).lower() or "tiff"
         yield f"{name}.{kind}", data

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.config import flatten, read_yaml
-from grainline.errors import UserError, shorten_words
+from grainline.errors import UserError, checked, shorten_words
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import (
     DECIMALS,
@@ -94,13 +94,19 @@ class Differences(list[Difference]):
         return ["metric", "before", "after", "difference", interval, "sure"], rows
 
 
-def compare(after: Result, before: Result, where: str = "the earlier result") -> Differences:
+@checked()
+def compare(
+    after: Result | str | Path, before: Result | str | Path, where: str = "the earlier result"
+) -> Differences:
     """The difference of every metric of both, with the seed, resamples and level of `after`.
 
-    where  the name of `before` in an error
+    after, before  results, or files of `grainline evaluate --json`
+    where          the name of `before` in an error
 
     Raises UserError unless both have the same queries, and for a pooled result, which has no outcomes.
     """
+    where = where if isinstance(before, Result) else str(before)
+    after, before = (one if isinstance(one, Result) else read(one) for one in (after, before))
     refuse_other(after, before, where, "be compared")
     suite, settings = suite_of(after), settings_of(after)
     metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))

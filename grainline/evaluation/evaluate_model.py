@@ -14,7 +14,7 @@ from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
-from grainline.errors import UserError, amount, escape_controls, suggestion
+from grainline.errors import UserError, amount, checked, escape_controls, suggestion
 from grainline.evaluation.compare import (
     Difference,
     Differences,
@@ -39,6 +39,7 @@ IN_MEMORY = "in-memory"
 """The name of a model that no run folder belongs to, in results."""
 
 
+@checked(model="vectors of another program go by vectors=(images, texts) and pairs=")
 def evaluate(  # noqa: PLR0913 - each is an option of the command
     model: str | Path | Model | None = None,
     data: Any = None,
@@ -91,8 +92,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     given = {"model": model, "data": data, "captions": captions, "scoring": scoring, "png": png}
     others = vectors is not None or scores is not None
     _refuse_missing(suite, others, pairs, given)
-    if batch_size < 1 or seed < 0:
-        raise UserError(f"batch_size is {batch_size} and seed {seed}; they must be at least 1 and 0")
+    if batch_size < 1 or seed < 0 or not 0 <= max_corrupt <= 1:
+        given_numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
+        raise UserError(f"{given_numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
     outputs = [None if path is None else Path(path) for path in (json, html, png)]
     _refuse_options(suite, scoring, *outputs[1:])
@@ -181,7 +183,7 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[
         if given["model"] is None:
             raise UserError("no model; give a run folder, a checkpoint, or the vectors of another program")
         if given["data"] is None or (isinstance(given["data"], Sequence) and not given["data"]):
-            raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
+            raise UserError('no data; give --data PATH..., such as --data photos/ (data="photos/" in Python)')
         return
     if not suite.takes_vectors:
         raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")

@@ -16,7 +16,7 @@ import torch
 
 import grainline
 from grainline.data.other_texts import trained_paths
-from grainline.errors import UserError, amount, escape_controls
+from grainline.errors import UserError, amount, checked, escape_controls
 from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.loading import find_run
@@ -133,12 +133,14 @@ class Result(NamedTuple):
         """The result as plain values, the content of its JSON file."""
         return dict(json.loads(to_json(self)))
 
+    @checked()
     def save(self, path: str | Path) -> Path:
         """Write the result as JSON, as `grainline evaluate --json` does. Returns the path."""
         write(self, path)
         return Path(path)
 
     @staticmethod
+    @checked()
     def load(path: str | Path) -> "Result":
         """The result in a JSON file. Raises UserError if there is none."""
         return read(path)
@@ -146,9 +148,7 @@ class Result(NamedTuple):
     def compare(self, other: "Result | str | Path") -> Any:
         """The difference of every metric to an earlier result, or its file, on the same data: a list that
         prints as a table (`evaluation.compare.compare`). Raises UserError for a result on other data."""
-        if isinstance(other, Result):
-            return grainline.compare(self, other)
-        return grainline.compare(self, read(other), str(other))
+        return grainline.compare(self, other)
 
 
 def text_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

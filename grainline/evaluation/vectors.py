@@ -292,7 +292,10 @@ def _blocks(array: Any, what: str) -> Iterator[tuple[int, Tensor]]:
 def _matrix(scores: Any) -> np.ndarray:
     """Scores [N, M], from a file or an array, none of them NaN."""
     array = _array(_arrays(scores), "images", str(scores)) if isinstance(scores, str | Path) else scores
-    matrix = array.detach().cpu().float().numpy() if isinstance(array, Tensor) else np.asanyarray(array)
+    try:
+        matrix = array.detach().cpu().float().numpy() if isinstance(array, Tensor) else np.asanyarray(array)
+    except ValueError:
+        raise UserError("scores have rows of different lengths; they must be [images, texts]") from None
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise UserError(f"scores are {list(matrix.shape)}; they must be [images, texts]")
     for start, block in _blocks(matrix, "scores"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError, path_of
+from grainline.errors import UserError, checked, path_of
 from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.candidates import CandidateSearch
@@ -140,6 +140,7 @@ class Index:
         """At which rank the model finds right images on the validation data of its run; "" if unknown."""
         return validation_summary(self.path) if self.path else ""
 
+    @checked()
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
         """The k best images for each text. UserError for an empty index, no text, or an empty text."""
@@ -168,6 +169,7 @@ class Index:
             out.append(QueryHits(text, tuple(hits), (*notes, *own)))
         return out
 
+    @checked()
     @torch.no_grad()
     def search_images(
         self, images: Sequence[ImageLike], k: int = 10, options: Options = DEFAULT
@@ -353,8 +355,9 @@ class Index:
 
     def _check(self, k: int, options: Options) -> None:
         for name in ("level", "support", "absent"):
-            if not 0 <= getattr(options, name) <= 1:
-                raise UserError(f"Options.{name} is {getattr(options, name)}; it must be from 0 to 1")
+            value = getattr(options, name)
+            if not (isinstance(value, float | int) and 0 <= value <= 1):
+                raise UserError(f"Options.{name} is {value}; it must be a number from 0 to 1")
         if not len(self):
             raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:
@@ -363,6 +366,7 @@ class Index:
             segment.arrays[VECTORS].require_size()
 
 
+@checked()
 def open_index(
     folder: str | Path,
     model: Model | str | None = None,

@@ -16,7 +16,7 @@ from grainline.data.decode import now_decodable
 from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
-from grainline.errors import UserError, path_of
+from grainline.errors import UserError, checked, path_of
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path
 from grainline.fingerprint import fingerprint
 from grainline.index import store
@@ -59,6 +59,7 @@ class Report(NamedTuple):
     remarks: tuple[str, ...] = ()  # on images that are left out
 
 
+@checked()
 def build(
     images: str | Path,
     out: str | Path,
@@ -121,6 +122,7 @@ def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
         )
 
 
+@checked()
 def add(
     index: str | Path,
     paths: Sequence[str | Path],
@@ -140,6 +142,7 @@ def add(
         return update.images(images, False, remarks)
 
 
+@checked()
 def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
     """Remove images, or folders of them, from the index, and exclude them from every later refresh.
 
@@ -162,6 +165,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
         return Report(removed=number, images=len(writer.rows))
 
 
+@checked()
 def refresh(
     index: str | Path,
     *,

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import store
 from grainline.index.calibration_texts import read_encoded
 from grainline.index.inverted import update_inverted
 from grainline.index.reader import model_of, read_parts
 from grainline.model import ImageLike, Model, given
-from grainline.types import Encoded, to, to_dtype
+from grainline.types import Encoded, finite, to, to_dtype
 
 CHUNK = 512  # images that are committed together: what a kill can cost
 MAX_DEAD = 0.25  # share of a segment; above it the segment is written again without them
@@ -207,5 +208,7 @@ def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded])
                 out |= {store.TOKENS: encoded.tokens.half(), store.MASK: encoded.mask}
                 encoded = encoded._replace(tokens=encoded.tokens.half().to(encoded.tokens.dtype))
         out |= {name: model.method.score(encoded, rows).half() for name, rows in texts.items()}
+        if wrong := [name for name, x in out.items() if not finite(x)]:
+            raise UserError(f"{wrong[0]} of an image overflow in half precision, as an index has them")
         parts.append({name: tensor.cpu().numpy() for name, tensor in out.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}

@@ -57,7 +57,7 @@ def as_changes(
     fields |= {field_of(name): value for name, value in settings.items()}
     if isinstance(changes, Mapping):
         fields, changes = {**changes, **fields}, ()
-    return [*changes, *(f"{name}={json.dumps(value)}" for name, value in fields.items())]
+    return [*changes, *(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())]
 
 
 MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")

@@ -14,7 +14,7 @@ from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
-from grainline.errors import UserError, path_of
+from grainline.errors import UserError, checked, path_of
 from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
@@ -41,6 +41,7 @@ from grainline.training.recipe import Recipe, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
+@checked(recipe="data go by data=")
 def train(  # noqa: PLR0913 - keywords that users give by name
     recipe: Recipe | str | Path,
     out: str | Path,
@@ -76,6 +77,8 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
     out = path_of(out, "the folder of the run")
+    if out.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        raise UserError(f"out is {out}, and should be the folder of the run; data go by data={str(out)!r}")
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
@@ -84,7 +87,9 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
     with open_recipe(recipe if isinstance(recipe, Recipe) else str(recipe), changes) as opened:
         if not opened.data.paths:
-            raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+            raise UserError(
+                "no data to train on; give --data PATH... (data=PATH in Python), or data.paths in the recipe"
+            )
         return _run(opened, out, resume, checkpoint, tuple(several))
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_of
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
 from grainline.files import read_settings
-from grainline.weights import summarize_names
+from grainline.weights import check_numbers, summarize_names
 
 
 def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
@@ -42,6 +43,9 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
             ignore_mismatched_sizes=True,
             **headless,
         )
+    stored = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    for file in stored:  # the library makes floats of integers
+        check_numbers(read_tensors(file)[0], file)
     unread = {key for key in report["unexpected_keys"] if re.fullmatch(KINDS[kind].left_out, key)}
     wrong = summarize_names(
         {

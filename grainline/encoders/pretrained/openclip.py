@@ -21,7 +21,7 @@ from grainline.encoders.pretrained.preprocess import check_known, of_open_clip
 from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.nn.positions import KEEP
-from grainline.weights import state_dict_mismatch
+from grainline.weights import check_numbers, state_dict_mismatch
 
 _NAMES = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
@@ -60,7 +60,8 @@ def heads_of_text(width: int) -> int:
 def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
     """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
     stored = read_tensors(file)
-    state = {name: x.float() for name, x in _tidy(stored.tensors).items()}
+    check_numbers(tidy := _tidy(stored.tensors), file)
+    state = {name: x.float() for name, x in tidy.items()}
     if "logit_bias" in state:
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = _is_quick(file, stored) if quick_gelu is None else quick_gelu
