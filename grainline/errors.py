@@ -1,4 +1,4 @@
-"""`UserError`, whose message is one line; `checked` arguments; paths that cannot be; counts and lists of names."""
+"""`UserError`, whose message is one line; `checked` arguments; impossible paths; counts and lists of names."""
 
 import errno
 import inspect

@@ -56,7 +56,9 @@ def test_superpixels_are_connected_by_a_kernel_as_by_flood_fill(
 ) -> None:
     from grainline.kernels import kmeans as kernels
 
-    monkeypatch.setattr(kernels, "PIXELS", 128)
+    block = 32 if cell * grid < 16 else 256
+    monkeypatch.setattr(kernels, "PIECES", (block, kernels.PIECES[1]))
+    monkeypatch.setattr(kernels, "JOIN", (block, kernels.JOIN[1]))
     fit = some_fits(2, cell, grid, values, smooth)
     label = hard(fit, cell)
     expected = [slow_connected(label[i].tolist(), fit[i].tolist(), cell) for i in range(2)]

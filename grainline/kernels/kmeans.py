@@ -3,13 +3,14 @@
     colours  Lab of the pixels, and its mean in each cell
     assign   pixels of a row of cells choose among nine centres: sums of what they chose, or at last labels
     move     centres move to the mean of the pixels that chose them
-    pieces   the largest piece of each superpixel stays; a program for each image, here and in the next
-    join     all other pixels join what they touch, ring by ring
+    pieces   pixels learn the first pixel of their piece: a program for each superpixel, over nine cells
+    stay     the largest piece of a superpixel stays
+    join     all other pixels join what they touch, ring by ring: a program for each image
 
 A lane of `assign` is a column of pixels of a cell. It walks down the cell and holds nine centres and nine
 sums in registers; only at the end lanes are added up. A choice needs centres that depend on all cells around,
-so a step is two launches. No two programs add to one number, and lanes add integers alone: the bits are the
-same in each run.
+so a step is two launches. No two programs add to one number, and where lanes do, it is a smallest or a count
+of integers: the bits are the same in each run.
 
 Numbers of cells stand in planes [number, cells]; cells = images * G * G, G cells along a side of S pixels.
 """
@@ -26,7 +27,6 @@ from grainline.kernels.launch import FUSION
 
 BLOCK = 128  # cells of a program that moves centres
 MOVE = {"num_warps": 4, **FUSION}
-PIXELS, CONNECT = 2048, {"num_warps": 8, **FUSION}  # at a time, of a program that connects superpixels
 
 
 @triton.jit
@@ -226,64 +226,89 @@ def _move(part, middle, moved, cells, compactness, G: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _beside(at, a: tl.constexpr, S: tl.constexpr):
-    """Row and column of the pixels beside some, of neighbour a of nine, and whether they lie in the image"""
-    y, x = at // S + (a // 3 - 1), at % S + (a % 3 - 1)
-    return y, x, (y >= 0) & (y < S) & (x >= 0) & (x < S)
+def _window(label, own, top, left, number, S: tl.constexpr, WIDE: tl.constexpr):
+    """Row and column of numbered pixels of the nine cells around one, and which are of its superpixel"""
+    y, x = top + number // WIDE, left + number % WIDE
+    there = (number < WIDE * WIDE) & (y >= 0) & (y < S) & (x >= 0) & (x < S)
+    return y, x, there & (tl.load(label + y * S + x, mask=there, other=-1) == own)
 
 
 @triton.jit
-def _pieces(label, state, count, best, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """state: from a pixel's number to its neighbour, 0 to 8, in the largest piece; elsewhere -1 - neighbour
+def _home(S: tl.constexpr, C: tl.constexpr):
+    """The superpixel of a program in its image, where that begins, and row and column of the nine cells"""
+    cell, G = tl.program_id(0).to(tl.int64), S // C
+    own = cell % (G * G)
+    return own, cell // (G * G) * S * S, (own // G - 1) * C, (own % G - 1) * C
 
-    Before, it is the lowest pixel of its piece that a pixel knows: by those beside, or by that one. At first
-    count and best are 0: the pixels of a piece, and the rank of the largest piece of a superpixel.
+
+@triton.jit
+def _pieces(label, state, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """state: the lowest pixel of its piece, for each pixel of my superpixel
+
+    Until nothing changes, it is the lowest known: that of a pixel beside, or of the lowest one itself.
     """
-    n, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    label, state, count = label + n * S * S, state + n * S * S, count + n * S * S
-    best += n * (S // C) * (S // C)
+    WIDE: tl.constexpr = 3 * C
+    own, base, top, left = _home(S, C)
+    label, state, lane = label + base, state + base, tl.arange(0, BLOCK)
+    for start in range(0, WIDE * WIDE, BLOCK):
+        y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
+        tl.store(state + y * S + x, (y * S + x).to(tl.int32), mask=member)
     changed = tl.max((lane >= 0).to(tl.int32), 0)
     while changed > 0:
         tl.debug_barrier()
         moved = tl.zeros([BLOCK], tl.int32)
-        for start in range(0, S * S, BLOCK):
-            at = start + lane
-            real = at < S * S
-            own, old = tl.load(label + at, mask=real, other=-1), tl.load(state + at, mask=real, other=0)
-            low = tl.minimum(old, tl.load(state + old))
+        for start in range(0, WIDE * WIDE, BLOCK):
+            y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
+            at = y * S + x
+            old = tl.load(state + at, mask=member, other=0)
+            low = tl.minimum(old, tl.load(state + old, mask=member, other=0))
             for a in tl.static_range(1, 9, 2):  # above, left, right, below
-                y, x, near = _beside(at, a, S)
-                near = near & real & (tl.load(label + y * S + x, mask=near & real, other=-1) == own)
-                low = tl.minimum(low, tl.load(state + y * S + x, mask=near, other=S * S))
-            less = real & (low < old)
+                down, across = a // 3 - 1, a % 3 - 1
+                near = member & (y + down >= 0) & (y + down < S) & (x + across >= 0) & (x + across < S)
+                other = at + (down * S + across)
+                near = near & (tl.load(label + other, mask=near, other=-1) == own)
+                low = tl.where(near, tl.minimum(low, tl.load(state + other, mask=near, other=0)), low)
+            less = member & (low < old)
             tl.atomic_min(state + at, low, mask=less, sem="relaxed")
             tl.atomic_min(state + old, low, mask=less, sem="relaxed")
             moved = tl.where(less, 1, moved)
         changed = tl.max(moved, 0)
-    one = tl.full([BLOCK], 1, tl.int32)
-    for phase in tl.static_range(3):
-        tl.debug_barrier()
-        for start in range(0, S * S, BLOCK):
-            at = start + lane
-            real = at < S * S
-            own, first = tl.load(label + at, mask=real, other=0), tl.load(state + at, mask=real, other=0)
-            rank = tl.load(count + first).to(tl.int64) * (S * S) + (S * S - first)
-            if phase == 0:
-                tl.atomic_add(count + first, one, mask=real, sem="relaxed")
-            elif phase == 1:
-                tl.atomic_max(best + own, rank, mask=real, sem="relaxed")
-            else:
-                row, column = own // (S // C) - at // S // C, own % (S // C) - at % S // C
-                code = (3 * row + column + 4).to(tl.int32)
-                tl.store(state + at, tl.where(rank == tl.load(best + own), code, -1 - code), mask=real)
+
+
+@triton.jit
+def _stay(label, state, count, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """state: the neighbour, 0 to 8, of pixels in the largest piece; -1 for all others"""
+    G: tl.constexpr = S // C
+    WIDE: tl.constexpr = 3 * C
+    own, base, top, left = _home(S, C)
+    label, state, count, lane = label + base, state + base, count + base, tl.arange(0, BLOCK)
+    for start in range(0, WIDE * WIDE, BLOCK):
+        y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
+        first = tl.load(state + y * S + x, mask=member, other=0)
+        tl.atomic_add(count + first, tl.full([BLOCK], 1, tl.int32), mask=member, sem="relaxed")
+    tl.debug_barrier()
+    best = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, WIDE * WIDE, BLOCK):
+        y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
+        first = tl.load(state + y * S + x, mask=member, other=0)
+        number = tl.load(count + first, mask=member, other=0).to(tl.int64)
+        best = tl.maximum(best, tl.where(member, number * (S * S) + (S * S - 1 - first), 0))
+    largest = S * S - 1 - tl.max(best, 0) % (S * S)
+    for start in range(0, WIDE * WIDE, BLOCK):
+        y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
+        stays = tl.load(state + y * S + x, mask=member, other=0) == largest
+        neighbour = 3 * (own // G - y // C + 1) + own % G - x // C + 1
+        tl.store(state + y * S + x, tl.where(stays, neighbour, -1).to(tl.int32), mask=member)
 
 
 @triton.jit
 def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Labels when all have joined, and the association in place of fits. What joins in ring r takes 16 r +
-    its neighbour as state, so that a ring sees the earlier ones alone."""
-    n, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    """state: what joins in ring r takes 16 r + its neighbour; so a ring sees the earlier ones alone. At last
+    the labels, and in place of the fits the association."""
+    G: tl.constexpr = S // C
+    n = tl.program_id(0).to(tl.int64)
     label, state, fit = label + n * S * S, state + n * S * S, fit + n * 9 * S * S
+    lane = tl.arange(0, BLOCK)
     changed = tl.max((lane >= 0).to(tl.int32), 0)
     ring = changed
     while changed > 0:
@@ -291,44 +316,51 @@ def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constex
         moved = tl.zeros([BLOCK], tl.int32)
         for start in range(0, S * S, BLOCK):
             at = start + lane
+            y, x = at // S, at % S
             alone = tl.load(state + at, mask=at < S * S, other=0) < 0
             best, pick = tl.full([BLOCK], float("-inf"), tl.float32), tl.full([BLOCK], 9, tl.int32)
             for a in tl.static_range(1, 9, 2):
-                y, x, near = _beside(at, a, S)
-                code = tl.load(state + y * S + x, mask=near & alone, other=-1)
-                down = y // C + code % 16 // 3 - at // S // C
-                across = x // C + code % 16 % 3 - at % S // C
-                there = (code >= 0) & (code < 16 * ring) & (down >= 0) & (down < 3)
-                there = there & (across >= 0) & (across < 3)
-                own = tl.where(there, 3 * down + across, 9)
-                value = tl.load(fit + own * (S * S) + at, mask=there, other=float("-inf"))
-                better = there & ((value > best) | ((value == best) & (own < pick)))
+                down, across = a // 3 - 1, a % 3 - 1
+                near = alone & (y + down >= 0) & (y + down < S) & (x + across >= 0) & (x + across < S)
+                other = tl.load(state + at + (down * S + across), mask=near, other=-1)
+                high = (y + down) // C + other % 16 // 3 - y // C
+                wide = (x + across) // C + other % 16 % 3 - x // C
+                near = near & (other >= 0) & (other < 16 * ring)
+                near = near & (high >= 0) & (high < 3) & (wide >= 0) & (wide < 3)
+                own = tl.where(near, 3 * high + wide, 9)
+                value = tl.load(fit + own * (S * S) + at, mask=near, other=float("-inf"))
+                better = near & ((value > best) | ((value == best) & (own < pick)))
                 best, pick = tl.where(better, value, best), tl.where(better, own, pick)
-            tl.store(state + at, 16 * ring + pick, mask=pick < 9)
-            moved = tl.where(pick < 9, 1, moved)
+            joins = alone & (pick < 9)
+            tl.store(state + at, 16 * ring + pick, mask=joins)
+            moved = tl.where(joins, 1, moved)
         changed = tl.max(moved, 0)
         ring += 1
     tl.debug_barrier()
     for start in range(0, S * S, BLOCK):
         at = start + lane
-        real = at < S * S
-        code = tl.load(state + at, mask=real, other=0)
-        code = tl.where(code < 0, -1 - code, code % 16)
-        row, column = at // S // C + code // 3 - 1, at % S // C + code % 3 - 1
-        tl.store(label + at, row * (S // C) + column, mask=real)
+        y, x, real = at // S, at % S, at < S * S
+        code, own = tl.load(state + at, mask=real, other=0), tl.load(label + at, mask=real, other=0)
+        row, column = y // C + code % 16 // 3 - 1, x // C + code % 16 % 3 - 1
+        own = tl.where(code < 0, own, row * G + column)
+        tl.store(label + at, own, mask=real)
+        neighbour = 3 * (own // G - y // C + 1) + own % G - x // C + 1
         for a in tl.static_range(9):
-            tl.store(fit + a * S * S + at, tl.where(code == a, 1.0, 0.0), mask=real)
+            tl.store(fit + a * S * S + at, tl.where(neighbour == a, 1.0, 0.0), mask=real)
+
+
+PIECES, JOIN = (512, {"num_warps": 4, **FUSION}), (2048, {"num_warps": 8, **FUSION})
 
 
 def connect(label: Tensor, fit: Tensor, cell: int) -> None:
     """As `nn.superpixels.connected`, in place. fit becomes the association."""
     number, size, _ = label.shape
-    state = torch.arange(size**2, dtype=torch.int32, device=label.device).repeat(number)
-    count = torch.zeros_like(state)
-    best = label.new_zeros(number, (size // cell) ** 2)
-    sizes: dict[str, Any] = {"S": size, "C": cell, "BLOCK": PIXELS, **CONNECT}
-    _pieces[(number,)](label, state, count, best, **sizes)
-    _join[(number,)](label, state, fit, **sizes)
+    state, count = torch.empty_like(label, dtype=torch.int32), torch.zeros_like(label, dtype=torch.int32)
+    cells = number * (size // cell) ** 2
+    sizes: dict[str, Any] = {"S": size, "C": cell}
+    _pieces[(cells,)](label, state, **sizes, BLOCK=PIECES[0], **PIECES[1])
+    _stay[(cells,)](label, state, count, **sizes, BLOCK=PIECES[0], **PIECES[1])
+    _join[(number,)](label, state, fit, **sizes, BLOCK=JOIN[0], **JOIN[1])
 
 
 def tile(cell: int) -> tuple[dict[str, int], dict[str, Any]]:
