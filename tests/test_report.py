@@ -27,6 +27,7 @@ from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
 from grainline.report.case import Case, WholeImage, lead, standing
+from grainline.report.charts import line_chart
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
@@ -324,7 +325,8 @@ def lines(*, terms: int = 2) -> list[dict[str, Any]]:
         {
             "kind": "validation",
             "step": 2,
-            "metrics": {"rSum": 9.0, "text to image R@10": 0.5, "text to image R@5": 0.25},
+            "metrics": {"rSum": 9.0, "text to image R@10": 50.0, "text to image R@5": 25.0},
+            "chance": {"rSum": 12.0, "text to image R@10": 10.0},
         }
     ]
 
@@ -341,6 +343,8 @@ def test_curves_show_all_that_the_log_holds() -> None:
     assert [list(one.y) for one in recall] == [[25.0], [50.0]]
     assert list(drawn["Loss, part 1"].series[0].x) == [1, 2, 3]
     assert all(np.isnan(drawn["Gradient norm"].series[0].y))
+    assert [one.chance for one in recall] == [None, 10.0], "the axis holds chance too"
+    assert "chance 12 (dotted)" in line_chart(drawn["Validation: rSum"])
     assert curves([]) == []
 
 

@@ -24,7 +24,7 @@ from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
-from grainline.evaluation.suite import Settings, metrics_of
+from grainline.evaluation.suite import MetricSamples, Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.types import Encoded, same_image
@@ -131,7 +131,7 @@ def test_a_perfect_model_is_perfect_on_every_metric() -> None:
     assert values["rSum"] == pytest.approx(600)
     assert values["text to image median rank"] == values["image to text median rank"] == 1
     assert {m.ties for m in result.metrics} == {0}
-    assert result.metric("text to image R@5").chance == pytest.approx(5 / 6)
+    assert result.metric("text to image R@5").chance == pytest.approx(100 * 5 / 6)
 
 
 def test_an_interval_of_width_zero_is_explained() -> None:
@@ -147,7 +147,7 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     result = RetrievalSuite().measure(Cosine(), data, Settings(memory=5000, resamples=200))
     shares = [(rank <= k).float().mean().item() for rank in (a, b) for k in (1, 5, 10)]
     assert result.metric("rSum").value == pytest.approx(100 * sum(shares))
-    assert result.metric("image to text R@5").value == pytest.approx((a <= 5).float().mean().item())
+    assert result.metric("image to text R@5").value == pytest.approx(100 * (a <= 5).float().mean().item())
     assert result.metric("text to image median rank").value == np.median(b.numpy())
     assert result.metric("text to image R@1").queries == 120
     assert result.metric("image to text R@1").queries == 40
@@ -176,27 +176,44 @@ def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
 
 def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
     result = RetrievalSuite().measure(Cosine(), made(40, 3))
-    assert result.metric("text to image R@10").chance == pytest.approx(10 / 40)
-    assert result.metric("image to text R@1").chance == pytest.approx(3 / 120)
-    assert result.metric("image to text R@10").chance < 10 / 40
+    assert result.metric("text to image R@10").chance == pytest.approx(25)
+    assert result.metric("image to text R@1").chance == pytest.approx(2.5)
+    assert result.metric("image to text R@10").chance < 25
     assert result.metric("rSum").chance == pytest.approx(
-        100 * sum(m.chance for m in result.metrics if m.unit == "share")
+        sum(m.chance for m in result.metrics if m.unit == "%")
     )
 
 
 def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
     result = RetrievalSuite().measure(Cosine(), made(60, 2))
-    shares = [m for m in result.metrics if m.unit == "share"]
+    shares = [m for m in result.metrics if m.unit == "%"]
     total = result.metric("rSum")
     assert total.low < total.value < total.high
-    assert 100 * sum(m.low for m in shares) < total.low
-    assert total.high < 100 * sum(m.high for m in shares)
+    assert sum(m.low for m in shares) < total.low
+    assert total.high < sum(m.high for m in shares)
+
+
+def test_a_file_with_shares_of_one_is_read_in_per_cent() -> None:
+    result = RetrievalSuite().measure(Cosine(), made(40, 3))
+    fields = result.to_dict()
+    for one in fields["metrics"]:
+        if one["unit"] == "%":
+            one |= {name: one[name] / 100 for name in ("value", "low", "high", "chance")} | {"unit": "share"}
+    for old, new in zip(from_json(json.dumps(fields)).metrics, result.metrics, strict=True):
+        assert (old.name, old.unit) == (new.name, new.unit)
+        assert (old.value, old.low, old.high, old.chance) == pytest.approx((*new[1:4], new.chance))
+
+
+def test_a_suite_may_have_a_unit_of_its_own() -> None:
+    """A mean reciprocal rank is no per cent."""
+    (metric,) = metrics_of({"MRR": MetricSamples(0.2716, np.full(9, 0.2716), 9, None, 0, "MRR")}, Settings())
+    assert (metric.value, metric.text(metric.value), metric.label) == (0.2716, "0.272", "MRR")
 
 
 def test_ties_are_wrong_and_counted() -> None:
     same = InMemory([painted(0), painted(0)._replace(key="q"), painted(1)])
     result = RetrievalSuite().measure(Cosine(), encode_source(Colours(), same))
-    assert result.metric("text to image R@1").value == pytest.approx(1 / 3)
+    assert result.metric("text to image R@1").value == pytest.approx(100 / 3)
     assert result.metric("text to image R@1").ties == 2
     assert result.metric("rSum").ties == 4
 
@@ -293,9 +310,9 @@ def test_coco_1k_is_five_separate_galleries_and_their_mean() -> None:
         positive = torch.eye(1000).bool().repeat_interleave(5, 1)
         expected.append((ranks(score.T, positive.T).rank <= 5).float().mean().item())
     found = result.metric("text to image R@5")
-    assert found.value == pytest.approx(np.mean(expected))
+    assert found.value == pytest.approx(100 * np.mean(expected))
     assert found.low < found.value < found.high
-    assert found.chance == pytest.approx(5 / 1000)
+    assert found.chance == pytest.approx(0.5)
     assert found.queries == 25000
     assert result.settings["split"] == "coco-karpathy"
 
@@ -368,15 +385,15 @@ def with_foils() -> Encodings:
 def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
     result = ProbesSuite().measure(Cosine(pairwise), with_foils())
     assert [m.name for m in result.metrics] == ["all kinds", "colour", "noun", "size"]
-    assert [m.value for m in result.metrics] == [0.5, 0.5, 1.0, 0.0]
+    assert [m.value for m in result.metrics] == [50, 50, 100, 0]
     assert [m.ties for m in result.metrics] == [1, 0, 0, 1], (
         "the model reads three words: the size is cut off"
     )
-    assert [m.chance for m in result.metrics] == [0.5] * 4
+    assert [m.chance for m in result.metrics] == [50] * 4
     noun = result.metric("noun").wilson
     assert noun is not None
-    assert noun[0] < 0.3
-    assert noun[1] == 1.0
+    assert noun[0] < 30
+    assert noun[1] == 100
 
 
 def test_foils_of_one_image_are_no_independent_evidence() -> None:
@@ -384,7 +401,7 @@ def test_foils_of_one_image_are_no_independent_evidence() -> None:
     told = {"kind": ["x"] * 48, "benchmark": ["own data"] * 48}
     runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "image": image.tolist()}]
     (together, alone) = metrics_of(ProbesSuite().metrics(runs, Settings()), Settings())
-    one_each = interval(right[::6])
+    one_each = interval(100 * right[::6])
     assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
     assert alone.wilson is not None
     assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high

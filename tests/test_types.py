@@ -1,10 +1,12 @@
 """Which rows belong together, and what happens to nested batches."""
 
+import pytest
 import torch
 
 from grainline.types import (
     Encoded,
     Images,
+    Mean,
     Pair,
     concat,
     each,
@@ -34,6 +36,16 @@ def test_texts_and_images_match_by_the_id_of_the_image() -> None:
 def test_foils_and_padding_match_nothing_not_even_each_other() -> None:
     texts = encoded([0, 1, -1, -1], [7, -1, -1, -1])  # a caption, a foil, two rows of padding
     assert same_image(texts, texts).int().tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
+
+
+def test_a_scalar_of_a_method_is_the_mean_over_its_rows() -> None:
+    """Two chunks of 3 rows and 1 row add up to the mean over all four."""
+    parts = Mean.over(torch.tensor(2.0), 3), Mean.over(torch.tensor(6.0), 1)
+    assert sum(float(x.total) for x in parts) / sum(float(x.number) for x in parts) == 3.0
+    assert Mean.over(parts[0], 7) is parts[0]
+    for wrong in (torch.ones(2), 2.0):
+        with pytest.raises(TypeError, match="takes a scalar tensor or Mean"):
+            Mean.over(wrong, 1)
 
 
 def test_rows_are_chosen_in_every_tensor_and_absent_fields_stay_absent() -> None:

@@ -51,14 +51,16 @@ def test_ranks_of_vectors_are_those_of_their_cosines() -> None:
     a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in VECTORS)
     own = np.array(OWNER)
     score = a @ b.T
-    first = np.mean(own == score.argmax(0))
-    assert 0 < first < 1
+    first = 100 * np.mean(own == score.argmax(0))
+    assert 0 < first < 100
     assert result["text to image R@1"].value == pytest.approx(first)
-    assert result["image to text R@1"].value == pytest.approx(np.mean(own[score.argmax(1)] == np.arange(N)))
-    assert result["text to image R@1"].chance == pytest.approx(1 / N)
+    assert result["image to text R@1"].value == pytest.approx(
+        100 * np.mean(own[score.argmax(1)] == np.arange(N))
+    )
+    assert result["text to image R@1"].chance == pytest.approx(100 / N)
     dot = grainline.evaluate(vectors=VECTORS, pairs=OWNER, similarity="dot")
     assert dot["text to image R@1"].value == pytest.approx(
-        np.mean(own == (VECTORS[0] @ VECTORS[1].T).argmax(0))
+        100 * np.mean(own == (VECTORS[0] @ VECTORS[1].T).argmax(0))
     )
     assert values(dot) != values(result)
     torches = tuple(torch.tensor(x).requires_grad_() for x in VECTORS)

@@ -21,7 +21,6 @@ from grainline.evaluation.result import (
     DECIMALS,
     Result,
     Table,
-    Unit,
     html_table,
     labelled,
     now,
@@ -45,7 +44,7 @@ class Difference(NamedTuple):
     value: float
     low: float  # bootstrap interval over images, the same ones on both sides
     high: float
-    unit: Unit
+    unit: str
 
     @property
     def label(self) -> str:
@@ -53,15 +52,13 @@ class Difference(NamedTuple):
         return labelled(self.name, self.unit)
 
     def text(self, number: float, sign: str = "") -> str:
-        """A number in the unit of the metric; of shares in points of a percent.
+        """A number in the unit of the metric; with a sign it is a difference, of percentages in points.
 
-        >>> loss = Difference("top-1 accuracy", 0.5, 0.4876, -0.0124, -0.02, -0.004, "share")
-        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.004, "+")
+        >>> loss = Difference("top-1 accuracy", 50.0, 48.76, -1.24, -2.0, -0.4, "%")
+        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.4, "+")
         ('50.0 %', '-1.2', '+0.4')
         """
-        if self.unit != "share":
-            return f"{number:{sign},.{DECIMALS[self.unit]}f}"
-        return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
+        return f"{number:{sign},.{DECIMALS.get(self.unit, 3)}f}" + " %" * (self.unit == "%" and not sign)
 
 
 class Differences(list[Difference]):
@@ -103,7 +100,10 @@ def compare(after: Result, before: Result, where: str = "the earlier result") ->
     """
     refuse_other(after, before, where, "be compared")
     suite, settings = suite_of(after), settings_of(after)
-    metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))
+    metrics, earlier = (
+        {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
+        for result in (after, before)
+    )
     out = Differences()
     for name in filter(earlier.__contains__, metrics):
         one = metrics[name]

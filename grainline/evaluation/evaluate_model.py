@@ -304,9 +304,9 @@ def metrics_section(results: Sequence[Result]) -> Section:
 
 def metrics_html(result: Result) -> Markup:
     """Metrics with intervals, chance and counts; settings, data and versions folded away."""
-    shares = [m for m in result.metrics if m.unit == "share"]
-    top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
-    end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
+    shares = [m for m in result.metrics if m.unit == "%"]
+    top = max((max(m.high, m.chance or 0.0) for m in shares), default=100.0) or 100.0
+    end = min(100.0, -(-top // 10) * 10)  # up to the next ten per cent
     about = {**result.settings, **{f"data {name}": value for name, value in result.data.items()}}
     if "compared_to" in about:  # the differences have a table of their own
         about["compared_to"] = about["compared_to"]["path"]
@@ -319,6 +319,6 @@ def metrics_html(result: Result) -> Markup:
         caption=f"{result.suite}, protocol {result.protocol}: {_size(result)}",
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
-        end=f"0 to {100 * end:.0f} %" if any(drawings) else "",
+        end=f"0 to {end:.0f} %" if any(drawings) else "",
         about={"time": result.time, **about, **result.versions},
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,22 +22,22 @@ from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page
 
-Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
-DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
-LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
+DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
+"""Of the units of metrics. A suite may have others, which print with three, and more is better of them."""
+LESS_IS_BETTER = "rank", "change"
 
 
 class Metric(NamedTuple):
     """One number with its interval and chance."""
 
     name: str  # "text to image R@1"
-    value: float
+    value: float  # in its unit, as it prints: 31.3 is 31.3 %
     low: float  # bootstrap interval over images
     high: float
     queries: int
     chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
-    unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, a change in percent, or a cosine
+    unit: str  # "%", "rank", "sum" of percentages, "correlation", "change" in %, "cosine", or one of a suite
     wilson: tuple[float, float] | None = None  # Wilson's interval, of plain accuracies
 
     @property
@@ -48,35 +48,39 @@ class Metric(NamedTuple):
     def text(self, number: float | None) -> str:
         """A number in the unit of the metric.
 
-        >>> share = Metric("R@1", 0.3126, 0.2, 0.4, 500, 0.002, 0, "share")
-        >>> [share.text(x) for x in (share.value, share.chance, 1.0)]
+        >>> recall = Metric("R@1", 31.26, 20.0, 40.0, 500, 0.2, 0, "%")
+        >>> [recall.text(x) for x in (recall.value, recall.chance, 100.0)]
         ['31.3 %', '0.20 %', '100.0 %']
         >>> Metric("median rank", 3.5, 3.0, 4.0, 500, 250.5, 0, "rank").text(1250.5)
         '1,250.5'
         >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
         '0.884'
+        >>> Metric("MRR", 0.2716, 0.2, 0.4, 500, None, 0, "reciprocal rank").text(0.2716)
+        '0.272'
         """
         if number is None:
             return "none"
-        if self.unit == "share":
-            return f"{100 * number:.{2 if 0 < number < 0.01 else 1}f} %"
-        return f"{number:,.{DECIMALS[self.unit]}f}"
+        if self.unit == "%":
+            return f"{number:.{2 if 0 < number < 1 else 1}f} %"
+        return f"{number:,.{DECIMALS.get(self.unit, 3)}f}"
 
     def ends(self) -> str:
         """The interval as text.
 
-        >>> Metric("R@1", 0.3126, 0.2874, 0.4, 500, 0.002, 0, "share").ends()
+        >>> Metric("R@1", 31.26, 28.74, 40.0, 500, 0.2, 0, "%").ends()
         '28.7 to 40.0 %'
         """
         return f"{self.text(self.low).removesuffix(' %')} to {self.text(self.high)}"
 
 
-def labelled(name: str, unit: Unit) -> str:
+def labelled(name: str, unit: str) -> str:
     """The name of a metric for a table.
 
     >>> labelled("SSI", "change"), labelled("rSum", "sum")
-    ('SSI (lower is better)', 'rSum')
+    ('SSI (lower is better)', 'rSum (0 to 600)')
     """
+    if unit == "sum":
+        return name.replace("rSum", "rSum (0 to 600)")
     return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
 
 
@@ -204,13 +208,22 @@ def from_json(text: str, where: str = "the text") -> Result:
     """The result that `to_json` wrote. Raises UserError if the text is no JSON or not a result."""
     try:
         fields = json.loads(text)
-        fields["metrics"] = tuple(
-            Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
-        )
+        fields["metrics"] = tuple(map(_metric, fields["metrics"]))
         fields["notes"] = tuple(fields["notes"])
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error
+
+
+def _metric(fields: dict[str, Any]) -> Metric:
+    """A metric of a file. Older files have shares of 1 in place of per cent."""
+    scale = 100 if fields["unit"] == "share" else 1
+    numbers = {
+        x: None if fields[x] is None else scale * fields[x] for x in ("value", "low", "high", "chance")
+    }
+    wilson = fields["wilson"] and tuple(scale * end for end in fields["wilson"])
+    unit = "%" if scale == 100 else fields["unit"]
+    return Metric(**fields | numbers | {"wilson": wilson, "unit": unit})
 
 
 def write(result: Result, path: str | Path) -> None:

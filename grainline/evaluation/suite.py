@@ -30,7 +30,7 @@ from grainline.evaluation.encode import (
 )
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
-from grainline.evaluation.result import Metric, Result, Unit, now, versions
+from grainline.evaluation.result import Metric, Result, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
 from grainline.report.case import CaseList, cases_html
@@ -78,15 +78,31 @@ class Inputs(NamedTuple):
 
 
 class MetricSamples(NamedTuple):
-    """One metric of one set of queries, with its value in every resample."""
+    """One metric of one set of queries, with its value in every resample.
+
+    Its unit is one of `Metric`, or "share": of 1, which a result has in per cent.
+    """
 
     value: float
     samples: np.ndarray  # [R]
     queries: int
     chance: float | None  # None: there is no such thing
     ties: int
-    unit: Unit
+    unit: str
     wilson: tuple[float, float] | None = None
+
+    def in_unit(self) -> "MetricSamples":
+        """The same as a result has it: a share in per cent."""
+        if self.unit != "share":
+            return self
+        chance, wilson = self.chance, self.wilson
+        return self._replace(
+            value=100 * self.value,
+            samples=100 * self.samples,
+            chance=None if chance is None else 100 * chance,
+            unit="%",
+            wilson=None if wilson is None else (100 * wilson[0], 100 * wilson[1]),
+        )
 
 
 class Outcomes(NamedTuple):
@@ -206,7 +222,7 @@ class Suite(ABC, Generic[O]):
         queries = {"keys": list(data.keys), **outcomes.queries}
         metrics = metrics_of(self.metrics([queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
-        if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
+        if any(metric.low == metric.high for metric in metrics if metric.unit == "%"):
             notes += (ZERO_WIDTH,)
         about = {
             **settings._asdict(),
@@ -350,7 +366,7 @@ def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tupl
             name, *from_replicates(one.value, one.samples, settings.level), one.queries, one.chance, one.ties,
             one.unit, one.wilson,
         )
-        for name, one in samples.items()
+        for name, one in ((name, one.in_unit()) for name, one in samples.items())
     )  # fmt: skip
 
 
@@ -388,7 +404,7 @@ def mean_metric(
     queries: int,
     chance: float | None,
     ties: int,
-    unit: Unit,
+    unit: str,
     settings: Settings,
 ) -> MetricSamples:
     """The mean of values [Q]. image [Q] as in `accuracy`; queries  so many outcomes, over all runs"""

@@ -7,7 +7,7 @@ before every checkpoint, so no checkpoint holds weights from after a loss that w
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
@@ -47,9 +47,25 @@ IMAGE = "towers.image."  # prefix of the parameters of every method's image enco
 class Validation(NamedTuple):
     """The metrics of one validation during training."""
 
-    metrics: dict[str, float]  # the first one selects the best checkpoint
+    metrics: dict[str, float]  # the first one selects the best checkpoint; recalls are in %
+    chance: Mapping[str, float] = {}  # of a random ranking, by the names of metrics
     notes: tuple[str, ...] = ()  # remarks for the log
     images: int | None = None  # number of images; None: not counted
+
+    def recalls(self) -> list[str]:
+        """Recall at 1 and 10 of each direction, with chance.
+
+        >>> metrics, chance = {"a R@1": 0.0, "a R@10": 13.2}, {"a R@1": 1.0, "a R@10": 10.0}
+        >>> Validation(metrics, chance).recalls()
+        ['a R@1 0 %, R@10 13.2 % (chance 1, 10)']
+        """
+        ways = [name.removesuffix(" R@1") for name in self.metrics if name.endswith(" R@1")]
+        pairs = {way: (f"{way} R@1", f"{way} R@10") for way in sorted(ways, reverse=True)}
+        return [
+            f"{one} {self.metrics[one]:.3g} %, R@10 {self.metrics[ten]:.3g} %"
+            f" (chance {self.chance[one]:.3g}, {self.chance[ten]:.3g})"
+            for one, ten in pairs.values()
+        ]
 
 
 class Run(NamedTuple):
@@ -321,18 +337,21 @@ class _Training:
         broadcast_buffers(self.method)  # a checkpoint has those of the first process
         copy = self.validation_copy
         with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
-            metrics, notes, images = self.job.validate(method.eval())
+            validation = self.job.validate(method.eval())
         train_mode(self.method)
         if rank() == 0:
-            value = next(iter(metrics.values()))
+            metrics, chance, notes, images = validation
+            name, value = next(iter(metrics.items()))
             if self.best is None or value > self.best:
                 self.best = value
                 better += 1
-            text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
-            text = "; ".join([f"{text}, the best so far" if better else text, *notes])
-            self._note(text, "validation", metrics=metrics, images=images)
+            text = f"validation at step {self.step}: {name} {value:.4g}"
+            text += f" (chance {chance[name]:.4g})" if name in chance else ""
+            text = "; ".join([f"{text}, the best so far" if better else text, *validation.recalls(), *notes])
+            self._note(text, "validation", metrics=metrics, chance=chance, images=images)
             self.callbacks.measure(metrics)
-            self._call("on_validation", dict(metrics))
+            beside = {f"{name}, chance": value for name, value in chance.items()}
+            self._call("on_validation", {**metrics, **beside})
         self.last_flush = self.step, time.monotonic()
         return bool(all_reduce_max(better))
 
