@@ -108,7 +108,7 @@ def model_card(
         tags=["image-text-retrieval", "long-captions", description.method.rpartition(":")[2].lower()],
         model_name=name,
         eval_results=[
-            EvalResult("image-text-retrieval", where, where, in_unit(metric), metric["value"])
+            EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
             for where, metrics in measured
             for metric in metrics
         ]
@@ -125,15 +125,9 @@ def model_card(
             facts={key: value for key, value in facts.items() if key != "device"},
             trained=trained,
             measured=measured,
-            in_unit=in_unit,
             licence=licence,
         )
     )
-
-
-def in_unit(metric: Metric) -> str:
-    """The name of a metric, with the unit where it is per cent."""
-    return f"{metric['name']} (%)" if metric.get("unit") == "%" else str(metric["name"])
 
 
 def training_facts(run: Path) -> dict[str, str]:

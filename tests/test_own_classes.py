@@ -119,8 +119,6 @@ def test_a_run_with_classes_of_a_user_trains_saves_loads_and_is_evaluated(home: 
 def test_an_encoder_of_a_user_under_a_method_of_the_package_needs_trust_too(home: Path) -> None:
     settings = [*ENCODERS, "train.max_steps=1"]
     grainline.train(recipe(home), home / "run", changes=settings)
-    facts = [line["facts"]["length"] for line in logged(home / "run") if line["kind"] == "train"]
-    assert facts == pytest.approx([1.0] * len(facts)), "a Term with a scalar"
     with pytest.raises(UserError, match=r"own_method:SquaresConfig would import the module own_method"):
         grainline.load(home / "run", device="cpu")
     assert grainline.load(home / "run", device="cpu", trust_code=True).method.grid == (2, 2)

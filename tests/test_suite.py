@@ -21,7 +21,7 @@ from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluation.compare import paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.evaluate_model import table
+from grainline.evaluation.evaluate_model import metrics_html, table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
 from grainline.evaluation.suite import MetricSamples, Settings, metrics_of
@@ -153,7 +153,7 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     assert result.metric("image to text R@1").queries == 40
     by_image = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
     found = result.metric("text to image R@1")
-    assert (found.low, found.high) == pytest.approx((by_image.low, by_image.high))
+    assert (found.low, found.high) == pytest.approx((100 * by_image.low, 100 * by_image.high))
 
 
 def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
@@ -227,6 +227,60 @@ def test_every_caption_or_the_first_or_all_as_one() -> None:
     assert encode_source(Colours(), whole, captions="whole").strings == ("7 8 9 10",)
 
 
+FIVE = [painted(i, [f"{i} {k} 9" for k in range(5)]) for i in range(2)]
+LONG = painted(2, ["1 2 3", "4 5 6"])._replace(long="7 8 9 10")
+
+
+@pytest.mark.parametrize(
+    ("records", "given", "texts", "mode", "counts"),
+    [
+        (FIVE, "auto", 10, "each", "10 captions of 2 images, each ranked"),
+        (FIVE, "each", 10, "each", "10 captions of 2 images, each ranked"),
+        (
+            FIVE,
+            "whole",
+            2,
+            "whole",
+            "2 images, 2 texts: the captions of 2 images are joined to one text an image",
+        ),
+        (FIVE, "first", 2, "first", "2 images, 2 texts: the first caption of 2 images"),
+        ([LONG], "auto", 1, "whole", "1 image, 1 text"),
+        ([painted(0)], "auto", 1, "whole", "1 image, 1 text"),
+        (
+            [*FIVE, LONG],
+            "auto",
+            11,
+            "auto",
+            "each caption of 2 images is ranked, and the long text of all others",
+        ),
+    ],
+)
+def test_several_captions_are_each_a_text_and_the_result_says_so(
+    records: list[Record], given: Any, texts: int, mode: str, counts: str
+) -> None:
+    data = encode_source(Colours(), InMemory(records), captions=given)
+    assert (len(data.strings), data.captions, data.several) == (texts, mode, 2 * (FIVE[0] in records))
+    result = RetrievalSuite().measure(Cosine(), data)
+    assert result.settings["captions"] == mode
+    assert result.data["counts"].endswith(counts)
+    assert result.data["counts"] in str(result).splitlines()[0]
+    assert result.data["counts"] in str(table(result).title)
+    assert result.data["counts"] in metrics_html(result)
+
+
+def test_recall_is_that_of_the_best_ranked_own_caption_as_published() -> None:
+    """The evaluation of VSE++ and its followers: sorted scores, and the first of five own captions counts."""
+    data = made(40, 5, noise=2.0)
+    score = (data.images.vector @ data.texts.vector.T).numpy()
+    order = (-score).argsort(1)
+    best = [min(int(np.flatnonzero(row == 5 * i + k)[0]) for k in range(5)) for i, row in enumerate(order)]
+    single = [int(np.flatnonzero((-score[:, j]).argsort() == j // 5)[0]) for j in range(200)]
+    result = RetrievalSuite().measure(Cosine(), data)
+    for k in (1, 5, 10):
+        for way, places in (("image to text", best), ("text to image", single)):
+            assert result.metric(f"{way} R@{k}").value == pytest.approx(100 * np.mean(np.array(places) < k))
+
+
 def test_batches_are_full_and_change_nothing() -> None:
     model = Colours()
     data = encode_source(model, InMemory([painted(i) for i in range(6)]), batch=4)
@@ -283,7 +337,7 @@ def test_progress_is_reported_sample_by_sample_damaged_ones_included() -> None:
 
 
 def test_mistakes_end_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"^captions is 'all'; allowed: whole, each, first$"):
+    with pytest.raises(UserError, match=r"^captions is 'all'; allowed: auto, whole, each, first$"):
         encode_source(Colours(), InMemory([painted(0)]), captions="all")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^no samples in memory:test; evaluation needs at least one$"):
         encode_source(Colours(), InMemory([]))

@@ -242,7 +242,7 @@ def test_a_loaded_model_a_source_and_pairs_are_measured(tmp_path: Path) -> None:
 def test_a_result_prints_as_a_table_and_is_saved_and_compared(tmp_path: Path) -> None:
     result = grainline.evaluate(vectors=VECTORS, pairs=OWNER)
     lines = str(result).splitlines()
-    assert lines[0] == "retrieval, protocol plain: 6 images, 12 texts of the pairs"
+    assert lines[0] == "retrieval, protocol plain: 12 captions of 6 images, each ranked, data the pairs"
     assert lines[1].split("  ")[0] == "metric"
     assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
     assert len(lines) == len(result.metrics) + 2

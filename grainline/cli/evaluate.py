@@ -59,7 +59,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     captions: Annotated[
         str | None,
-        typer.Option(help="whole (default): all captions as one text; each; first."),
+        typer.Option(
+            help="auto (default of retrieval): the long text of an image, else each of its captions; whole:"
+            " all captions as one text; each; first."
+        ),
     ] = None,
     scoring: Annotated[
         str | None,
@@ -204,7 +207,9 @@ def encode(
         Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")
     ],
     images: Images = None,
-    captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
+    captions: Annotated[
+        str, typer.Option(help="Texts of a data source: auto, whole, each or first.")
+    ] = "auto",
     descriptions: Descriptions = None,
     batch_size: BatchSize = 64,
 ) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
-from grainline.errors import UserError, amount, escape_controls, suggestion
+from grainline.errors import UserError, escape_controls, suggestion
 from grainline.evaluation.compare import (
     Difference,
     Differences,
@@ -73,7 +73,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     options       of the suite, by their names: protocol="coco-5k"
     vectors, pairs, scores, similarity  vectors of another program in place of model and data, for the suite
                   retrieval (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
-    captions      the texts of a record: "whole", "each" or "first"; None: the default of the suite
+    captions      the texts of a record: "auto" (the long one, else each caption), "whole", "each" or "first";
+                  None: the default of the suite, "auto" for retrieval
     batch_size    images and texts encoded at a time
     seed          of the bootstrap
     max_corrupt   share of samples that may be skipped
@@ -218,7 +219,7 @@ def tables(result: Result) -> list[Table]:
 def table(result: Result) -> Table:
     """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
     interval = f"{100 * result.settings['level']:g} % interval"
-    title = f"{result.suite}, protocol {result.protocol}, {_size(result)}"
+    title = f"{result.suite}, protocol {result.protocol}, {result.size}"
     out = _metric_table(title, ("value", interval, "chance", "queries", "ties"))
     out.caption = escape("\n".join(map(escape_controls, result.notes))) or None
     for metric in result.metrics:
@@ -261,10 +262,6 @@ def _metric_table(title: str, columns: Sequence[str]) -> Table:
     for column in columns:
         out.add_column(column, justify="right", no_wrap=True)
     return out
-
-
-def _size(result: Result) -> str:
-    return f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
 
 
 def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
@@ -316,7 +313,7 @@ def metrics_html(result: Result) -> Markup:
     ]
     return render(
         "table.html",
-        caption=f"{result.suite}, protocol {result.protocol}: {_size(result)}",
+        caption=f"{result.suite}, protocol {result.protocol}: {result.size}",
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
         end=f"0 to {end:.0f} %" if any(drawings) else "",

@@ -109,6 +109,12 @@ class Result(NamedTuple):
             raise KeyError(f"no metric {name!r}; there are: {', '.join(by_name)}")
         return by_name[name]
 
+    @property
+    def size(self) -> str:
+        """How many images and texts were measured, and what became of several captions of an image."""
+        texts = f"{amount(self.data['images'], 'image')}, {amount(self.data['texts'], 'text')}"
+        return str(self.data.get("counts", texts))
+
     def __getitem__(self, name: Any) -> Any:
         """The metric of a name: `result["text to image R@1"]`. A number is a place in the tuple."""
         return self.metric(name) if isinstance(name, str) else tuple.__getitem__(self, name)
@@ -124,11 +130,10 @@ class Result(NamedTuple):
         return html_table(*self._table())
 
     def _table(self) -> Table:
-        data, level = self.data, self.settings["level"]
-        size = f"{amount(data['images'], 'image')}, {amount(data['texts'], 'text')}"
+        level = self.settings["level"]
         head = ["metric", "value", f"{100 * level:g} % interval", "chance"]
         rows = [[m.label, m.text(m.value), m.ends(), m.text(m.chance)] for m in self.metrics]
-        return f"{self.suite}, protocol {self.protocol}: {size} of {data['path']}", head, rows
+        return f"{self.suite}, protocol {self.protocol}: {self.size}, data {self.data['path']}", head, rows
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values, the content of its JSON file."""
@@ -218,12 +223,9 @@ def from_json(text: str, where: str = "the text") -> Result:
 def _metric(fields: dict[str, Any]) -> Metric:
     """A metric of a file. Older files have shares of 1 in place of per cent."""
     scale = 100 if fields["unit"] == "share" else 1
-    numbers = {
-        x: None if fields[x] is None else scale * fields[x] for x in ("value", "low", "high", "chance")
-    }
+    fields |= {x: fields[x] and scale * fields[x] for x in ("value", "low", "high", "chance")}
     wilson = fields["wilson"] and tuple(scale * end for end in fields["wilson"])
-    unit = "%" if scale == 100 else fields["unit"]
-    return Metric(**fields | numbers | {"wilson": wilson, "unit": unit})
+    return Metric(**fields | {"wilson": wilson, "unit": "%" if scale == 100 else fields["unit"]})
 
 
 def write(result: Result, path: str | Path) -> None:

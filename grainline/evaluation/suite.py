@@ -95,14 +95,11 @@ class MetricSamples(NamedTuple):
         """The same as a result has it: a share in per cent."""
         if self.unit != "share":
             return self
-        chance, wilson = self.chance, self.wilson
-        return self._replace(
-            value=100 * self.value,
-            samples=100 * self.samples,
-            chance=None if chance is None else 100 * chance,
-            unit="%",
-            wilson=None if wilson is None else (100 * wilson[0], 100 * wilson[1]),
-        )
+        wilson = self.wilson and (100 * self.wilson[0], 100 * self.wilson[1])
+        return MetricSamples(
+            100 * self.value, 100 * self.samples, self.queries, self.chance and 100 * self.chance, self.ties,
+            "%", wilson,
+        )  # fmt: skip
 
 
 class Outcomes(NamedTuple):
@@ -181,7 +178,10 @@ class Suite(ABC, Generic[O]):
         """The source as the suite reads it. Raises UserError as `check` and `encode_source` do."""
         self.check(model, source)
         captions = self.choose_captions(settings.captions)
-        if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
+        own = descriptions is not None and descriptions.own and self.needs_text
+        if own and captions == "auto":
+            captions = "each"
+        if own and captions == "whole":
             raise UserError(
                 "--captions whole reads the long captions, which describe their own images here: "
                 "give --captions first, or each, or other descriptions"
@@ -237,6 +237,7 @@ class Suite(ABC, Generic[O]):
             "samples": data.samples,
             "images": len(data.keys),
             "texts": len(data.strings),
+            "counts": data._replace(several=data.several * (len(self.captions) > 1)).counts(),
             "damaged": data.damaged,
             "damaged_first": list(data.damaged_first),
             "blank_captions": data.blank,

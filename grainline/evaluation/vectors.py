@@ -12,6 +12,7 @@ is no query. Names that are files, seen from the folder of the pairs, are shown 
 
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -167,6 +168,7 @@ def open_vectors(
         path=where,
         fingerprint=digest([*keys, *map(str, owner), *strings]),
         captions="each",
+        several=sum(number > 1 for row, number in Counter(owner).items() if row >= 0),
         samples=len(image),
         damaged={},
         damaged_first=(),

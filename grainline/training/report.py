@@ -61,7 +61,7 @@ class Validator:
         encodings = encode_source(
             model,
             self.source,
-            captions="each" if own else "whole",
+            captions="each" if own else "auto",
             descriptions=self.descriptions,
             max_corrupt=self.max_corrupt,
         )
@@ -71,6 +71,7 @@ class Validator:
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
         chance = {metric.name: metric.chance for metric in result.metrics if metric.chance is not None}
         notes = tuple(note for note in result.notes if note != ZERO_WIDTH)  # no interval stands beside it
+        notes = (encodings.counts(),) * bool(encodings.several) + notes
         return Validation(metrics, chance, notes, result.data["images"])
 
     def final(self, out: Path) -> Evaluation | None:
