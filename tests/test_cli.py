@@ -364,7 +364,7 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
         (["--suite", "retreival"], "unknown suite 'retreival' (did you mean retrieval"),
         (
             ["--captions", "some"],
-            "--captions is 'some'; retrieval reads the captions of a record; allowed: whole",
+            "--captions is 'some'; retrieval reads the captions of a record; allowed: auto, whole",
         ),
         (["--set", "protocol=coco-2k"], "field 'protocol' is 'coco-2k': it must be 'plain', 'coco-5k'"),
         (["--seed", "-1"], "--seed"),

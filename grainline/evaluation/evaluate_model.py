@@ -116,7 +116,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
         result = suite.measure(loaded.method, encodings, settings)
         about = origin(loaded, name) | ({"weights": IN_MEMORY, "step": None} if loaded is model else {})
-        notes = result.notes + notes_on_training(loaded.run, result.data["path"])
+        notes = result.notes + notes_on_training(loaded.run, source)
         result = result._replace(settings=result.settings | about, notes=notes)
         evaluation = Evaluation(loaded, source, encodings, result)
     if earlier is not None:

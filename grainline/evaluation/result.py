@@ -4,8 +4,11 @@ A run also measures itself while it is trained; `validation_summary` gives that 
 """
 
 import json
+import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 import grainline
+from grainline.data.formats.common import divide, expand
+from grainline.data.formats.joined import parts_of, split_skip
 from grainline.data.other_texts import trained_paths
+from grainline.data.record import Source
 from grainline.errors import UserError, amount, escape_controls
 from grainline.files import STATE, temporary_path
 from grainline.fingerprint import fingerprint
@@ -348,13 +354,38 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     }
 
 
-def notes_on_training(run: Path | None, path: str) -> tuple[str, ...]:
-    """Notes where data, by their path, are among those that a run was trained on, or validated on."""
-    notes = {
-        "paths": "the run was trained on these data, so the values say nothing about other data",
-        "validation": "these are validation data of the run, by which it chose the weights in best/",
+def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
+    """Notes where some of the data, by their paths, are those that a run was trained or validated on."""
+    words = {
+        "paths": "the run was trained on {}, so the values say nothing about other data",
+        "validation": "{} are validation data of the run, by which it chose the weights in best/",
     }
-    return tuple(note for field, note in notes.items() if _is_among(path, trained_paths(run, field)))
+    parts, notes = parts_of(source), []
+    for field, text in words.items():
+        theirs = {place for path in trained_paths(run, field) or () for place in _places(path)}
+        above = {folder for place in theirs if isinstance(place, Path) for folder in place.parents}
+        known = [part.path for part in parts if _overlaps(_places(part.path), theirs, above)]
+        if known:
+            notes.append(text.format("these data" if len(known) == len(parts) else ", ".join(known)))
+    return tuple(notes)
+
+
+def _places(path: str) -> set[str | Path]:
+    """The files and folders of a source, or its name without how many of its records are read."""
+    base = divide(split_skip(path)[0])[0]
+    files: list[str] = []
+    for name in filter(None, (base, base.partition(":")[2])):  # behind a kind, as in classes:birds/
+        with suppress(UserError):  # nothing is there any more
+            files += filter(os.path.exists, expand(name))
+    name = re.sub(r"(?<=[?&])(count|size|skip)=[^&]*&?", "", path).rstrip("?&")
+    return {Path(file).resolve() for file in files} or {name}
+
+
+def _overlaps(ours: set[str | Path], theirs: set[str | Path], above: set[Path]) -> bool:
+    """Whether some of the places are the same, or folders, tars or parquet files inside each other."""
+    packed = {one for one in ours if isinstance(one, Path) and one.suffix in ("", ".tar", ".parquet")}
+    inside = any(folder in theirs for one in packed for folder in one.parents)
+    return bool(ours & theirs) or inside or bool(packed & above)
 
 
 def _is_among(path: str, paths: Sequence[str] | None) -> bool:
