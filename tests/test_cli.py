@@ -60,14 +60,43 @@ def train(folder: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train clip/fi", ["clip/finetune"]),
+        ("recipes himo/pa", ["himo/paper"]),
+        ("suites retr", ["retrieval"]),
+        ("evaluate x --suite long", ["long-retrieval"]),
+        ("evaluate x --suite retrieval --set sh", ["shortlist="]),
+        ("train tgt/scenes --set data.wor", ["data.workers="]),
+        ("train tgt/scenes --set model.text.gro", ["model.text.groups="]),
+    ],
+)
+def test_the_shell_completes_recipes_suites_and_fields(
+    typed: str, offered: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["grainline", *typed.split()]
+    monkeypatch.setenv("_GRAINLINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    assert call() == 0
+    assert capsys.readouterr().out.split() == offered
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["trian"], "No such command 'trian'"),
         (["data"], "Missing command"),
         (["train"], "Missing argument 'recipe'"),
-        (["train", "clip/scenes"], "Missing option '--out'"),
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
-        (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
+        (["train", "clip/scenes", "more.csv", "--out", "x"], "Data is given by --data more.csv."),
+        (["evaluate", "x", "val.csv"], "Data is given by --data val.csv."),
+        (
+            ["train", "clip/scenes", "--max-steps", "5"],
+            "Fields of the recipe go by --set train.max_steps=VALUE.",
+        ),
+        (["train", "clip/scenes", "--lr", "5"], "by --set train.optimizer.lr=VALUE."),
+        (["evaluate", "x", "--protocol", "coco-5k"], "Options of a suite go by --set protocol=VALUE."),
         (
             ["evaluate", "x", "--batch-size", "many"],
             "Invalid value for '--batch-size': 'many' is not allowed: it must be",
@@ -432,7 +461,9 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
 
     monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
-    assert "interrupted; a training run continues with --resume" in capsys.readouterr().err
+    assert (
+        "interrupted; a training run continues with: grainline train RUN --resume" in capsys.readouterr().err
+    )
 
 
 def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:
@@ -631,7 +662,7 @@ MISTAKES = [
     ("train clip/scnes --out x", "no recipe 'clip/scnes' (did you mean clip/scenes or "),
     ("train clip/scenes --out x --data nothing/", "nothing at nothing/"),
     ("train clip/scenes --out x --set steps", "--set 'steps': write it as name.of.field=value"),
-    ("train clip/scenes", "Missing option '--out'"),
+    ("train clip/scenes", "no folder for the run; give --out FOLDER"),
     ("evaluate /no/run --data scenes", "no model at /no/run"),
     ("evaluate . --data scenes --suite retreival", "unknown suite 'retreival' (did you mean retrieval"),
     ("suites retreival", "unknown suite 'retreival' (did you mean retrieval"),

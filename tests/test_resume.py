@@ -19,6 +19,7 @@ from PIL import Image
 from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
+import grainline
 from grainline.evaluation.result import notes_on_training
 from grainline.files import LOCK
 from grainline.loading import load
@@ -158,6 +159,22 @@ def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
     assert call(*resume(copy, "--set", "train.keep_checkpoints=9")) == 0
     assert weights(copy) == before
     assert (copy / "log.jsonl").read_bytes() == log
+
+
+def test_the_folder_of_a_run_is_enough(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recipe, data and settings are in it; it is no other run that starts, and no field may differ."""
+    before, log = weights(copy), logged(copy)
+    for name in ("step-00000004", "step-00000002"):
+        assert call("train", copy, "--resume", "--checkpoint", name, "--set", "data.workers=0") == 0
+        assert (weights(copy), logged(copy)) == (before, log)
+    assert "holds a run already; continue with --resume" in complaint(capsys, "train", copy)
+    assert "belongs to another recipe" in complaint(
+        capsys, "train", copy, "--resume", "--set", "train.seed=5"
+    )
+    assert grainline.train(copy, resume=True) == copy / "last"
+    empty = copy.parent / "empty"
+    empty.mkdir()
+    assert f"no recipe '{empty}'" in complaint(capsys, "train", empty, "--resume")
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(copy: Path) -> None:

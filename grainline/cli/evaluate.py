@@ -17,6 +17,8 @@ from grainline.cli.options import (
     check_model,
     check_sources,
     check_suite,
+    complete_change,
+    complete_suite,
     next_step,
 )
 from grainline.errors import UserError
@@ -51,11 +53,19 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str, typer.Option(help="Of --vectors: cosine, or dot for products of the vectors as they are.")
     ] = "cosine",
     suite: Annotated[
-        str, typer.Option(help="A name that `grainline suites` lists, or module:Class of your own.")
+        str,
+        typer.Option(
+            help="A name that `grainline suites` lists, or module:Class of your own.",
+            autocompletion=complete_suite,
+        ),
     ] = "retrieval",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Options of the suite, key=value; `grainline suites SUITE` lists them."),
+        typer.Option(
+            "--set",
+            help="Options of the suite, key=value; `grainline suites SUITE` lists them.",
+            autocompletion=complete_change,
+        ),
     ] = None,
     captions: Annotated[
         str | None,
@@ -147,7 +157,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
 def suites(
     name: Annotated[
-        str | None, typer.Argument(help="List the options of this suite.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="List the options of this suite.", show_default=False, autocompletion=complete_suite
+        ),
     ] = None,
 ) -> None:
     """List the suites of `grainline evaluate`, or the options of one."""

@@ -1,7 +1,9 @@
 """The command line, and the commands that have no file of their own. torch is loaded when one needs it."""
 
 import os
+import re
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -26,6 +28,7 @@ from grainline.cli.options import (
     check_model,
     check_recipe,
     check_sources,
+    complete_recipe,
     next_step,
 )
 from grainline.cli.photos import photos
@@ -34,7 +37,7 @@ from grainline.stop import Stopped
 
 app = typer.Typer(
     name="grainline",
-    help="Align images with text at every grain: train, evaluate, encode, search.",
+    help="Train, evaluate and search with CLIP-like models.",
     context_settings=HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -50,13 +53,9 @@ def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     trust_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-code", help="Import classes outside grainline that a model names. May stand anywhere."
-        ),
+        typer.Option("--trust-code", help="Import classes outside grainline that a model names."),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help='Print no line "next:". May stand anywhere.')
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
     from grainline.config import TRUST_CODE
 
@@ -87,7 +86,12 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Print this recipe, or list all of a method.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Print this recipe, or list all of a method.",
+            show_default=False,
+            autocompletion=complete_recipe,
+        ),
     ] = None,
 ) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too."""
@@ -115,8 +119,16 @@ def recipes(
     rich_help_panel=TRAIN, epilog="Example: grainline train clip/finetune --data photos/ --out runs/tuned"
 )
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe that `grainline recipes` lists, or a YAML file.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe that `grainline recipes` lists, a YAML file, or a run to --resume.",
+            autocompletion=complete_recipe,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default: RECIPE, where that is the folder of one.")
+    ] = None,
     data: Data = None,
     images: Images = None,
     validation: Annotated[
@@ -147,7 +159,7 @@ def train(
     )
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
-        next_step("grainline", "evaluate", out, "--data", *(validation or data or ["DATA"]))
+        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or data or ["DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
@@ -230,7 +242,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        _fail(f"{error.format_message().rstrip('.')}. {_hint(error)}See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -240,8 +252,28 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
-        print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
+        print(
+            "grainline: interrupted; a training run continues with: grainline train RUN --resume",
+            file=sys.stderr,
+        )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _hint(error: Any) -> str:
+    """What a wrong option or argument was meant to be, where a command has another place for it."""
+    options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
+    if extra and "data" in options:
+        return f"Data is given by --data {extra[1]}. "
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if name and "suite" in options and not getattr(error, "possibilities", None):
+        return f"Options of a suite go by --set {name}=VALUE. "
+    if name and "changes" in options and "suite" not in options:
+        from grainline.training.recipe import field_of
+
+        with suppress(UserError):
+            return f"Fields of the recipe go by --set {field_of(name)}=VALUE. "
+    return ""
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ before every checkpoint, so no checkpoint holds weights from after a loss that w
 """
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -81,6 +82,16 @@ class Run(NamedTuple):
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
+    from_files: bool = True  # so that the command line can resume it
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that continues the run, for messages."""
+        if self.callbacks or not self.from_files:
+            return "continue with the same call of grainline.train and resume=True"
+        processes = ["torchrun", "--nproc-per-node", str(world_size()), "-m"] if world_size() > 1 else []
+        command = shlex.join([*processes, "grainline", "train", str(self.out), "--resume"])
+        return f"continue with: {command}"
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -280,8 +291,8 @@ class _Training:
                 how = "interrupted" if signal_number == signal.SIGINT else "terminated"
                 raise Stopped(
                     signal_number,
-                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
-                    "with --resume",
+                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; "
+                    f"{self.job.how_to_resume}",
                 )
 
     def _log_epoch(self) -> None:

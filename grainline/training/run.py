@@ -43,7 +43,7 @@ from grainline.training.report import REPORT_FILE, Validator, make_validator, wr
 
 def train(  # noqa: PLR0913 - keywords that users give by name
     recipe: Recipe | str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     data: Any = None,
     validation: Any = None,
@@ -58,7 +58,9 @@ def train(  # noqa: PLR0913 - keywords that users give by name
 
         grainline.train("clip/finetune", out="runs/tuned", data=pairs, global_batch_size=64, lr=1e-5)
 
-    recipe      a recipe of the package by its name (`clip/scenes`), a YAML file, or a `Recipe`
+    recipe      a recipe of the package by its name (`clip/scenes`), a YAML file, a `Recipe`, or a folder of
+                a run: train("runs/x", resume=True) continues it
+    out         folder of the run; None: that of `recipe`
     data        what to train on, in place of the recipe's `data.paths`: a path or several (docs/data.md), a
                 list of (image, captions), a data set of PyTorch or of Hugging Face
     validation  the same, to validate on, in place of the recipe's `data.validation`
@@ -76,6 +78,12 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
+    if out is None:
+        out = recipe if isinstance(recipe, str | Path) and Path(recipe).is_dir() else None
+    if out is None:
+        raise UserError(
+            "no folder for the run; give --out FOLDER (out=...), or the folder of a run to resume"
+        )
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
@@ -137,6 +145,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             (*remarks(described), *recipe.remarks()),
             recipe.data.features is not None,
             callbacks,
+            all(one.partition(":")[0] != "python" for one in (*recipe.data.paths, *recipe.data.validation)),
         )
         before = log_stamp(out)
         try:
