@@ -150,7 +150,10 @@ def test_training_with_keywords_on_pairs_and_resuming_with_the_same(tmp_path: Pa
     )
     assert last == out / "last"
     notes = [line["text"] for line in logged(out) if line["kind"] == "note"]
-    assert notes.count("the warm-up of 50 steps is cut to the 2 steps of the run") == 1
+    assert (
+        notes.count("warm-up (50 steps) is longer than the run (2): set train.optimizer.schedule.warmup=1")
+        == 1
+    )
     text = (out / "recipe.yaml").read_text()
     assert "python:" in text
     assert "lr: 0.001" in text

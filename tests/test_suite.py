@@ -19,7 +19,7 @@ from torch import Tensor
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
-from grainline.evaluation.compare import paired_test, pooled
+from grainline.evaluation.compare import compare, paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import metrics_html, table
 from grainline.evaluation.ranks import coco_split, folds, ranks
@@ -533,7 +533,15 @@ def test_one_seed_and_differences_that_are_alike_make_no_test(
 
 def test_results_of_other_data_are_not_pooled() -> None:
     a, b = RetrievalSuite().measure(Cosine(), made(5, 1)), RetrievalSuite().measure(Cosine(), made(6, 1))
-    with pytest.raises(UserError, match=r"^results with data fingerprint f5 and f6 cannot be pooled"):
+    changed = b._replace(data=b.data | {"images": 5})
+    with pytest.raises(
+        UserError, match="; it has changed since: they cannot be compared; measure both on the"
+    ):
+        compare(a, changed)
+    with pytest.raises(
+        UserError,
+        match=r"^another result was measured on .* \(6 images\), this result on .* \(5 images\): they cannot be",
+    ):
         pooled([a, b])
 
 

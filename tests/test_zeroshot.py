@@ -515,7 +515,8 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
 def test_results_of_other_images_texts_or_classes_are_not_compared() -> None:
     one = classified(1)
     with pytest.raises(
-        UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"
+        UserError,
+        match=r"^b.json was measured on .* \(39 images\), this result on .* \(40 images\): they cannot",
     ):
         compare(one, classified(1, LABELS[:39]), "b.json")
     with pytest.raises(UserError, match=r"^b.json asks other images, texts or classes"):

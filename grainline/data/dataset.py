@@ -5,6 +5,7 @@ order of calls: any number of processes makes the same samples, and a resumed ru
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import NamedTuple
 
@@ -198,6 +199,18 @@ class TrainSet(Dataset[Sample]):
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
             "see what is wrong with `grainline data check`"
         )
+
+    def sampled(self, number: int = 64) -> tuple[int, int, int, int]:
+        """Of so many records at even distances: those that could be read, their captions, training texts, and
+        how many of these are truncated."""
+        records = captions = texts = truncated = 0
+        for i in range(min(number, len(self.source))):
+            with suppress(CorruptSample):  # training counts it
+                record = self.source[i * len(self.source) // min(number, len(self.source))]
+                made, cut = self._texts(record, Random(i))
+                records, captions = records + 1, captions + len(record.captions) + len(record.longs)
+                texts, truncated = texts + sum(text is not None for text in made), truncated + cut
+        return records, captions, texts, truncated
 
     def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
         """The texts of a sample, slot by slot, and how many of them were truncated. Raises CorruptSample."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.config import flatten, read_yaml
-from grainline.errors import UserError, shorten_words
+from grainline.errors import UserError, amount, shorten_words
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import (
     DECIMALS,
@@ -118,7 +118,7 @@ def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
 
     where  the name of `other` in an error
     """
-    refuse_unlike(one, other, f"{what} ({where})")
+    refuse_unlike(one, other, what, where)
     _refuse_empty(other, where)
     fields = suite_of(one).model_fields
     if _questions(one.queries, fields) != _questions(other.queries, fields):
@@ -220,20 +220,30 @@ def _refuse_empty(result: Result, where: str) -> None:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
 
 
-def refuse_unlike(one: Result, other: Result, what: str, *, pooled: bool = False) -> None:
-    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}."""
+def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: bool = False) -> None:
+    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}.
+
+    where  the name of `other`
+    """
     names = suite_of(one).must_match + (suite_of(one).pooled_must_match if pooled else ())
     facts, others = _facts(one), _facts(other)
     for name, a, b in (
         ("suite", one.suite, other.suite),
         ("protocol", one.protocol, other.protocol),
-        ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
+        ("data", one.data["fingerprint"], other.data["fingerprint"]),
         ("captions", one.settings["captions"], other.settings["captions"]),
         ("number of images", one.data["images"], other.data["images"]),
         *((name.replace("_", " "), facts.get(name), others.get(name)) for name in names),
     ):
+        if a != b and name in ("data", "number of images"):
+            ours, theirs = (f"{x.data['path']} ({amount(x.data['images'], 'image')})" for x in (one, other))
+            changed = "; it has changed since" if ours == theirs else ""
+            raise UserError(
+                f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what};"
+                " measure both on the same data"
+            )
         if a != b:
-            raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")
+            raise UserError(f"results with {name} {a} and {b} cannot {what} ({where}); they must be the same")
 
 
 def _facts(result: Result) -> dict[str, Any]:
@@ -296,7 +306,7 @@ def pooled(results: Sequence[Result]) -> Result:
     assert results, "nothing to pool"
     first = results[0]
     for other in results[1:]:
-        refuse_unlike(first, other, "be pooled", pooled=True)
+        refuse_unlike(first, other, "be pooled", "another result", pooled=True)
     settings = settings_of(first)
     metrics = metrics_of(suite_of(first).metrics([one.queries for one in results], settings), settings)
     runs = {m.name: [result.metric(m.name).value for result in results] for m in metrics}

@@ -13,8 +13,8 @@ import torch
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
-from grainline.distributed import barrier, rank
-from grainline.errors import UserError
+from grainline.distributed import barrier, rank, world_size
+from grainline.errors import UserError, amount
 from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
@@ -142,7 +142,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             recipe.data.workers,
             recipe.data.max_corrupt,
             validator,
-            (*remarks(described), *recipe.remarks()),
+            (*remarks(described), *recipe.remarks(), *_announce(train_set, method, device)),
             recipe.data.features is not None,
             callbacks,
             all(one.partition(":")[0] != "python" for one in (*recipe.data.paths, *recipe.data.validation)),
@@ -158,6 +158,28 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             raise
         _report(job, recipe, validator, "")
         return last
+
+
+def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> list[str]:
+    """Print what a run trains on; returns a remark on texts that are cut, from a sample of the records."""
+    records, captions, texts, cut = data.sampled()
+    number = (
+        f"{captions:,}" if records == len(data) else f"about {captions / max(records, 1) * len(data):,.0f}"
+    )
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    processes = f"{world_size()} processes on " if world_size() > 1 else ""
+    weights = sum(one.numel() for one in method.parameters())
+    if rank() == 0:
+        print(
+            f"training on {processes}{where}: {amount(len(data), 'image')}, {number} captions,"
+            f" {weights / 1e6:.3g} M parameters, a tokenizer of {data.tokenizer.vocab:,} tokens",
+            flush=True,
+        )
+    remark = (
+        f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context},"
+        " or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
+    )
+    return [remark] * (cut > 0)
 
 
 def _report(job: Run, recipe: Recipe, validator: Validator | None, ended: str) -> None:
