@@ -262,10 +262,10 @@ def test_several_captions_are_each_a_text_and_the_result_says_so(
     assert (len(data.strings), data.captions, data.several) == (texts, mode, 2 * (FIVE[0] in records))
     result = RetrievalSuite().measure(Cosine(), data)
     assert result.settings["captions"] == mode
-    assert result.data["counts"].endswith(counts)
-    assert result.data["counts"] in str(result).splitlines()[0]
-    assert result.data["counts"] in str(table(result).title)
-    assert result.data["counts"] in metrics_html(result)
+    assert result.size.endswith(counts)
+    assert to_json(result).count(result.size) == (data.several > 0)
+    for shown in (str(result).splitlines()[0], str(table(result).title), metrics_html(result)):
+        assert result.size in shown
 
 
 def test_recall_is_that_of_the_best_ranked_own_caption_as_published() -> None:
@@ -540,7 +540,7 @@ def test_results_of_other_data_are_not_pooled() -> None:
         compare(a, changed)
     with pytest.raises(
         UserError,
-        match=r"^another result was measured on .* \(6 images\), this result on .* \(5 images\): they cannot be",
+        match=r"^another result was measured on .* \(6 images\), this result on .* \(5 images\): they cannot",
     ):
         pooled([a, b])
 

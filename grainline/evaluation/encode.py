@@ -74,8 +74,6 @@ class Encodings(NamedTuple):
     def counts(self) -> str:
         """How many texts of how many images there are, and what became of several captions of an image."""
         images = amount(len(self.keys), "image")
-        if not self.several:
-            return f"{images}, {amount(len(self.strings), 'text')}"
         if self.captions == "each":
             return f"{amount(len(self.strings), 'caption')} of {images}, each ranked"
         what = {

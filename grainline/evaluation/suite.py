@@ -237,7 +237,7 @@ class Suite(ABC, Generic[O]):
             "samples": data.samples,
             "images": len(data.keys),
             "texts": len(data.strings),
-            "counts": data._replace(several=data.several * (len(self.captions) > 1)).counts(),
+            **({"counts": data.counts()} if data.several and len(self.captions) > 1 else {}),
             "damaged": data.damaged,
             "damaged_first": list(data.damaged_first),
             "blank_captions": data.blank,
