@@ -87,22 +87,21 @@ class Mean(NamedTuple):
     total: Tensor  # []
     number: Tensor  # [] of rows that were summed
 
-    @classmethod
-    def over(cls, value: Any, rows: int) -> "Mean":
-        """A mean, or the scalar of a method as the mean over so many rows. TypeError for anything else."""
-        if isinstance(value, Mean):
-            return value
-        if not isinstance(value, Tensor) or value.dim() > 0:
-            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"a Term takes a scalar tensor or Mean(total, number), and got {shape}")
-        return cls(value * rows, torch.full_like(value, float(rows)).detach())
-
 
 class Term(NamedTuple):
     """One summand of a loss, or a number that is logged with it."""
 
     weight: float | None  # None: a fact, such as a norm; it is logged and never minimised
     mean: Mean | Any  # or a scalar: the mean over the rows of this process, or of `row_loss`
+
+    def over(self, rows: int) -> "Term":
+        """The term with its scalar as the mean over so many rows."""
+        if isinstance(self.mean, Mean):
+            return self
+        if getattr(self.mean, "ndim", 1):
+            raise TypeError("a Term takes a scalar tensor, or Mean(total, number)")
+        number = torch.full_like(self.mean, float(rows)).detach()
+        return Term(self.weight, Mean(self.mean * rows, number))
 
 
 def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:

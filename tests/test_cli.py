@@ -461,9 +461,7 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
 
     monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
-    assert (
-        "interrupted; a training run continues with: grainline train RUN --resume" in capsys.readouterr().err
-    )
+    assert "interrupted; to continue a training: grainline train RUN --resume" in capsys.readouterr().err
 
 
 def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:

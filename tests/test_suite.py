@@ -193,17 +193,6 @@ def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_
     assert total.high < sum(m.high for m in shares)
 
 
-def test_a_file_with_shares_of_one_is_read_in_per_cent() -> None:
-    result = RetrievalSuite().measure(Cosine(), made(40, 3))
-    fields = result.to_dict()
-    for one in fields["metrics"]:
-        if one["unit"] == "%":
-            one |= {name: one[name] / 100 for name in ("value", "low", "high", "chance")} | {"unit": "share"}
-    for old, new in zip(from_json(json.dumps(fields)).metrics, result.metrics, strict=True):
-        assert (old.name, old.unit) == (new.name, new.unit)
-        assert (old.value, old.low, old.high, old.chance) == pytest.approx((*new[1:4], new.chance))
-
-
 def test_a_suite_may_have_a_unit_of_its_own() -> None:
     """A mean reciprocal rank is no per cent."""
     (metric,) = metrics_of({"MRR": MetricSamples(0.2716, np.full(9, 0.2716), 9, None, 0, "MRR")}, Settings())

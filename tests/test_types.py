@@ -6,8 +6,8 @@ import torch
 from grainline.types import (
     Encoded,
     Images,
-    Mean,
     Pair,
+    Term,
     concat,
     each,
     full,
@@ -40,12 +40,12 @@ def test_foils_and_padding_match_nothing_not_even_each_other() -> None:
 
 def test_a_scalar_of_a_method_is_the_mean_over_its_rows() -> None:
     """Two chunks of 3 rows and 1 row add up to the mean over all four."""
-    parts = Mean.over(torch.tensor(2.0), 3), Mean.over(torch.tensor(6.0), 1)
-    assert sum(float(x.total) for x in parts) / sum(float(x.number) for x in parts) == 3.0
-    assert Mean.over(parts[0], 7) is parts[0]
+    parts = Term(1.0, torch.tensor(2.0)).over(3), Term(1.0, torch.tensor(6.0)).over(1)
+    assert sum(float(x.mean.total) for x in parts) / sum(float(x.mean.number) for x in parts) == 3.0
+    assert parts[0].over(7) is parts[0]
     for wrong in (torch.ones(2), 2.0):
-        with pytest.raises(TypeError, match="takes a scalar tensor or Mean"):
-            Mean.over(wrong, 1)
+        with pytest.raises(TypeError, match="takes a scalar tensor, or Mean"):
+            Term(1.0, wrong).over(1)
 
 
 def test_rows_are_chosen_in_every_tensor_and_absent_fields_stay_absent() -> None:

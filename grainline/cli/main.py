@@ -28,7 +28,7 @@ from grainline.cli.options import (
     check_model,
     check_recipe,
     check_sources,
-    complete_recipe,
+    names_of,
     next_step,
 )
 from grainline.cli.photos import photos
@@ -87,11 +87,7 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Print this recipe, or list all of a method.",
-            show_default=False,
-            autocompletion=complete_recipe,
-        ),
+        typer.Argument(help="A recipe to print, or a method.", show_default=False, autocompletion=names_of),
     ] = None,
 ) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too."""
@@ -121,14 +117,9 @@ def recipes(
 def train(
     recipe: Annotated[
         str,
-        typer.Argument(
-            help="A recipe that `grainline recipes` lists, a YAML file, or a run to --resume.",
-            autocompletion=complete_recipe,
-        ),
+        typer.Argument(help="One of `grainline recipes`, a YAML file, a run.", autocompletion=names_of),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; default: RECIPE, where that is the folder of one.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; of RECIPE, if that is one.")] = None,
     data: Data = None,
     images: Images = None,
     validation: Annotated[
@@ -148,15 +139,9 @@ def train(
     from grainline.training.run import train as run
 
     last = run(
-        recipe,
-        out,
-        data=data,
-        validation=validation,
-        images=images,
-        changes=changes or (),
-        resume=resume,
+        recipe, out, data=data, validation=validation, images=images, changes=changes or (), resume=resume,
         checkpoint=checkpoint,
-    )
+    )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
         next_step("grainline", "evaluate", out or recipe, "--data", *(validation or data or ["DATA"]))
@@ -252,10 +237,7 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
-        print(
-            "grainline: interrupted; a training run continues with: grainline train RUN --resume",
-            file=sys.stderr,
-        )
+        print("grainline: interrupted; to continue a training: grainline train RUN --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

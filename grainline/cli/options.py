@@ -40,42 +40,32 @@ MaxCorrupt = Annotated[float, typer.Option(min=0, max=1, help="Share of samples 
 SamplesPerShard = Annotated[int, typer.Option(min=1, help="Records in each tar.")]
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """The recipes that begin so, for the shell."""
+def names_of(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The recipes, or the suites, that begin so, for the shell."""
     from grainline import recipes
-
-    return [name for name in recipes.names() if name.startswith(incomplete)]
-
-
-def complete_suite(incomplete: str) -> list[str]:
-    """The suites that begin so, for the shell."""
     from grainline.evaluation import SUITES
 
-    return [name for name in SUITES if name.startswith(incomplete)]
+    names = recipes.names() if ctx.info_name in ("recipes", "train") else SUITES
+    return [name for name in names if name.startswith(incomplete)]
 
 
-def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
+def fields_of(ctx: typer.Context, incomplete: str) -> list[str]:
     """The fields of the recipe, or the options of the suite, that begin so, for the shell."""
     names: list[str] = []
     with suppress(UserError):  # of an unknown name
-        if "suite" in ctx.params:
-            from grainline.evaluation.suite import suite_class
+        from grainline.evaluation.suite import suite_class
+        from grainline.training.recipe import read_recipe
 
+        if "suite" in ctx.params:
             names += suite_class(ctx.params["suite"] or "retrieval").Options.model_fields
         else:
-            from grainline.training.recipe import read_recipe
-
             names += read_recipe([*ctx.args, "maxsim/scenes"][0], []).settings()
     return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
 RecipeChanges = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        help="Change fields of the recipe: train.max_steps=500 data.workers=2 ...",
-        autocompletion=complete_change,
-    ),
+    typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2", autocompletion=fields_of),
 ]
 
 

@@ -17,10 +17,7 @@ def photos(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Run folder or checkpoint; default: SigLIP 2 (google/siglip2-base-patch16-224, 1.5 GB), or"
-            " OpenAI's CLIP where that one is there already."
-        ),
+        typer.Option(help="Run folder or checkpoint; default: SigLIP 2 (1.5 GB), or a CLIP that is there."),
     ] = None,
     index: Annotated[
         Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")

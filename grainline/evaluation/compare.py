@@ -237,11 +237,9 @@ def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: 
     ):
         if a != b and name in ("data", "number of images"):
             ours, theirs = (f"{x.data['path']} ({amount(x.data['images'], 'image')})" for x in (one, other))
-            changed = "; it has changed since" if ours == theirs else ""
-            raise UserError(
-                f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what};"
-                " measure both on the same data"
-            )
+            changed = "; it has changed since" * (ours == theirs)
+            words = f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what}"
+            raise UserError(f"{words}; measure both on the same data")
         if a != b:
             raise UserError(f"results with {name} {a} and {b} cannot {what} ({where}); they must be the same")
 

@@ -4,7 +4,6 @@ A run also measures itself while it is trained; `validation_summary` gives that 
 """
 
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -219,19 +218,13 @@ def from_json(text: str, where: str = "the text") -> Result:
     """The result that `to_json` wrote. Raises UserError if the text is no JSON or not a result."""
     try:
         fields = json.loads(text)
-        fields["metrics"] = tuple(map(_metric, fields["metrics"]))
+        fields["metrics"] = tuple(
+            Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
+        )
         fields["notes"] = tuple(fields["notes"])
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error
-
-
-def _metric(fields: dict[str, Any]) -> Metric:
-    """A metric of a file. Older files have shares of 1 in place of per cent."""
-    scale = 100 if fields["unit"] == "share" else 1
-    fields |= {x: fields[x] and scale * fields[x] for x in ("value", "low", "high", "chance")}
-    wilson = fields["wilson"] and tuple(scale * end for end in fields["wilson"])
-    return Metric(**fields | {"wilson": wilson, "unit": "%" if scale == 100 else fields["unit"]})
 
 
 def write(result: Result, path: str | Path) -> None:
@@ -362,30 +355,26 @@ def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
     }
     parts, notes = parts_of(source), []
     for field, text in words.items():
-        theirs = {place for path in trained_paths(run, field) or () for place in _places(path)}
-        above = {folder for place in theirs if isinstance(place, Path) for folder in place.parents}
-        known = [part.path for part in parts if _overlaps(_places(part.path), theirs, above)]
+        theirs = list(map(_places, trained_paths(run, field) or ()))
+        known = [part.path for part in parts if any(_overlap(_places(part.path), one) for one in theirs)]
         if known:
             notes.append(text.format("these data" if len(known) == len(parts) else ", ".join(known)))
     return tuple(notes)
 
 
-def _places(path: str) -> set[str | Path]:
-    """The files and folders of a source, or its name without how many of its records are read."""
-    base = divide(split_skip(path)[0])[0]
-    files: list[str] = []
+def _places(path: str) -> tuple[set[Any], set[Any]]:
+    """The files and folders of a source, else its name less its number of records; and the folders above."""
+    base, places = divide(split_skip(path)[0])[0], set()
     for name in filter(None, (base, base.partition(":")[2])):  # behind a kind, as in classes:birds/
         with suppress(UserError):  # nothing is there any more
-            files += filter(os.path.exists, expand(name))
+            places |= {Path(file).resolve() for file in expand(name) if Path(file).exists()}
+    packed = (place for place in places if place.suffix in ("", ".tar", ".parquet"))
     name = re.sub(r"(?<=[?&])(count|size|skip)=[^&]*&?", "", path).rstrip("?&")
-    return {Path(file).resolve() for file in files} or {name}
+    return places or {name}, {folder for place in packed for folder in place.parents}
 
 
-def _overlaps(ours: set[str | Path], theirs: set[str | Path], above: set[Path]) -> bool:
-    """Whether some of the places are the same, or folders, tars or parquet files inside each other."""
-    packed = {one for one in ours if isinstance(one, Path) and one.suffix in ("", ".tar", ".parquet")}
-    inside = any(folder in theirs for one in packed for folder in one.parents)
-    return bool(ours & theirs) or inside or bool(packed & above)
+def _overlap(ours: tuple[set[Any], set[Any]], theirs: tuple[set[Any], set[Any]]) -> bool:
+    return bool(ours[0] & (theirs[0] | theirs[1]) or ours[1] & theirs[0])
 
 
 def _is_among(path: str, paths: Sequence[str] | None) -> bool:

@@ -54,18 +54,12 @@ class Validation(NamedTuple):
     images: int | None = None  # number of images; None: not counted
 
     def recalls(self) -> list[str]:
-        """Recall at 1 and 10 of each direction, with chance.
-
-        >>> metrics, chance = {"a R@1": 0.0, "a R@10": 13.2}, {"a R@1": 1.0, "a R@10": 10.0}
-        >>> Validation(metrics, chance).recalls()
-        ['a R@1 0 %, R@10 13.2 % (chance 1, 10)']
-        """
-        ways = [name.removesuffix(" R@1") for name in self.metrics if name.endswith(" R@1")]
-        pairs = {way: (f"{way} R@1", f"{way} R@10") for way in sorted(ways, reverse=True)}
+        """Recall at 1 and 10 of each direction, with chance."""
+        ones = sorted((name for name in self.metrics if name.endswith(" R@1")), reverse=True)
         return [
-            f"{one} {self.metrics[one]:.3g} %, R@10 {self.metrics[ten]:.3g} %"
-            f" (chance {self.chance[one]:.3g}, {self.chance[ten]:.3g})"
-            for one, ten in pairs.values()
+            f"{one} {self.metrics[one]:.3g} %, R@10 {self.metrics[one + '0']:.3g} %"
+            f" (chance {self.chance[one]:.3g}, {self.chance[one + '0']:.3g})"
+            for one in ones
         ]
 
 
@@ -84,14 +78,12 @@ class Run(NamedTuple):
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
     from_files: bool = True  # so that the command line can resume it
 
-    @property
     def how_to_resume(self) -> str:
-        """The command that continues the run, for messages."""
+        """What to call to continue the run."""
         if self.callbacks or not self.from_files:
-            return "continue with the same call of grainline.train and resume=True"
-        processes = ["torchrun", "--nproc-per-node", str(world_size()), "-m"] if world_size() > 1 else []
-        command = shlex.join([*processes, "grainline", "train", str(self.out), "--resume"])
-        return f"continue with: {command}"
+            return "the same call of grainline.train and resume=True"
+        torchrun = f"torchrun --nproc-per-node {world_size()} -m " * (world_size() > 1)
+        return f"{torchrun}grainline train {shlex.quote(str(self.out))} --resume"
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -291,8 +283,8 @@ class _Training:
                 how = "interrupted" if signal_number == signal.SIGINT else "terminated"
                 raise Stopped(
                     signal_number,
-                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; "
-                    f"{self.job.how_to_resume}",
+                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
+                    f"with: {self.job.how_to_resume()}",
                 )
 
     def _log_epoch(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
-from grainline.distributed import barrier, rank, world_size
+from grainline.distributed import barrier, rank
 from grainline.errors import UserError, amount
 from grainline.files import writing
 from grainline.model import Model
@@ -78,12 +78,9 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
-    if out is None:
-        out = recipe if isinstance(recipe, str | Path) and Path(recipe).is_dir() else None
-    if out is None:
-        raise UserError(
-            "no folder for the run; give --out FOLDER (out=...), or the folder of a run to resume"
-        )
+    if out is None and (isinstance(recipe, Recipe) or not Path(recipe).is_dir()):
+        raise UserError("no folder for the run; give --out FOLDER (out=...), or a run with --resume")
+    out = Path(str(recipe) if out is None else out)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
@@ -93,7 +90,7 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
-    return _run(recipe, Path(out), resume, checkpoint, tuple(several))
+    return _run(recipe, out, resume, checkpoint, tuple(several))
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
@@ -124,29 +121,16 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         if rank() == 0:
             write_settings(out, description, recipe)
         train_set = TrainSet(
-            described,
-            tokenizer,
-            make_crop(recipe.data, source, method, start_point, resume_from),
-            recipe.data.texts,
-            context=method.context,
-            seed=recipe.train.seed,
-            parts=method.parts,
-            chunking=method.chunking,
-            provider=provider,
-        )
+            described, tokenizer, make_crop(recipe.data, source, method, start_point, resume_from),
+            recipe.data.texts, context=method.context, seed=recipe.train.seed, parts=method.parts,
+            chunking=method.chunking, provider=provider,
+        )  # fmt: skip
+        notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
+        given = any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation))
         job = Run(
-            out,
-            method,
-            train_set,
-            recipe.train,
-            recipe.data.workers,
-            recipe.data.max_corrupt,
-            validator,
-            (*remarks(described), *recipe.remarks(), *_announce(train_set, method, device)),
-            recipe.data.features is not None,
-            callbacks,
-            all(one.partition(":")[0] != "python" for one in (*recipe.data.paths, *recipe.data.validation)),
-        )
+            out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
+            notes, recipe.data.features is not None, callbacks, not given,
+        )  # fmt: skip
         before = log_stamp(out)
         try:
             last = train_loop(job, device, resume_from)
@@ -163,16 +147,13 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
 def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> list[str]:
     """Print what a run trains on; returns a remark on texts that are cut, from a sample of the records."""
     records, captions, texts, cut = data.sampled()
-    number = (
-        f"{captions:,}" if records == len(data) else f"about {captions / max(records, 1) * len(data):,.0f}"
-    )
+    about = "about " * (records < len(data))
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    processes = f"{world_size()} processes on " if world_size() > 1 else ""
-    weights = sum(one.numel() for one in method.parameters())
     if rank() == 0:
         print(
-            f"training on {processes}{where}: {amount(len(data), 'image')}, {number} captions,"
-            f" {weights / 1e6:.3g} M parameters, a tokenizer of {data.tokenizer.vocab:,} tokens",
+            f"training on {where}: {amount(len(data), 'image')}, {about}{captions * len(data) // records:,}"
+            f" captions, {sum(one.numel() for one in method.parameters()) / 1e6:.3g} M parameters,"
+            f" a tokenizer of {data.tokenizer.vocab:,} tokens",
             flush=True,
         )
     remark = (

@@ -69,9 +69,7 @@ class Objective(nn.Module):
             with rows_of(clock, TEXTS, part.item):
                 encoded = method.encode_texts(part)
                 terms = method.row_loss(part, encoded)
-                return encoded, {
-                    n: Term(x.weight, Mean.over(x.mean, len(part.item))) for n, x in terms.items()
-                }
+                return encoded, {n: x.over(len(part.item)) for n, x in terms.items()}
 
         with torch.autocast(images.pixels.device.type, self.precision, self.precision != torch.float32):
             image_chunks = _in_chunks(encode_images, images, len(images.image), chunk)
@@ -81,10 +79,7 @@ class Objective(nn.Module):
         row_terms: list[dict[str, Term]] = [terms for _, terms in text_chunks]
         gathered = Pair(gather(local.images, method.gathers), gather(local.texts, method.gathers))
         with half_products(self.precision != torch.float32):
-            terms = {
-                n: Term(x.weight, Mean.over(x.mean, 1))
-                for n, x in method.loss(local, gathered, clock).items()
-            }
+            terms = {n: x.over(1) for n, x in method.loss(local, gathered, clock).items()}
         for name, first in row_terms[0].items():
             means = [chunk[name].mean for chunk in row_terms]
             mean = Mean(*(torch.stack(part).sum() for part in zip(*means, strict=True)))
