@@ -751,7 +751,7 @@ def test_a_real_process_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: max_steps,"
+        "grainline: recipe clip/scenes: unknown field 'train.lr' (did you mean train.optimizer.lr?); allowed"
     )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()

@@ -134,6 +134,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe. On several processes: torchrun --nproc-per-node 2 -m grainline train ..."""
+    if out is None and not Path(recipe).is_dir():
+        raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
     check_recipe(recipe, changes)
     check_sources([*(data or ()), *(validation or ())])
     from grainline.training.run import train as run

@@ -207,9 +207,9 @@ class TrainSet(Dataset[Sample]):
         for i in range(min(number, len(self.source))):
             with suppress(CorruptSample):  # training counts it
                 record = self.source[i * len(self.source) // min(number, len(self.source))]
-                made, cut = self._texts(record, Random(i))
+                rows, cut = self._texts(record, Random(i))
                 records, captions = records + 1, captions + len(record.captions) + len(record.longs)
-                texts, truncated = texts + sum(text is not None for text in made), truncated + cut
+                texts, truncated = texts + sum(text is not None for text in rows), truncated + cut
         return records, captions, texts, truncated
 
     def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:

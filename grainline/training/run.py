@@ -79,7 +79,7 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     """
     changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if out is None and (isinstance(recipe, Recipe) or not Path(recipe).is_dir()):
-        raise UserError("no folder for the run; give --out FOLDER (out=...), or a run with --resume")
+        raise UserError("no folder for the run; give out=..., or a run with resume=True")
     out = Path(str(recipe) if out is None else out)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
