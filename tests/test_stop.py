@@ -168,6 +168,7 @@ def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_pat
     said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; continue with: "
     said += f"torchrun --nproc-per-node 2 -m grainline train {tmp_path / 'run'} --resume"
     assert told.count(said) == 1, told
+    assert "Warning" not in told
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2
 

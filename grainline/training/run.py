@@ -145,22 +145,25 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
 
 
 def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> list[str]:
-    """Print what a run trains on; returns a remark on texts that are cut, from a sample of the records."""
-    records, captions, texts, cut = data.sampled()
-    about = "about " * (records < len(data))
+    """Print what a run trains on; returns remarks on texts, from a sample of the records."""
+    records, captions, joined, texts, cut = data.sampled()
+    number = f"{'about ' * (records < len(data))}{captions * len(data) // max(records, 1):,}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     if rank() == 0:
         print(
-            f"training on {where}: {amount(len(data), 'image')}, {about}{captions * len(data) // records:,}"
+            f"training on {where}: {amount(len(data), 'image')}, {number}"
             f" captions, {sum(one.numel() for one in method.parameters()) / 1e6:.3g} M parameters,"
             f" a tokenizer of {data.tokenizer.vocab:,} tokens",
             flush=True,
         )
+    together = (
+        "several captions of an image are joined to one text; data.texts.captions=random takes one a time"
+    )
     remark = (
         f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context},"
         " or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
     )
-    return [remark] * (cut > 0)
+    return [together] * (joined > 0) + [remark] * (cut > 0)
 
 
 def _report(job: Run, recipe: Recipe, validator: Validator | None, ended: str) -> None:
