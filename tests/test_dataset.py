@@ -148,6 +148,7 @@ def test_workers_make_the_batches_that_one_process_makes(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with one core too, without torch's warning, which would be an error here."""
+    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     data = shelf(Shelf(9, broken=[4], foils=range(9)), subset=0.5, foils=2)
     plan = Batches(9, 4, 5, range(5))

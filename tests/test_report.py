@@ -381,7 +381,7 @@ def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path
     assert call("evaluate", run / "run", "--data", *validation, "--html", page) == 0
     assert said in Page(page.read_text()).words
     assert "nothing about other data" not in Page(page.read_text()).words
-    assert "these are validation data of the run, by which it" in Page(page.read_text()).words
+    assert "the run was validated on these data, by which it" in Page(page.read_text()).words
 
 
 def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:

@@ -351,7 +351,7 @@ def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
     """Notes where some of the data, by their paths, are those that a run was trained or validated on."""
     words = {
         "paths": "the run was trained on {}, so the values say nothing about other data",
-        "validation": "{} are validation data of the run, by which it chose the weights in best/",
+        "validation": "the run was validated on {}, by which it chose the weights in best/",
     }
     parts, notes = parts_of(source), []
     for field, text in words.items():
