@@ -142,7 +142,6 @@ def test_a_sample_is_a_function_of_seed_epoch_and_image() -> None:
         assert not torch.equal(other.pixels, first[2].pixels)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine has cores for
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_make_the_batches_that_one_process_makes(
     workers: int, monkeypatch: pytest.MonkeyPatch
