@@ -192,10 +192,10 @@ def figure(folders: Sequence[Folder], path: Path) -> None:
     axes = canvas.add_subplot()
     titles = ("summary of the image", *(title for title, *_ in POOLED[1:]))
     for k, (title, colour) in enumerate(zip(titles, ("#5b6b7a", "#2a78b5", "#d9822b"), strict=True)):
-        values = [100 * metrics[k].value for _, metrics in drawn]
+        values = [metrics[k].value for _, metrics in drawn]
         ends = [
-            [100 * (m.value - m.low) for m in (metrics[k] for _, metrics in drawn)],
-            [100 * (m.high - m.value) for m in (metrics[k] for _, metrics in drawn)],
+            [m.value - m.low for m in (metrics[k] for _, metrics in drawn)],
+            [m.high - m.value for m in (metrics[k] for _, metrics in drawn)],
         ]
         places = [i + 0.27 * (k - 1) for i in range(len(drawn))]
         axes.bar(places, values, 0.25, yerr=ends, label=title, color=colour, error_kw={"lw": 0.8})

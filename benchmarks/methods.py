@@ -85,7 +85,9 @@ def run(folder: Folder, setting: Setting, seed: int) -> None:
     made = folder.recipe(key, recipe(setting, folder.longer), steps=steps, batch=BATCH, seed=seed)
     place = folder.train(key, made, setting.data)
     held_out = str(folder.held_out(setting.data))
-    found = folder.measure(key, f"retrieval on {setting.data}", held_out, "--suite", "retrieval")
+    found = folder.measure(
+        key, f"retrieval on {setting.data}", held_out, "--suite", "retrieval", "--captions", "whole"
+    )
     folder.add({
         "run": key, "setting": setting.name, "data": setting.data, "seed": seed, "pairs": steps * BATCH,
         "trained_s": float((place / SECONDS).read_text()), "metrics": found,

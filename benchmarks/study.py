@@ -185,7 +185,7 @@ def difference(
     settings = settings_of(after[0])
 
     def cell(results: Sequence[Result], name: str) -> MetricSamples:
-        return suite_of(results[0]).metrics([r.queries for r in results], settings)[name]
+        return suite_of(results[0]).metrics([r.queries for r in results], settings)[name].in_unit()
 
     one, two = cell(after, names[0]), cell(before, names[1])
     each = [cell([a], names[0]).value - cell([b], names[1]).value for a, b in zip(after, before, strict=True)]
@@ -270,9 +270,9 @@ def minutes_of(folder: Folder, setting: str) -> str:
 
 
 def shown(found: Metric, value: float) -> str:
-    """A difference: of shares in points of a percent."""
-    if found.unit == "share":
-        return f"{100 * value:+.1f}"
+    """A difference: of percentages in points."""
+    if found.unit == "%":
+        return f"{value:+.1f}"
     return f"{value:+.3f}" if abs(value) < 2 and found.unit != "sum" else f"{value:+.1f}"
 
 

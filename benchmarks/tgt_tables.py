@@ -243,7 +243,7 @@ def _dots(axes: Any, folder: Folder, settings: dict[str, str], title: str) -> No
 
 def _values(results: Sequence[Result], name: str) -> list[float]:
     """A metric of each result in percent."""
-    return [100 * next(m.value for m in one.metrics if m.name == name) for one in results]
+    return [next(m.value for m in one.metrics if m.name == name) for one in results]
 
 
 if __name__ == "__main__":

@@ -346,6 +346,7 @@ def _first(error: ValidationError, cls: type[BaseModel], above: list[str]) -> st
         forms = [c for _, c in owner] + others if len(owner) == 1 else []
         allowed = "; or ".join(", ".join(form.model_fields) for form in forms) or "no such field"
         near = suggestion(loc[-1], (name for form in forms for name in form.model_fields))
+        near = near or suggestion(loc[-1], (".".join([*above, name]) for name in _dotted(cls)))
         return f"unknown field {field!r}{near}; allowed here: {allowed}{more}"
     if first["type"] == "missing":
         return f"field {field!r} is missing{more}"
@@ -361,6 +362,14 @@ def _first(error: ValidationError, cls: type[BaseModel], above: list[str]) -> st
         field, value = f"{field}.{tag}", f" is {_short(first['ctx']['tag'])}"
     message = ", or ".join(dict.fromkeys(map(plain, same)))
     return f"field {field!r}{value}: {message}{more}" if field else f"{message}{more}"
+
+
+def _dotted(cls: type[BaseModel]) -> Iterator[str]:
+    """The names of all fields, those of configs inside with dots."""
+    for name, field in cls.model_fields.items():
+        yield name
+        for _, config in _configs_in(field.annotation):
+            yield from (f"{name}.{inner}" for inner in _dotted(config))
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`UserError`, whose message is one line; `checked` arguments; impossible paths; counts and lists of names."""
+"""`UserError`, whose message is one line; `checked` arguments; paths, counts and lists of names."""
 
 import errno
 import inspect
@@ -70,8 +70,16 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
 
     >>> suggestion("clip/scene", ["clip/scenes", "siglip/scenes", "tgt/paper"])
     ' (did you mean clip/scenes or siglip/scenes?)'
+    >>> suggestion("TGT", ["clip/scenes", "tgt/paper"]), suggestion("max_step", ["train.max_steps", "model"])
+    (' (did you mean tgt/paper?)', ' (did you mean train.max_steps?)')
     """
-    near = get_close_matches(name, set(allowed) - {name}, n=3, cutoff=0.7)
+    letters = {one.casefold(): one for one in sorted(set(allowed) - {name}, key=lambda x: (x.count("/"), x))}
+    parts, given = {one: re.split(r"[/.]", one) for one in letters}, name.casefold()
+    near = [one for one in parts if given in parts[one]] or get_close_matches(given, letters, cutoff=0.7)
+    if not near:
+        part = get_close_matches(given, [part for one in parts.values() for part in one], n=1, cutoff=0.8)
+        near = [one for one in parts if {*part} & {*parts[one]}]
+    near = [letters[one] for one in near[:3]]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -172,7 +172,7 @@ def last_validation(run: Path | None) -> list[tuple[str, list[Metric]]]:
     if not (last := _last_validation(run)):
         return []
     metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
-    return [(f"validation at step {last['step']}", metrics)]
+    return [(f"validation at step {last['step']}, recalls in %", metrics)]
 
 
 def weakness(run: Path | None) -> str:

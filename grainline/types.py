@@ -93,12 +93,16 @@ class Term(NamedTuple):
     """One summand of a loss, or a number that is logged with it."""
 
     weight: float | None  # None: a fact, such as a norm; it is logged and never minimised
-    mean: Mean | Tensor  # a number alone, []: every process has an equal share of it
+    mean: Mean | Any  # or a scalar: the mean over the rows of this process, or of `row_loss`
 
-    @property
-    def halves(self) -> Mean:
-        """The mean in two halves."""
-        return self.mean if isinstance(self.mean, Mean) else Mean(self.mean, torch.ones_like(self.mean))
+    def over(self, rows: int) -> "Term":
+        """The term with its scalar as the mean over so many rows."""
+        if isinstance(self.mean, Mean):
+            return self
+        if getattr(self.mean, "ndim", 1):
+            raise TypeError("a Term takes a scalar tensor, or Mean(total, number)")
+        number = torch.full_like(self.mean, float(rows)).detach()
+        return Term(self.weight, Mean(self.mean * rows, number))
 
 
 def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 48_400,  # goal 35,000; the rest came later: 4,200 for GPUs, 4,300 for first programs
-    "files": 241,  # two of them are beta-CAL on a GPU: kernels, and what calls them
+    "lines": 49_400,  # goal 35,000; 1,200 granted once to read files of real people, 1,000 of them taken
+    "files": 241,
     "siblings": 20,
     "small files": 17,
     "names twice in a folder": 0,

@@ -1,5 +1,6 @@
 """Callbacks and early stopping: what they are called with, clean ends, and exact resumption."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ class Watch(grainline.Callback):
         self.calls.append(("step", state.step))
 
     def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        assert "rSum" in metrics
+        recalls = [value for name, value in metrics.items() if " R@" in name and "chance" not in name]
+        assert metrics["rSum"] == pytest.approx(sum(recalls)), "one unit"
+        assert (metrics["text to image R@1, chance"], metrics["rSum, chance"]) == pytest.approx((25, 450))
         self.calls.append(("validation", state.step))
 
     def on_end(self, state: TrainingState) -> None:
@@ -39,6 +42,11 @@ def test_callbacks_are_called_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     settings = VALIDATED | {"validate_every": 2, "max_steps": 3}
     grainline.train(recipe(tmp_path), out=tmp_path / "x", callbacks=[watch], **settings)
     first = [("step", 1), ("step", 2), ("buffers", 0), ("validation", 2)]
+    said = next(line["text"] for line in logged(tmp_path / "x") if line["kind"] == "validation")
+    assert re.match(
+        r"validation at step 2: rSum [\d.]+ \(chance 450\), the best so far; text to image R@1 ", said
+    )
+    assert "R@10 100 % (chance 25, 100); image to text R@1 " in said
     assert watch.calls == [*first, ("step", 3), ("buffers", 0), ("validation", 3), ("end", 3)]
 
 

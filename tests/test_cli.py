@@ -60,22 +60,43 @@ def train(folder: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train clip/fi", ["clip/finetune"]),
+        ("recipes himo/pa", ["himo/paper"]),
+        ("suites retr", ["retrieval"]),
+        ("evaluate x --suite long", ["long-retrieval"]),
+        ("evaluate x --suite retrieval --set sh", ["shortlist="]),
+        ("train tgt/scenes --set data.wor", ["data.workers="]),
+        ("train tgt/scenes --set model.text.gro", ["model.text.groups="]),
+    ],
+)
+def test_the_shell_completes_recipes_suites_and_fields(
+    typed: str, offered: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["grainline", *typed.split()]
+    monkeypatch.setenv("_GRAINLINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    assert call() == 0
+    assert capsys.readouterr().out.split() == offered
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["trian"], "No such command 'trian'"),
         (["data"], "Missing command"),
         (["train"], "Missing argument 'recipe'"),
-        (["train", "clip/scenes"], "Missing option '--out'"),
+        (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
+        (["train", "clip/scenes", "more.csv", "--out", "x"], "Data is given by --data more.csv."),
+        (["evaluate", "x", "val.csv"], "Data is given by --data val.csv."),
         (
-            ["train", "clip/scenes", "--out", "x", "--colour", "red"],
-            "No such option: --colour (Possible options: --out); fields of the recipe go by --set",
+            ["train", "clip/scenes", "--max-steps", "5"],
+            "Fields of the recipe go by --set train.max_steps=VALUE.",
         ),
-        (
-            ["train", "clip/scenes", "--out", "x", "--max-steps", "5"],
-            "go by --set, such as --set train.max_steps=",
-        ),
-        (["train", "clip/scenes", "more", "--out", "x"], "data is given by --data more. See"),
-        (["evaluate", "x", "val.csv"], "data is given by --data val.csv. See"),
+        (["train", "clip/scenes", "--lr", "5"], "by --set train.optimizer.lr=VALUE."),
+        (["evaluate", "x", "--protocol", "coco-5k"], "Options of a suite go by --set protocol=VALUE."),
         (["suites", "a", "b"], "Got unexpected extra argument(s) (b). See"),
         (
             ["evaluate", "x", "--batch-size", "many"],
@@ -374,7 +395,7 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
         (["--suite", "retreival"], "unknown suite 'retreival' (did you mean retrieval"),
         (
             ["--captions", "some"],
-            "--captions is 'some'; retrieval reads the captions of a record; allowed: whole",
+            "--captions is 'some'; retrieval reads the captions of a record; allowed: auto, whole",
         ),
         (["--set", "protocol=coco-2k"], "field 'protocol' is 'coco-2k': it must be 'plain', 'coco-5k'"),
         (["--seed", "-1"], "--seed"),
@@ -442,7 +463,7 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
 
     monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
-    assert "interrupted; a training run continues with --resume" in capsys.readouterr().err
+    assert "interrupted; to continue a training: grainline train RUN --resume" in capsys.readouterr().err
 
 
 def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:
@@ -641,7 +662,7 @@ MISTAKES = [
     ("train clip/scnes --out x", "no recipe 'clip/scnes' (did you mean clip/scenes or "),
     ("train clip/scenes --out x --data nothing/", "nothing at nothing/"),
     ("train clip/scenes --out x --set steps", "--set 'steps': write it as name.of.field=value"),
-    ("train clip/scenes", "Missing option '--out'"),
+    ("train clip/scenes", "no folder for the run; give --out FOLDER"),
     ("evaluate /no/run --data scenes", "no model at /no/run"),
     ("evaluate . --data scenes --suite retreival", "unknown suite 'retreival' (did you mean retrieval"),
     ("suites retreival", "unknown suite 'retreival' (did you mean retrieval"),
@@ -732,7 +753,7 @@ def test_a_real_process_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: max_steps,"
+        "grainline: recipe clip/scenes: unknown field 'train.lr' (did you mean train.optimizer.lr?); allowed"
     )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()

@@ -120,8 +120,10 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
     assert result.queries["right"] == [int(x) for x in right]
     assert 0 < sum(right) < 60
     metric = result.metric(MULTI)
-    assert (metric.value, metric.queries, metric.chance, metric.ties) == (sum(right) / 60, 60, 0.25, 0)
-    assert metric.wilson == wilson(sum(right), 60)[1:]
+    assert (metric.value, metric.queries, metric.chance, metric.ties) == pytest.approx(
+        (100 * sum(right) / 60, 60, 25, 0)
+    )
+    assert metric.wilson == tuple(100 * end for end in wilson(sum(right), 60)[1:])
     assert model.images == len(vector) == result.data["images"], "each image is encoded once"
     assert result.data["items"] == 60
 
@@ -148,8 +150,10 @@ def test_the_interval_draws_groups_of_items_that_share_images(tmp_path: Path) ->
     result = measured(opened(tmp_path, content), resamples=300, seed=4)
     right, groups = np.array(result.queries["right"]), np.repeat(np.arange(12), 3)
     metric = result.metric(MULTI)
-    assert (metric.value, metric.low, metric.high) == tuple(interval(right, groups, resamples=300, seed=4))
-    assert (metric.low, metric.high) != tuple(interval(right, resamples=300, seed=4))[1:]
+    assert (metric.value, metric.low, metric.high) == pytest.approx(
+        tuple(interval(100 * right, groups, resamples=300, seed=4))
+    )
+    assert (metric.low, metric.high) != tuple(interval(100 * right, resamples=300, seed=4))[1:]
     assert any("36 items share images: the interval draws 12 groups" in note for note in result.notes)
     alone = measured(opened(tmp_path, content[::3]), resamples=300, seed=4)
     assert not any("share" in note for note in alone.notes)
@@ -184,7 +188,10 @@ def test_items_without_a_image_are_counted_and_left_out(tmp_path: Path) -> None:
     assert "2 of 20 items were skipped: an image of theirs cannot be used" in notes
     assert "2 of 40 samples were skipped: 2 missing image" in notes
     whole = measured(opened(tmp_path, content))
-    with pytest.raises(UserError, match="number of images 40 and 38 cannot be compared"):
+    with pytest.raises(
+        UserError,
+        match=r"\(38 images\), this result on .* \(40 images\): they cannot be compared; measure both",
+    ):
         compare(whole, result)
 
 
@@ -207,7 +214,7 @@ def test_a_model_that_ties_is_wrong_and_a_perfect_one_is_right(tmp_path: Path) -
     assert (tied.value, tied.ties) == (0.0, 8)
     own = F.normalize(data.images.vector[data.texts.image] + 0.01 * data.texts.vector, dim=1)
     perfect = ColaSuite().measure(Counting().method, data._replace(texts=data.texts._replace(vector=own)))
-    assert perfect.metric(MULTI).value == 1.0
+    assert perfect.metric(MULTI).value == 100
     assert any("width zero" in note for note in perfect.notes)
     score = item_scores(Counting().method, data.images, data.texts, items)
     dense = data.images.vector.double() @ data.texts.vector.double().T
@@ -225,7 +232,7 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
     (found,) = compare(two, one)
     change = np.array(two.queries["right"]) - np.array(one.queries["right"])
     groups = connected(np.array(one.queries["images"]))
-    wanted = interval(change, groups, resamples=400)
+    wanted = interval(100 * change, groups, resamples=400)
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     assert change.any()
 
@@ -281,7 +288,7 @@ def test_the_official_file_has_210_items(official: Cola) -> None:
     assert model.images == 218
     metric = result.metric(MULTI)
     assert metric.queries == 210
-    assert 0.12 < metric.value < 0.38, "a model without sight is near a quarter"
+    assert 12 < metric.value < 38, "a model without sight is near a quarter"
     assert any("the interval draws 88 groups" in note for note in result.notes)
 
 

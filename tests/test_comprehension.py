@@ -256,15 +256,15 @@ def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
         right = [bool(x) for x in outcomes["right"]]
         assert list(zip(outcomes["chosen"], right, strict=True)) == expected[name]
         metric = result.metric(f"box accuracy, {MAPS[name]}")
-        assert metric.value == pytest.approx(np.mean(right))
-        assert metric.wilson == wilson(sum(right), len(right))[1:]
+        assert metric.value == pytest.approx(100 * np.mean(right))
+        assert metric.wilson == tuple(100 * end for end in wilson(sum(right), len(right))[1:])
     number = [len(made.boxes(n)) for n in range(3)]
     assert told["boxes"] == [number[n] for n in told["image"]]
     assert all(len(made.scene(n).things) >= number[n] for n in range(3))
     for n, record in enumerate(made[i] for i in range(3)):
         assert {region.box for region in record.regions} <= set(made.boxes(n))
     assert result.metric("box accuracy, heat").chance == pytest.approx(
-        np.mean(np.array(told["fitting"]) / np.array(told["boxes"]))
+        100 * np.mean(np.array(told["fitting"]) / np.array(told["boxes"]))
     )
     assert result.settings["offered"] == {"boxes": "ground truth"}
     assert data.images.tokens.shape[1] == 0, "no tokens are kept"
@@ -391,13 +391,13 @@ def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None
     ]
     assert result.queries["boxes"] == [3, 3, 3, 3, 1]
     assert result.queries["fitting"] == [1, 1, 1, 1, 1]
-    assert result.metric("box accuracy, heat").chance == pytest.approx((4 / 3 + 1) / 5)
+    assert result.metric("box accuracy, heat").chance == pytest.approx(20 * (4 / 3 + 1))
     boxes = detections(tmp_path, {"1": [[1, 1, 10, 11], [30, 30, 5, 5], [8, 8, 40, 40]]})
     data, result = measure(tiny_model("maxsim"), source, boxes)
     assert data.collected["comprehension"].expressions[0].boxes == ((1, 1, 11, 12), (8, 8, *map(float, SIZE)))
     assert result.queries["boxes"] == [2, 2, 2, 2, 0]
     assert result.queries["fitting"] == [1, 1, 0, 0, 0]
-    assert result.metric("a right box among them").value == pytest.approx(2 / 5)
+    assert result.metric("a right box among them").value == pytest.approx(40)
     assert result.settings["offered"]["boxes"] == str(boxes)
     assert "1 expressions are about images without a box to choose, and count as wrong" in result.notes
     assert "1 boxes have no pixel in their image and were left out" in result.notes

@@ -51,7 +51,7 @@ def test_a_scalar_in_a_term_is_the_mean_of_one_process() -> None:
     class Scalar(type(method)):  # type: ignore[misc]
         def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
             terms = super().loss(local, gathered, clock)
-            return {name: Term(term.weight, ddp_mean(term.halves)) for name, term in terms.items()}
+            return {name: Term(term.weight, ddp_mean(term.mean)) for name, term in terms.items()}
 
     method.__class__ = Scalar
     torch.testing.assert_close(step(method, images, texts, CLOCK), plain)

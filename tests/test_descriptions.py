@@ -343,7 +343,7 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     ]
     assert losses[0] == losses[1]  # a file of long captions is the long captions
     data = ("--data", "scenes:dev?count=4", "--captions", "first")
-    whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2])
+    whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2], "--captions", "whole")
     assert "--captions whole reads the long captions" in whole
     said = complaint(capsys, "evaluate", tmp_path / "run", *data)
     assert "no description of" in said

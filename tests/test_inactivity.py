@@ -175,9 +175,9 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
     }
     for name, value in values.items():
         metric = result.metric(name)
-        assert metric.value == pytest.approx(value, abs=1e-9)
+        assert metric.value == pytest.approx(100 * value, abs=1e-7)
         assert metric.low <= metric.value <= metric.high
-    assert [m.chance for m in result.metrics] == [0.5, 0.5, None, None]
+    assert [m.chance for m in result.metrics] == [50, 50, None, None]
     if kind != "flair":
         assert any(len(one) == 1 for one in own), "a text of one sentence counts once"
         assert sum(map(len, own)) > len(TEXTS)

@@ -177,7 +177,10 @@ def test_photos_without_any_model_says_how_to_bring_one(
     )
     assert public_checkpoint() == "openai/clip-vit-base-patch16", "what the cache holds costs no download"
     monkeypatch.setattr("grainline.encoders.pretrained.hub.cached", lambda _: Path())
-    assert public_checkpoint() == "google/siglip2-base-patch16-224", "of its authors, before those of others"
+    assert public_checkpoint() == "google/siglip2-base-patch16-224", "a third party's comes last"
+    monkeypatch.setattr("grainline.encoders.pretrained.hub.cached", lambda _: None)
+    monkeypatch.setattr("grainline.encoders.pretrained.hub.download", lambda _: Path())
+    assert public_checkpoint() == "google/siglip2-base-patch16-224"
 
 
 def test_phone_images_are_counted_by_name_and_indexed_once_there_is_a_decoder(

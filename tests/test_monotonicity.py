@@ -305,11 +305,12 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
         wanted[LONG] += wanted[EACH][-1:] if n >= 4 else []
     for name, values in wanted.items():
         found = result.metric(name)
-        assert found.value == pytest.approx(np.mean(values), abs=1e-4), name
+        scale = 100 if found.unit == "%" else 1
+        assert found.value == pytest.approx(scale * np.mean(values), abs=1e-4), name
         assert found.queries == len(values), name
-    assert [result.metric(name).chance for name in wanted] == [0.5, 1 / 6, 0, 0]
+    assert [result.metric(name).chance for name in wanted] == pytest.approx([50, 100 / 6, 0, 0])
     assert result.metric(HALVES).wilson is not None
-    assert 0 < result.metric(HALVES).value < 1
+    assert 0 < result.metric(HALVES).value < 100
     assert result.metric(EACH).unit == "correlation"
 
 
@@ -322,7 +323,7 @@ def test_blocks_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_model_that_reads_all_and_adds_up_is_perfect() -> None:
     light = [record._replace(image=Image.new("RGB", (4, 4), (255,) * 3)) for record in records((4, 5, 6))]
     result = measured(Taught(context=99), light)
-    assert [result.metric(name).value for name in (HALVES, THIRDS)] == [1, 1]
+    assert [result.metric(name).value for name in (HALVES, THIRDS)] == [100, 100]
     assert result.metric(EACH).value > 0.95
     assert {metric.ties for metric in result.metrics} == {0}
     assert not any("tie" in note or "cut" in note for note in result.notes)
@@ -331,7 +332,7 @@ def test_a_model_that_reads_all_and_adds_up_is_perfect() -> None:
 def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
     light = [record._replace(image=Image.new("RGB", (4, 4), (255,) * 3)) for record in records((2, 4, 6, 9))]
     result = measured(Taught(context=9), light)  # two sentences of four words, and one word
-    assert result.metric(HALVES).value == 2 / 4, "the halves of six and nine sentences are read alike"
+    assert result.metric(HALVES).value == 50, "the halves of six and nine sentences are read alike"
     assert [result.metric(name).ties for name in (HALVES, THIRDS, EACH)] == [2, 2, 3]
     notes = "\n".join(result.notes)
     assert "3 of 4 samples have two or more subtexts that are longer than the model reads" in notes

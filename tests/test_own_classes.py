@@ -10,7 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 from processes import together
-from runs import call, recipe
+from runs import call, logged, recipe
 
 import grainline
 from grainline.config import override, read_yaml
@@ -25,6 +25,7 @@ from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoder
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import both_ways
+from grainline.types import Term
 
 
 class Squares(nn.Module):
@@ -80,7 +81,8 @@ class Mine(Method):
     config_class = MineConfig
 
     def loss(self, local, gathered, clock):
-        return both_ways(lambda a, b: self.cfg.scale * dot(a, b), local, gathered)
+        terms = both_ways(lambda a, b: self.cfg.scale * dot(a, b), local, gathered)
+        return terms | {"length": Term(None, local.images.vector.norm(dim=1).mean())}
 '''
 ENCODERS = (
     "model.image={kind: 'own_method:SquaresConfig', size: 32}",
@@ -99,6 +101,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_with_classes_of_a_user_trains_saves_loads_and_is_evaluated(home: Path) -> None:
     settings = ["method=own_method:Mine", "model.scale=5.0", *ENCODERS, "train.max_steps=2"]
     grainline.train(recipe(home), home / "run", changes=settings)
+    facts = [line["facts"]["length"] for line in logged(home / "run") if line["kind"] == "train"]
+    assert facts == pytest.approx([1.0] * len(facts)), "a Term with a scalar"
     with pytest.raises(UserError) as error:
         grainline.load(home / "run", device="cpu")
     assert "own_method:Mine would import the module own_method" in str(error.value)

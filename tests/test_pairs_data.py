@@ -1,6 +1,7 @@
 """Data that are given in Python: pairs, data sets of PyTorch and Hugging Face, and training on them."""
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_a_name_of_the_hub_is_loaded_by_its_split(monkeypatch: pytest.MonkeyPatc
         open_source("hf:no/such:train")
 
 
+def test_a_run_begins_with_what_it_trains_on_and_what_becomes_of_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [(image(i), [f"a thing of number {i} that is rather long", "another one"]) for i in range(4)]
+    changes = {"model.text.context": 8}
+    grainline.train(
+        recipe(tmp_path), tmp_path / "x", data=data, max_steps=1, global_batch_size=4, changes=changes
+    )
+    line = r"training on the CPU: 4 images, 8 captions, [\d.]+ M parameters, a tokenizer of [\d,]+ tokens"
+    assert re.fullmatch(line, capsys.readouterr().out.splitlines()[0])
+    notes = "\n".join(line["text"] for line in logged(tmp_path / "x") if line["kind"] == "note")
+    assert re.search("[1-4] of 4 texts are cut at 8 tokens: set model.text.context=16, or", notes)
+    assert "several captions of an image are joined to one text; data.texts.captions=random takes" in notes
+
+
 def test_training_with_keywords_on_pairs_and_resuming_with_the_same(tmp_path: Path) -> None:
     out, mine = tmp_path / "run", recipe(tmp_path)
     settings = {"global_batch_size": 4, "save_every": 2, "lr": 1e-3, "workers": 1}
@@ -166,7 +182,10 @@ def test_training_with_keywords_on_pairs_and_resuming_with_the_same(tmp_path: Pa
     )
     assert last == out / "last"
     notes = [line["text"] for line in logged(out) if line["kind"] == "note"]
-    assert notes.count("the warm-up of 50 steps is cut to the 2 steps of the run") == 1
+    assert (
+        notes.count("warm-up (50 steps) is longer than the run (2): set train.optimizer.schedule.warmup=1")
+        == 1
+    )
     text = (out / "recipe.yaml").read_text()
     assert "python:" in text
     assert "lr: 0.001" in text

@@ -12,7 +12,7 @@ from grainline.errors import UserError
 from grainline.training.inputs import read_start
 from grainline.training.recipe import DRAWN_MEAN, read_recipe
 
-REMARK = "photographs take photos/scratch"
+REMARK = "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
 
 
 def test_photos_is_short_for_the_finetuning_of_a_checkpoint() -> None:

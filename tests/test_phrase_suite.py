@@ -508,7 +508,7 @@ def test_outcomes_are_those_of_loops() -> None:
     for name, column in scores.items():
         for measure in MEASURES:
             metric = result.metric(f"{measure}, {name}")
-            assert metric.value == pytest.approx(np.mean(column[measure]))
+            assert metric.value == pytest.approx(100 * np.mean(column[measure]))
             assert metric.low <= metric.value <= metric.high
     assert "1 texts have no marked phrase and are left out" in result.notes
     assert "4 captions with 2.00 phrases each" in result.notes

@@ -379,9 +379,10 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
     for name in ("svo-probes", "foil-coco", "valse", "sugarcrepe"):
         mine = [row for row, of in zip(wanted, queries["benchmark"], strict=True) if of == name]
         metric = result.metric(f"{ALL}, {name}")
-        assert metric.value == pytest.approx(np.mean([a > b for a, b, *_ in mine]))
-        assert (metric.queries, metric.chance) == (len(mine), 0.5)
-        assert metric.wilson == wilson(sum(a > b for a, b, *_ in mine), len(mine))[1:]
+        assert metric.value == pytest.approx(100 * np.mean([a > b for a, b, *_ in mine]))
+        assert (metric.queries, metric.chance) == (len(mine), 50)
+        ends = wilson(sum(a > b for a, b, *_ in mine), len(mine))[1:]
+        assert metric.wilson == tuple(100 * end for end in ends)
         assert result.settings["card"][name] == CARDS[name]
     assert result.metric("replace_att, sugarcrepe").ties == 1
     assert any("intervals draw the images that texts are true of" in note for note in result.notes)
@@ -438,8 +439,8 @@ def test_intervals_draw_the_images_that_texts_are_true_of(tmp_path: Path) -> Non
     right = np.array(result.queries["right"])
     metric = result.metric(ALL)
     wanted = interval(right, np.repeat(np.arange(12), 3), resamples=300, seed=4)
-    assert (metric.value, metric.low, metric.high) == tuple(wanted)
-    assert (metric.low, metric.high) != tuple(interval(right, resamples=300, seed=4))[1:]
+    assert (metric.value, metric.low, metric.high) == pytest.approx([100 * x for x in wanted])
+    assert (metric.low, metric.high) != tuple(interval(100 * right, resamples=300, seed=4))[1:]
 
 
 def test_comparisons_with_a_broken_image_are_counted_and_the_others_stay(tmp_path: Path) -> None:
@@ -493,7 +494,7 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
     drawn = [replicates(x, image, resamples=200) for x in right]
     value = right[1].mean() - right[0].mean()
     assert (change.value, change.low, change.high) == pytest.approx(
-        from_replicates(value, drawn[1] - drawn[0])
+        from_replicates(100 * value, 100 * (drawn[1] - drawn[0]))
     )
 
 

@@ -27,6 +27,7 @@ from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
 from grainline.report.case import Case, WholeImage, lead, standing
+from grainline.report.charts import line_chart
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
@@ -324,7 +325,8 @@ def lines(*, terms: int = 2) -> list[dict[str, Any]]:
         {
             "kind": "validation",
             "step": 2,
-            "metrics": {"rSum": 9.0, "text to image R@10": 0.5, "text to image R@5": 0.25},
+            "metrics": {"rSum": 9.0, "text to image R@10": 50.0, "text to image R@5": 25.0},
+            "chance": {"rSum": 12.0, "text to image R@10": 10.0},
         }
     ]
 
@@ -341,6 +343,8 @@ def test_curves_show_all_that_the_log_holds() -> None:
     assert [list(one.y) for one in recall] == [[25.0], [50.0]]
     assert list(drawn["Loss, part 1"].series[0].x) == [1, 2, 3]
     assert all(np.isnan(drawn["Gradient norm"].series[0].y))
+    assert [one.chance for one in recall] == [None, 10.0], "the axis holds chance too"
+    assert "chance 12 (dotted)" in line_chart(drawn["Validation: rSum"])
     assert curves([]) == []
 
 
@@ -377,7 +381,7 @@ def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path
     assert call("evaluate", run / "run", "--data", *validation, "--html", page) == 0
     assert said in Page(page.read_text()).words
     assert "nothing about other data" not in Page(page.read_text()).words
-    assert "these are validation data of the run, by which it" in Page(page.read_text()).words
+    assert "the run was validated on these data, by which it" in Page(page.read_text()).words
 
 
 def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:

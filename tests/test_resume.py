@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from PIL import Image
 from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
+import grainline
+from grainline.evaluation.result import notes_on_training
 from grainline.files import LOCK
 from grainline.loading import load
 from grainline.training import checkpoint, loop
@@ -155,6 +159,22 @@ def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
     assert call(*resume(copy, "--set", "train.keep_checkpoints=9")) == 0
     assert weights(copy) == before
     assert (copy / "log.jsonl").read_bytes() == log
+
+
+def test_the_folder_of_a_run_is_enough(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recipe, data and settings are in it; it is no other run that starts, and no field may differ."""
+    before, log = weights(copy), logged(copy)
+    for name in ("step-00000004", "step-00000002"):
+        assert call("train", copy, "--resume", "--checkpoint", name, "--set", "data.workers=0") == 0
+        assert (weights(copy), logged(copy)) == (before, log)
+    assert "holds a run already; continue with --resume" in complaint(capsys, "train", copy)
+    assert "belongs to another recipe" in complaint(
+        capsys, "train", copy, "--resume", "--set", "train.seed=5"
+    )
+    assert grainline.train(copy, resume=True) == copy / "last"
+    empty = copy.parent / "empty"
+    empty.mkdir()
+    assert f"no recipe '{empty}'" in complaint(capsys, "train", empty, "--resume")
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(copy: Path) -> None:
@@ -337,12 +357,41 @@ def test_a_run_that_fails_after_a_step_stays(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path: Path) -> None:
-    data = "scenes:train?count=36"
-    for paths, noted in ((data, True), ("scenes:dev?count=36", False)):
-        assert call("evaluate", done, "--data", paths, "--json", tmp_path / "x.json") == 0
+    data, other = "scenes:train?count=36", "scenes:dev?count=6"
+    for paths, noted in (
+        ([data], "these data"),
+        (["scenes:train?count=4&size=64"], "these data"),  # the first of the same scenes
+        ([data, other], data),  # one more source hides nothing
+        ([other], ""),
+    ):
+        assert call("evaluate", done, "--data", *paths, "--json", tmp_path / "x.json") == 0
         notes = json.loads((tmp_path / "x.json").read_text())["notes"]
-        assert any("was trained on these data" in note for note in notes) == noted
+        told = [note for note in notes if "was trained on" in note]
+        words = f"the run was trained on {noted}, so the values say nothing about other data"
+        assert told == [words] * bool(noted)
         assert not any("validation" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("trained", "path", "noted"),
+    [
+        ("photos", "photos/", True), ("photos", "photos/inner", True), ("photos/inner", "photos", True),
+        ("a-*.tar", "a-1.tar", True), ("a-1.tar?skip=0", "a-{0,1}.tar", True), ("a-0.tar", "a-1.tar", False),
+        ("photos", "photos/val.csv", False), ("val.csv?image=x", "val.csv", True), ("photos", "other", False),
+    ],
+)  # fmt: skip
+def test_training_data_are_known_by_any_of_their_names(
+    trained: str, path: str, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos/inner", "other", "run"):
+        Path(folder).mkdir(parents=True)
+    for file in ("a-0.tar", "a-1.tar", "val.csv", "photos/val.csv"):
+        Path(file).touch()
+    data = {"paths": [trained, "none-*.tar"], "validation": []}
+    Path("run/recipe.yaml").write_text(json.dumps({"data": data}))
+    source: Any = SimpleNamespace(path=path)
+    assert bool(notes_on_training(Path("run"), source)) == noted
 
 
 def test_resume_into_the_folder_of_another_recipe_names_the_field(

@@ -175,11 +175,11 @@ def test_the_share_of_queries_whose_answer_is_in_the_shortlist_stands_beside_the
     told = {metric.name: metric for metric in on.result.metrics}
     for way, one in (("image to text", both.i2t), ("text to image", both.t2i)):
         metric = told[f"{way} in shortlist"]
-        assert metric.value == pytest.approx(float(one.listed.float().mean()))
-        assert metric.chance == pytest.approx(4 / IMAGES) == chance_recall([1], IMAGES, 4)
+        assert metric.value == pytest.approx(100 * float(one.listed.float().mean()))
+        assert metric.chance == pytest.approx(400 / IMAGES) == 100 * chance_recall([1], IMAGES, 4)
         assert told[f"{way} R@5"].value == metric.value
         assert told[f"{way} R@5"].chance == metric.chance  # whoever is listed stands among the first four
-        assert told[f"{way} R@1"].chance == pytest.approx(1 / IMAGES)
+        assert told[f"{way} R@1"].chance == pytest.approx(100 / IMAGES)
         assert told[f"{way} median rank"].chance == IMAGES  # a lot is not found more often than not
         assert told[f"{way} median rank"].value == one.ranks.rank.double().quantile(0.5)
     assert 0 < both.t2i.listed.float().mean() < 1

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import forked, together
 from runs import call, logged, recipe, steps_done
-from test_resume import ended, started, train
+from test_resume import train
 
 from grainline.training import loop
 from grainline.training.checkpoint import latest, verify
@@ -79,7 +80,7 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
     assert process.exitcode == 128 + number
     said = (tmp_path / "run.txt").read_text()
     found = re.search(
-        r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; continue with", said
+        r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; continue with: (.*)", said
     )
     assert found is not None, said
     assert "Traceback" not in said
@@ -88,7 +89,9 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
     assert str(good) == found[3]
     assert good is not None
     assert verify(good)["state"]["step"] == int(found[2]) == steps_done(out)
-    ended(started([*arguments, "--resume"], out), out)
+    command = shlex.split(found[4])
+    assert command[0] == "grainline"
+    assert call(*command[1:]) == 0
     assert (out / "last" / WEIGHTS).read_bytes() == (whole / "last" / WEIGHTS).read_bytes()
     assert logged(out) == logged(whole)
 
@@ -122,7 +125,10 @@ def test_a_second_interrupt_ends_at_once(
     at_step(monkeypatch, 3, sent(signal.SIGINT, signal.SIGINT))
     out = tmp_path / "run"
     assert call("train", recipe(tmp_path), "--out", out, "--set", "train.save_every=2") == 130
-    assert "grainline: interrupted; a training run continues with --resume" in capsys.readouterr().err
+    assert (
+        "grainline: interrupted; to continue a training: grainline train RUN --resume"
+        in capsys.readouterr().err
+    )
     good = latest(out)
     assert good is not None
     assert good.name == "step-00000002"
@@ -159,8 +165,10 @@ def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_pat
     told, good = (tmp_path / "said.txt").read_text(), latest(tmp_path / "run")
     assert codes == [143, 143], told
     assert good is not None, told
-    said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; continue with --resume"
+    said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; continue with: "
+    said += f"torchrun --nproc-per-node 2 -m grainline train {tmp_path / 'run'} --resume"
     assert told.count(said) == 1, told
+    assert "Warning" not in told
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2
 

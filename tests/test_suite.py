@@ -19,12 +19,12 @@ from torch import Tensor
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
-from grainline.evaluation.compare import paired_test, pooled
+from grainline.evaluation.compare import compare, paired_test, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.evaluate_model import table
+from grainline.evaluation.evaluate_model import metrics_html, table
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
-from grainline.evaluation.suite import Settings, metrics_of
+from grainline.evaluation.suite import MetricSamples, Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.types import Encoded, same_image
@@ -131,7 +131,7 @@ def test_a_perfect_model_is_perfect_on_every_metric() -> None:
     assert values["rSum"] == pytest.approx(600)
     assert values["text to image median rank"] == values["image to text median rank"] == 1
     assert {m.ties for m in result.metrics} == {0}
-    assert result.metric("text to image R@5").chance == pytest.approx(5 / 6)
+    assert result.metric("text to image R@5").chance == pytest.approx(100 * 5 / 6)
 
 
 def test_an_interval_of_width_zero_is_explained() -> None:
@@ -147,13 +147,13 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     result = RetrievalSuite().measure(Cosine(), data, Settings(memory=5000, resamples=200))
     shares = [(rank <= k).float().mean().item() for rank in (a, b) for k in (1, 5, 10)]
     assert result.metric("rSum").value == pytest.approx(100 * sum(shares))
-    assert result.metric("image to text R@5").value == pytest.approx((a <= 5).float().mean().item())
+    assert result.metric("image to text R@5").value == pytest.approx(100 * (a <= 5).float().mean().item())
     assert result.metric("text to image median rank").value == np.median(b.numpy())
     assert result.metric("text to image R@1").queries == 120
     assert result.metric("image to text R@1").queries == 40
     by_image = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
     found = result.metric("text to image R@1")
-    assert (found.low, found.high) == pytest.approx((by_image.low, by_image.high))
+    assert (found.low, found.high) == pytest.approx((100 * by_image.low, 100 * by_image.high))
 
 
 def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
@@ -176,27 +176,33 @@ def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
 
 def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
     result = RetrievalSuite().measure(Cosine(), made(40, 3))
-    assert result.metric("text to image R@10").chance == pytest.approx(10 / 40)
-    assert result.metric("image to text R@1").chance == pytest.approx(3 / 120)
-    assert result.metric("image to text R@10").chance < 10 / 40
+    assert result.metric("text to image R@10").chance == pytest.approx(25)
+    assert result.metric("image to text R@1").chance == pytest.approx(2.5)
+    assert result.metric("image to text R@10").chance < 25
     assert result.metric("rSum").chance == pytest.approx(
-        100 * sum(m.chance for m in result.metrics if m.unit == "share")
+        sum(m.chance for m in result.metrics if m.unit == "%")
     )
 
 
 def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
     result = RetrievalSuite().measure(Cosine(), made(60, 2))
-    shares = [m for m in result.metrics if m.unit == "share"]
+    shares = [m for m in result.metrics if m.unit == "%"]
     total = result.metric("rSum")
     assert total.low < total.value < total.high
-    assert 100 * sum(m.low for m in shares) < total.low
-    assert total.high < 100 * sum(m.high for m in shares)
+    assert sum(m.low for m in shares) < total.low
+    assert total.high < sum(m.high for m in shares)
+
+
+def test_a_suite_may_have_a_unit_of_its_own() -> None:
+    """A mean reciprocal rank is no per cent."""
+    (metric,) = metrics_of({"MRR": MetricSamples(0.2716, np.full(9, 0.2716), 9, None, 0, "MRR")}, Settings())
+    assert (metric.value, metric.text(metric.value), metric.label) == (0.2716, "0.272", "MRR")
 
 
 def test_ties_are_wrong_and_counted() -> None:
     same = InMemory([painted(0), painted(0)._replace(key="q"), painted(1)])
     result = RetrievalSuite().measure(Cosine(), encode_source(Colours(), same))
-    assert result.metric("text to image R@1").value == pytest.approx(1 / 3)
+    assert result.metric("text to image R@1").value == pytest.approx(100 / 3)
     assert result.metric("text to image R@1").ties == 2
     assert result.metric("rSum").ties == 4
 
@@ -208,6 +214,60 @@ def test_every_caption_or_the_first_or_all_as_one() -> None:
     assert encode_source(Colours(), source, captions="each").texts.image.tolist() == [0, 0, 1]
     whole = InMemory([painted(1)._replace(long="7 8 9 10")])
     assert encode_source(Colours(), whole, captions="whole").strings == ("7 8 9 10",)
+
+
+FIVE = [painted(i, [f"{i} {k} 9" for k in range(5)]) for i in range(2)]
+LONG = painted(2, ["1 2 3", "4 5 6"])._replace(long="7 8 9 10")
+
+
+@pytest.mark.parametrize(
+    ("records", "given", "texts", "mode", "counts"),
+    [
+        (FIVE, "auto", 10, "each", "10 captions of 2 images, each ranked"),
+        (FIVE, "each", 10, "each", "10 captions of 2 images, each ranked"),
+        (
+            FIVE,
+            "whole",
+            2,
+            "whole",
+            "2 images, 2 texts: the captions of 2 images are joined to one text an image",
+        ),
+        (FIVE, "first", 2, "first", "2 images, 2 texts: the first caption of 2 images"),
+        ([LONG], "auto", 1, "whole", "1 image, 1 text"),
+        ([painted(0)], "auto", 1, "whole", "1 image, 1 text"),
+        (
+            [*FIVE, LONG],
+            "auto",
+            11,
+            "auto",
+            "each caption of 2 images is ranked, and the long text of all others",
+        ),
+    ],
+)
+def test_several_captions_are_each_a_text_and_the_result_says_so(
+    records: list[Record], given: Any, texts: int, mode: str, counts: str
+) -> None:
+    data = encode_source(Colours(), InMemory(records), captions=given)
+    assert (len(data.strings), data.captions, data.several) == (texts, mode, 2 * (FIVE[0] in records))
+    result = RetrievalSuite().measure(Cosine(), data)
+    assert result.settings["captions"] == mode
+    assert result.size.endswith(counts)
+    assert to_json(result).count(result.size) == (data.several > 0)
+    for shown in (str(result).splitlines()[0], str(table(result).title), metrics_html(result)):
+        assert result.size in shown
+
+
+def test_recall_is_that_of_the_best_ranked_own_caption_as_published() -> None:
+    """The evaluation of VSE++ and its followers: sorted scores, and the first of five own captions counts."""
+    data = made(40, 5, noise=2.0)
+    score = (data.images.vector @ data.texts.vector.T).numpy()
+    order = (-score).argsort(1)
+    best = [min(int(np.flatnonzero(row == 5 * i + k)[0]) for k in range(5)) for i, row in enumerate(order)]
+    single = [int(np.flatnonzero((-score[:, j]).argsort() == j // 5)[0]) for j in range(200)]
+    result = RetrievalSuite().measure(Cosine(), data)
+    for k in (1, 5, 10):
+        for way, places in (("image to text", best), ("text to image", single)):
+            assert result.metric(f"{way} R@{k}").value == pytest.approx(100 * np.mean(np.array(places) < k))
 
 
 def test_batches_are_full_and_change_nothing() -> None:
@@ -266,7 +326,7 @@ def test_progress_is_reported_sample_by_sample_damaged_ones_included() -> None:
 
 
 def test_mistakes_end_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"^captions is 'all'; allowed: whole, each, first$"):
+    with pytest.raises(UserError, match=r"^captions is 'all'; allowed: auto, whole, each, first$"):
         encode_source(Colours(), InMemory([painted(0)]), captions="all")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^no samples in memory:test; evaluation needs at least one$"):
         encode_source(Colours(), InMemory([]))
@@ -293,9 +353,9 @@ def test_coco_1k_is_five_separate_galleries_and_their_mean() -> None:
         positive = torch.eye(1000).bool().repeat_interleave(5, 1)
         expected.append((ranks(score.T, positive.T).rank <= 5).float().mean().item())
     found = result.metric("text to image R@5")
-    assert found.value == pytest.approx(np.mean(expected))
+    assert found.value == pytest.approx(100 * np.mean(expected))
     assert found.low < found.value < found.high
-    assert found.chance == pytest.approx(5 / 1000)
+    assert found.chance == pytest.approx(0.5)
     assert found.queries == 25000
     assert result.settings["split"] == "coco-karpathy"
 
@@ -368,15 +428,15 @@ def with_foils() -> Encodings:
 def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
     result = ProbesSuite().measure(Cosine(pairwise), with_foils())
     assert [m.name for m in result.metrics] == ["all kinds", "colour", "noun", "size"]
-    assert [m.value for m in result.metrics] == [0.5, 0.5, 1.0, 0.0]
+    assert [m.value for m in result.metrics] == [50, 50, 100, 0]
     assert [m.ties for m in result.metrics] == [1, 0, 0, 1], (
         "the model reads three words: the size is cut off"
     )
-    assert [m.chance for m in result.metrics] == [0.5] * 4
+    assert [m.chance for m in result.metrics] == [50] * 4
     noun = result.metric("noun").wilson
     assert noun is not None
-    assert noun[0] < 0.3
-    assert noun[1] == 1.0
+    assert noun[0] < 30
+    assert noun[1] == 100
 
 
 def test_foils_of_one_image_are_no_independent_evidence() -> None:
@@ -384,7 +444,7 @@ def test_foils_of_one_image_are_no_independent_evidence() -> None:
     told = {"kind": ["x"] * 48, "benchmark": ["own data"] * 48}
     runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "image": image.tolist()}]
     (together, alone) = metrics_of(ProbesSuite().metrics(runs, Settings()), Settings())
-    one_each = interval(right[::6])
+    one_each = interval(100 * right[::6])
     assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
     assert alone.wilson is not None
     assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high
@@ -462,7 +522,15 @@ def test_one_seed_and_differences_that_are_alike_make_no_test(
 
 def test_results_of_other_data_are_not_pooled() -> None:
     a, b = RetrievalSuite().measure(Cosine(), made(5, 1)), RetrievalSuite().measure(Cosine(), made(6, 1))
-    with pytest.raises(UserError, match=r"^results with data fingerprint f5 and f6 cannot be pooled"):
+    changed = b._replace(data=b.data | {"images": 5})
+    with pytest.raises(
+        UserError, match="; it has changed since: they cannot be compared; measure both on the"
+    ):
+        compare(a, changed)
+    with pytest.raises(
+        UserError,
+        match=r"^another result was measured on .* \(6 images\), this result on .* \(5 images\): they cannot",
+    ):
         pooled([a, b])
 
 

@@ -51,14 +51,16 @@ def test_ranks_of_vectors_are_those_of_their_cosines() -> None:
     a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in VECTORS)
     own = np.array(OWNER)
     score = a @ b.T
-    first = np.mean(own == score.argmax(0))
-    assert 0 < first < 1
+    first = 100 * np.mean(own == score.argmax(0))
+    assert 0 < first < 100
     assert result["text to image R@1"].value == pytest.approx(first)
-    assert result["image to text R@1"].value == pytest.approx(np.mean(own[score.argmax(1)] == np.arange(N)))
-    assert result["text to image R@1"].chance == pytest.approx(1 / N)
+    assert result["image to text R@1"].value == pytest.approx(
+        100 * np.mean(own[score.argmax(1)] == np.arange(N))
+    )
+    assert result["text to image R@1"].chance == pytest.approx(100 / N)
     dot = grainline.evaluate(vectors=VECTORS, pairs=OWNER, similarity="dot")
     assert dot["text to image R@1"].value == pytest.approx(
-        np.mean(own == (VECTORS[0] @ VECTORS[1].T).argmax(0))
+        100 * np.mean(own == (VECTORS[0] @ VECTORS[1].T).argmax(0))
     )
     assert values(dot) != values(result)
     torches = tuple(torch.tensor(x).requires_grad_() for x in VECTORS)
@@ -285,7 +287,7 @@ def test_a_loaded_model_a_source_and_pairs_are_measured(tmp_path: Path) -> None:
 def test_a_result_prints_as_a_table_and_is_saved_and_compared(tmp_path: Path) -> None:
     result = grainline.evaluate(vectors=VECTORS, pairs=OWNER)
     lines = str(result).splitlines()
-    assert lines[0] == "retrieval, protocol plain: 6 images, 12 texts of the pairs"
+    assert lines[0] == "retrieval, protocol plain: 12 captions of 6 images, each ranked, data the pairs"
     assert lines[1].split("  ")[0] == "metric"
     assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
     assert len(lines) == len(result.metrics) + 2

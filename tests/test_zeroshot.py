@@ -221,13 +221,16 @@ def test_accuracies_of_ranks_that_are_known_by_heart() -> None:
         ZeroshotSuite().metrics([outcomes(RANK, LABEL, 7, [0, 0, 0, 1, 0, 0, 1, 0])], options), options
     )
     assert (one.name, five.name, mean.name) == ("top-1 accuracy", "top-5 accuracy", PER_CLASS)
-    assert (one.value, five.value) == (4 / 8, 6 / 8)
-    assert mean.value == pytest.approx((3 / 5 + 1 / 2 + 0) / 3), "classes without images count for nothing"
-    assert (one.chance, five.chance, mean.chance) == (1 / 7, 5 / 7, 1 / 7)
-    assert {(m.queries, m.ties, m.unit) for m in (one, five, mean)} == {(8, 2, "share")}
-    assert Interval(one.value, one.low, one.high) == interval(np.array(RANK) == 1, resamples=300, seed=5)
-    assert one.wilson == wilson(4, 8)[1:]
-    assert five.wilson == wilson(6, 8)[1:]
+    assert (one.value, five.value) == (50, 75)
+    assert mean.value == pytest.approx(100 * (3 / 5 + 1 / 2 + 0) / 3), (
+        "classes without images count for nothing"
+    )
+    assert (one.chance, five.chance, mean.chance) == pytest.approx((100 / 7, 500 / 7, 100 / 7))
+    assert {(m.queries, m.ties, m.unit) for m in (one, five, mean)} == {(8, 2, "%")}
+    ends = interval(100.0 * (np.array(RANK) == 1), resamples=300, seed=5)
+    assert Interval(one.value, one.low, one.high) == pytest.approx(ends)
+    assert one.wilson == tuple(100 * end for end in wilson(4, 8)[1:])
+    assert five.wilson == tuple(100 * end for end in wilson(6, 8)[1:])
     assert mean.wilson is None
 
 
@@ -284,7 +287,7 @@ def test_a_tie_with_another_class_is_wrong_and_named_as_confusion() -> None:
     images = random_images(["cat", "cow", "dog"])
     data = with_classes(model, images._replace(images=encoded(vector)), ["{}"])
     result = ZeroshotSuite().measure(model.method, data)
-    assert result.metric("top-1 accuracy").value == pytest.approx(1 / 3)
+    assert result.metric("top-1 accuracy").value == pytest.approx(100 / 3)
     assert result.metric("top-1 accuracy").ties == 2
     assert result.queries["predicted"] == [2, 1, 0], "cat is taken for dog and dog for cat"
     assert result.queries["rank"] == [2, 1, 2]
@@ -374,7 +377,7 @@ def test_listed_classes_keep_their_order_and_those_without_images_are_only_wrong
     assert data.collected["zeroshot"].label.tolist() == [2, 0, 2, 2]
     assert model.read == ["zebra", "bee", "ant"]
     result = ZeroshotSuite().measure(model.method, data)
-    assert result.metric("top-1 accuracy").chance == pytest.approx(1 / 3)
+    assert result.metric("top-1 accuracy").chance == pytest.approx(100 / 3)
     notes = " ".join(result.notes)
     assert "3 classes; always saying 'ant' would be right for 75.0% of the images" in notes
     assert "1 classes have no image and count only as wrong answers: bee" in notes
@@ -446,10 +449,10 @@ def test_a_model_that_knows_the_classes_is_perfect(pairwise: bool, tmp_path: Pat
     source = open_source(f"classes:{painted_folder(tmp_path)}")
     data = encode_source(model, source, captions="first", encode_texts=False)
     result = ZeroshotSuite().measure(model.method, with_classes(model, data))
-    assert [metric.value for metric in result.metrics] == [1.0, 1.0]
+    assert [metric.value for metric in result.metrics] == [100, 100]
     assert result.queries["confusions"] == []
     assert any("width zero" in note for note in result.notes)
-    assert result.metric("top-1 accuracy").wilson == wilson(9, 9)[1:]
+    assert result.metric("top-1 accuracy").wilson == tuple(100 * end for end in wilson(9, 9)[1:])
 
 
 # Against an earlier result
@@ -482,13 +485,13 @@ def test_a_difference_is_that_of_the_same_images() -> None:
     assert (one.name, five.name, mean.name) == tuple(metric.name for metric in after.metrics)
     a, b = (np.array(x.queries["rank"]) for x in (after, before))
     for found, k in ((one, 1), (five, 5)):
-        change = (a <= k).astype(float) - (b <= k)
+        change = 100 * ((a <= k).astype(float) - (b <= k))
         assert change.any(), "some image changed"
-        assert (found.before, found.after) == ((b <= k).mean(), (a <= k).mean())
+        assert (found.before, found.after) == (100 * (b <= k).mean(), 100 * (a <= k).mean())
         wanted = interval(change, resamples=400)
         assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     label = np.array(after.queries["label"])
-    drawn = replicates_of_classes((a == 1).astype(float) - (b == 1), label, resamples=400)
+    drawn = 100 * replicates_of_classes((a == 1).astype(float) - (b == 1), label, resamples=400)
     assert (mean.low, mean.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
     alone = after.metric(one.name)
     assert one.high - one.low < 2 * (alone.high - alone.low)
@@ -512,7 +515,8 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
 def test_results_of_other_images_texts_or_classes_are_not_compared() -> None:
     one = classified(1)
     with pytest.raises(
-        UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"
+        UserError,
+        match=r"^b.json was measured on .* \(39 images\), this result on .* \(40 images\): they cannot",
     ):
         compare(one, classified(1, LABELS[:39]), "b.json")
     with pytest.raises(UserError, match=r"^b.json asks other images, texts or classes"):
@@ -533,7 +537,7 @@ def test_a_noted_difference_stands_in_the_json_and_in_a_table() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(difference_table(result))
     row = next(line for line in out.getvalue().splitlines() if "top-1" in line)
-    change = 100 * (after.metric("top-1 accuracy").value - before.metric("top-1 accuracy").value)
+    change = after.metric("top-1 accuracy").value - before.metric("top-1 accuracy").value
     assert f"{change:+.1f} " in row
     assert "95 % interval, paired" in out.getvalue()
 
@@ -578,7 +582,7 @@ def test_several_runs_are_pooled() -> None:
         assert (metric.queries, metric.wilson) == (120, None)
     hit = np.mean([np.array(x.queries["rank"]) == 1 for x in runs], axis=0)
     drawn = replicates(hit, resamples=400)
-    assert together.metric("top-1 accuracy").low == pytest.approx(np.quantile(drawn, 0.025))
+    assert together.metric("top-1 accuracy").low == pytest.approx(100 * np.quantile(drawn, 0.025))
 
 
 # The command

@@ -17,6 +17,8 @@ from grainline.cli.options import (
     check_model,
     check_sources,
     check_suite,
+    fields_of,
+    names_of,
     next_step,
 )
 from grainline.errors import UserError
@@ -51,15 +53,18 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str, typer.Option(help="Of --vectors: cosine, or dot for products of the vectors as they are.")
     ] = "cosine",
     suite: Annotated[
-        str, typer.Option(help="A name that `grainline suites` lists, or module:Class of your own.")
+        str,
+        typer.Option(help="One of `grainline suites`, or module:Class.", autocompletion=names_of),
     ] = "retrieval",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Options of the suite, key=value; `grainline suites SUITE` lists them."),
+        typer.Option("--set", help="Options that `grainline suites SUITE` lists.", autocompletion=fields_of),
     ] = None,
     captions: Annotated[
         str | None,
-        typer.Option(help="whole (default): all captions as one text; each; first."),
+        typer.Option(
+            help="auto (default): the long text, else each caption; whole: all as one; each; first."
+        ),
     ] = None,
     scoring: Annotated[
         str | None,
@@ -109,27 +114,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.training.recipe import descriptions_for
 
     result = run(
-        model,
-        data,
-        load_suite(suite, changes or ()),
-        vectors=vectors or None,
-        pairs=pairs,
-        scores=scores,
-        similarity=similarity,
-        captions=captions,
-        batch_size=batch_size,
-        max_corrupt=max_corrupt,
-        seed=seed,
-        memory=memory * 2**20,
-        images=images,
-        scoring=scoring,
-        patches=patches,
-        compare_to=compare_to,
-        json=json,
-        html=html,
-        png=png,
+        model, data, load_suite(suite, changes or ()), vectors=vectors or None, pairs=pairs, scores=scores,
+        similarity=similarity, captions=captions, batch_size=batch_size, max_corrupt=max_corrupt, seed=seed,
+        memory=memory * 2**20, images=images, scoring=scoring, patches=patches, compare_to=compare_to,
+        json=json, html=html, png=png,
         descriptions=lambda opened: descriptions_for(opened, str(model), descriptions),
-    )
+    )  # fmt: skip
     for table in tables(result):
         Console().print(table)
     for path in filter(None, (json, html, png)):
@@ -144,7 +134,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
 def suites(
     name: Annotated[
-        str | None, typer.Argument(help="List the options of this suite.", show_default=False)
+        str | None,
+        typer.Argument(help="A suite, for its options.", show_default=False, autocompletion=names_of),
     ] = None,
 ) -> None:
     """List the suites of `grainline evaluate`, or the options of one."""
@@ -204,7 +195,7 @@ def encode(
         Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")
     ],
     images: Images = None,
-    captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
+    captions: Annotated[str, typer.Option(help="Texts of a source: as in evaluate.")] = "auto",
     descriptions: Descriptions = None,
     batch_size: BatchSize = 64,
 ) -> None:

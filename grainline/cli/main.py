@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -28,6 +29,7 @@ from grainline.cli.options import (
     check_model,
     check_recipe,
     check_sources,
+    names_of,
     next_step,
 )
 from grainline.cli.photos import photos
@@ -86,7 +88,8 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Print this recipe, or list all of a method.", show_default=False)
+        str | None,
+        typer.Argument(help="A recipe to print, or a method.", show_default=False, autocompletion=names_of),
     ] = None,
 ) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too."""
@@ -114,8 +117,11 @@ def recipes(
     rich_help_panel=TRAIN, epilog="Example: grainline train clip/finetune --data photos/ --out runs/tuned"
 )
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe that `grainline recipes` lists, or a YAML file.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="One of `grainline recipes`, a YAML file, a run.", autocompletion=names_of),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; of RECIPE, if that is one.")] = None,
     data: Data = None,
     images: Images = None,
     validation: Annotated[
@@ -130,23 +136,19 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe. On several processes: torchrun --nproc-per-node 2 -m grainline train ..."""
+    if out is None and not Path(recipe).is_dir():
+        raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
     check_recipe(recipe, changes)
     check_sources([*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
     last = run(
-        recipe,
-        out,
-        data=data,
-        validation=validation,
-        images=images,
-        changes=changes or (),
-        resume=resume,
+        recipe, out, data=data, validation=validation, images=images, changes=changes or (), resume=resume,
         checkpoint=checkpoint,
-    )
+    )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
-        next_step("grainline", "evaluate", out, "--data", *(validation or data or ["DATA"]))
+        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or data or ["DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
@@ -229,7 +231,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{_with_option(error)}. See {command} --help.")
+        _fail(f"{error.format_message().rstrip('.')}. {_hint(error)}See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -239,7 +241,7 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
-        print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
+        print("grainline: interrupted; to continue a training: grainline train RUN --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -257,15 +259,21 @@ def _run(arguments: list[str]) -> Any:
         raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
-def _with_option(error: Any) -> str:
-    """What is wrong with the words of a command, and the option that they were meant for."""
-    message = error.format_message().rstrip(".")
-    command: Any = error.ctx.command if error.ctx else typer.main.get_command(app)
-    if hasattr(error, "option_name") and command.name == "train":
-        return f"{message}; fields of the recipe go by --set, such as --set train.max_steps=5"
-    extra = re.search(r"unexpected extra argument\S* \((.*)\)", message)
-    takes_data = any("--data" in parameter.opts for parameter in command.params)
-    return f"{message}: data is given by --data {extra[1]}" if extra and takes_data else message
+def _hint(error: Any) -> str:
+    """What a wrong option or argument was meant to be, where a command has another place for it."""
+    options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
+    if extra and "data" in options:
+        return f"Data is given by --data {extra[1]}. "
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if name and "suite" in options and not getattr(error, "possibilities", None):
+        return f"Options of a suite go by --set {name}=VALUE. "
+    if name and "changes" in options and "suite" not in options:
+        from grainline.training.recipe import field_of
+
+        with suppress(UserError):
+            return f"Fields of the recipe go by --set {field_of(name)}=VALUE. "
+    return ""
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

@@ -17,10 +17,7 @@ def photos(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Run folder or checkpoint; default: SigLIP 2 "
-            "(google/siglip2-base-patch16-224, 1.5 GB), else OpenAI's CLIP."
-        ),
+        typer.Option(help="Run folder or checkpoint; default: SigLIP 2 (1.5 GB), or a CLIP that is there."),
     ] = None,
     index: Annotated[
         Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
@@ -38,7 +35,7 @@ def photos(
     if model is not None:
         check_model(model)
     require_server()
-    from grainline.encoders.pretrained.hub import public_checkpoint
+    from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
     from grainline.index import store, sync
     from grainline.index.reader import model_of
     from grainline.web.limits import Limits
@@ -55,7 +52,7 @@ def photos(
             )
         loaded = model_of(place, manifest, model)
     name = manifest.model_id.path if known else model or public_checkpoint()
-    print(f"model: {name}", flush=True)
+    print(f"model: {name}" + (f" ({PUBLIC[name]})" if name in PUBLIC else ""), flush=True)
     with progress("indexing") as step:
         report = (
             sync.refresh(place, model=loaded, progress=step)

@@ -108,7 +108,8 @@ def load_batches(
             prefetch_factor=4 if workers else None,
             worker_init_fn=outlive_first if workers else None,
         )
-    return _whole(iter(loader))
+        batches = iter(loader)
+    return _whole(batches)
 
 
 def unchanged(batch: Any) -> Any:

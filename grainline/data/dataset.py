@@ -5,6 +5,7 @@ order of calls: any number of processes makes the same samples, and a resumed ru
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import NamedTuple
 
@@ -198,6 +199,19 @@ class TrainSet(Dataset[Sample]):
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
             "see what is wrong with `grainline data check`"
         )
+
+    def sampled(self, number: int = 64) -> tuple[int, int, int, int, int]:
+        """Of so many records at even distances: those that could be read, their captions, those with several
+        captions that are joined, their training texts, and the truncated ones."""
+        number, counts = min(number, len(self.source)), [0] * 5
+        for i in range(number):
+            with suppress(CorruptSample):  # training counts it
+                record = self.source[i * len(self.source) // number]
+                rows, cut = self._texts(record, Random(i))
+                joined = self.cfg.captions == "whole" and not record.longs and len(record.captions) > 1
+                more = 1, len(record.captions) + len(record.longs), joined, len(rows) - rows.count(None), cut
+                counts = [a + b for a, b in zip(counts, more, strict=True)]
+        return counts[0], counts[1], counts[2], counts[3], counts[4]
 
     def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
         """The texts of a sample, slot by slot, and how many of them were truncated. Raises CorruptSample."""

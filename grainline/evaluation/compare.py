@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.config import flatten, read_yaml
-from grainline.errors import UserError, checked, shorten_words
+from grainline.errors import UserError, amount, checked, shorten_words
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import (
     DECIMALS,
     Result,
     Table,
-    Unit,
     html_table,
     labelled,
     now,
@@ -45,7 +44,7 @@ class Difference(NamedTuple):
     value: float
     low: float  # bootstrap interval over images, the same ones on both sides
     high: float
-    unit: Unit
+    unit: str
 
     @property
     def label(self) -> str:
@@ -53,15 +52,13 @@ class Difference(NamedTuple):
         return labelled(self.name, self.unit)
 
     def text(self, number: float, sign: str = "") -> str:
-        """A number in the unit of the metric; of shares in points of a percent.
+        """A number in the unit of the metric; with a sign it is a difference, of percentages in points.
 
-        >>> loss = Difference("top-1 accuracy", 0.5, 0.4876, -0.0124, -0.02, -0.004, "share")
-        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.004, "+")
+        >>> loss = Difference("top-1 accuracy", 50.0, 48.76, -1.24, -2.0, -0.4, "%")
+        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.4, "+")
         ('50.0 %', '-1.2', '+0.4')
         """
-        if self.unit != "share":
-            return f"{number:{sign},.{DECIMALS.get(self.unit, 3)}f}"
-        return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
+        return f"{number:{sign},.{DECIMALS.get(self.unit, 3)}f}" + " %" * (self.unit == "%" and not sign)
 
 
 class Differences(list[Difference]):
@@ -109,7 +106,10 @@ def compare(
     after, before = (one if isinstance(one, Result) else read(one) for one in (after, before))
     refuse_other(after, before, where, "be compared")
     suite, settings = suite_of(after), settings_of(after)
-    metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))
+    metrics, earlier = (
+        {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
+        for result in (after, before)
+    )
     out = Differences()
     for name in filter(earlier.__contains__, metrics):
         one = metrics[name]
@@ -124,7 +124,7 @@ def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
 
     where  the name of `other` in an error
     """
-    refuse_unlike(one, other, f"{what} ({where})")
+    refuse_unlike(one, other, what, where)
     _refuse_empty(other, where)
     fields = suite_of(one).model_fields
     if _questions(one.queries, fields) != _questions(other.queries, fields):
@@ -226,20 +226,28 @@ def _refuse_empty(result: Result, where: str) -> None:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
 
 
-def refuse_unlike(one: Result, other: Result, what: str, *, pooled: bool = False) -> None:
-    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}."""
+def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: bool = False) -> None:
+    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}.
+
+    where  the name of `other`
+    """
     names = suite_of(one).must_match + (suite_of(one).pooled_must_match if pooled else ())
     facts, others = _facts(one), _facts(other)
     for name, a, b in (
         ("suite", one.suite, other.suite),
         ("protocol", one.protocol, other.protocol),
-        ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
+        ("data", one.data["fingerprint"], other.data["fingerprint"]),
         ("captions", one.settings["captions"], other.settings["captions"]),
         ("number of images", one.data["images"], other.data["images"]),
         *((name.replace("_", " "), facts.get(name), others.get(name)) for name in names),
     ):
+        if a != b and name in ("data", "number of images"):
+            ours, theirs = (f"{x.data['path']} ({amount(x.data['images'], 'image')})" for x in (one, other))
+            changed = "; it has changed since" * (ours == theirs)
+            words = f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what}"
+            raise UserError(f"{words}; measure both on the same data")
         if a != b:
-            raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")
+            raise UserError(f"results with {name} {a} and {b} cannot {what} ({where}); they must be the same")
 
 
 def _facts(result: Result) -> dict[str, Any]:
@@ -302,7 +310,7 @@ def pooled(results: Sequence[Result]) -> Result:
     assert results, "nothing to pool"
     first = results[0]
     for other in results[1:]:
-        refuse_unlike(first, other, "be pooled", pooled=True)
+        refuse_unlike(first, other, "be pooled", "another result", pooled=True)
     settings = settings_of(first)
     metrics = metrics_of(suite_of(first).metrics([one.queries for one in results], settings), settings)
     runs = {m.name: [result.metric(m.name).value for result in results] for m in metrics}

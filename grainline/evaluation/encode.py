@@ -30,8 +30,8 @@ from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
-Captions = Literal["whole", "each", "first"]
-CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
+Captions = Literal["auto", "whole", "each", "first"]
+CAPTIONS: tuple[Captions, ...] = ("auto", "whole", "each", "first")
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
@@ -45,13 +45,14 @@ class Encodings(NamedTuple):
     strings: tuple[str, ...]  # [M] the texts as the model got them
     path: str
     fingerprint: str
-    captions: Captions
+    captions: Captions  # that were read; "auto" where some images have a long text, others several captions
     samples: int  # in the source, damaged ones included
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
     blank: int  # captions without a character, skipped where the image has others
     cut: int  # texts that were longer than the model reads, those of probes included
     positions: tuple[int, ...]  # [N] where each image stands in the source: skipped samples leave gaps
+    several: int = 0  # images with several captions of which one, or all, or each is a text
     remarks: tuple[str, ...] = ()  # what the source found at opening
     described: tuple[str, ...] = ()  # [N] descriptions of the images, for a method that reads them
     descriptions: str = ""  # where they come from
@@ -69,6 +70,18 @@ class Encodings(NamedTuple):
         if self.cut:
             notes.append(f"{amount(self.cut, 'text')} longer than the model reads and cut")
         return tuple(notes)
+
+    def counts(self) -> str:
+        """How many texts of how many images there are, and what became of several captions of an image."""
+        images = amount(len(self.keys), "image")
+        if self.captions == "each":
+            return f"{amount(len(self.strings), 'caption')} of {images}, each ranked"
+        what = {
+            "whole": "the captions of {} are joined to one text an image",
+            "first": "the first caption of {}",
+            "auto": "each caption of {} is ranked, and the long text of all others",
+        }[self.captions].format(amount(self.several, "image"))
+        return f"{images}, {amount(len(self.strings), 'text')}: {what}"
 
 
 class Sample(NamedTuple):
@@ -178,7 +191,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     model: Model,
     source: Source,
     *,
-    captions: Captions = "whole",
+    captions: Captions = "auto",
     need_text: bool = True,
     encode_images: bool = True,
     encode_texts: bool = True,
@@ -191,7 +204,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
 ) -> Encodings:
     """Encode all images and texts of a source.
 
-    captions     "whole": one text per image, its fullest; "each": every caption; "first": the first one
+    captions     "auto": the long text of a record, else each of its captions; "whole": the long text, else
+                 all captions joined; "each": every caption; "first": the first one
     need_text    an image without a text counts as damaged; else it is encoded alone
     encode_images False opens no image: the encodings have no row
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
@@ -233,6 +247,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(read.error)
     _refuse(read.failed, source, max_corrupt)
 
+    if captions == "auto" and not (read.several and read.long):  # then it is the same as one of these
+        captions = "each" if read.several else "whole"
     images = numbered(walk.images.gathered(lambda: rows(model.encode(texts=["a"]), slice(0, 0))))
     texts = walk.texts.gathered(lambda: rows(images, slice(0, 0)))
     data = Encodings(
@@ -249,6 +265,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         blank=read.blank,
         cut=0,  # known once all texts are encoded
         positions=tuple(read.positions),
+        several=read.several,
         remarks=remarks(source),
         described=tuple(read.described),
         descriptions="" if descriptions is None else str(descriptions),
@@ -293,12 +310,14 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
     """The texts that `captions` takes from a record, blank ones included; [] if it has none.
 
     >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
-    >>> [texts_of(record, mode) for mode in ("whole", "first")]
+    >>> [texts_of(record, mode) for mode in ("auto", "first")]
     [['A brown dog runs over wet sand.'], ['A dog runs.']]
+    >>> [len(texts_of(record._replace(long=None), mode)) for mode in ("auto", "whole")]
+    [2, 1]
     """
     if not record.captions and not record.long:
         return []
-    if captions == "whole":
+    if captions == "whole" or (captions == "auto" and record.long):
         return [record.whole]
     return list(record.captions[:1] if captions == "first" else record.captions)
 
@@ -314,6 +333,8 @@ class Read:
     described: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # cause, text
     blank: int = 0
+    several: int = 0  # images with several captions, as in Encodings
+    long: int = 0  # images whose long text is read in place of captions
     error: str = ""  # of the user, which ended the reading
 
 
@@ -329,6 +350,8 @@ def joined(parts: Sequence[Read]) -> Read:
         for name in ("keys", "positions", "strings", "described", "failed"):
             getattr(out, name).extend(getattr(part, name))
         out.blank += part.blank
+        out.several += part.several
+        out.long += part.long
         out.error = out.error or part.error
     return out
 
@@ -359,6 +382,9 @@ class _Walk:
         for collector in self.collectors:
             collector.add(Sample(record, size, index, row, real))
         read.blank += len(texts) - len(real)
+        long = bool(record.long) and self.captions in ("auto", "whole")
+        read.long += long
+        read.several += len(record.captions) > 1 and not long
         read.keys.append(record.key)
         read.positions.append(index)
         for text in real:
@@ -383,7 +409,7 @@ def write_vectors(
     out: Path,
     *,
     images: str | None = None,
-    captions: Any = "whole",
+    captions: Any = "auto",
     descriptions: Descriptions | None = None,
     batch: int = 64,
     progress: Progress | None = None,

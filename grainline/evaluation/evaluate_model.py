@@ -14,7 +14,7 @@ from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
-from grainline.errors import UserError, amount, checked, escape_controls, suggestion
+from grainline.errors import UserError, checked, escape_controls, suggestion
 from grainline.evaluation.compare import (
     Difference,
     Differences,
@@ -74,7 +74,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     options       of the suite, by their names: protocol="coco-5k"
     vectors, pairs, scores, similarity  vectors of another program in place of model and data, for the suite
                   retrieval (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
-    captions      the texts of a record: "whole", "each" or "first"; None: the default of the suite
+    captions      the texts of a record: "auto" (the long one, else each caption), "whole", "each" or "first";
+                  None: the default of the suite, "auto" for retrieval
     batch_size    images and texts encoded at a time
     seed          of the bootstrap
     max_corrupt   share of samples that may be skipped
@@ -117,7 +118,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
         result = suite.measure(loaded.method, encodings, settings)
         about = origin(loaded, name) | ({"weights": IN_MEMORY, "step": None} if loaded is model else {})
-        notes = result.notes + notes_on_training(loaded.run, result.data["path"])
+        notes = result.notes + notes_on_training(loaded.run, source)
         result = result._replace(settings=result.settings | about, notes=notes)
         evaluation = Evaluation(loaded, source, encodings, result)
     if earlier is not None:
@@ -220,7 +221,7 @@ def tables(result: Result) -> list[Table]:
 def table(result: Result) -> Table:
     """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
     interval = f"{100 * result.settings['level']:g} % interval"
-    title = f"{result.suite}, protocol {result.protocol}, {_size(result)}"
+    title = f"{result.suite}, protocol {result.protocol}, {result.size}"
     out = _metric_table(title, ("value", interval, "chance", "queries", "ties"))
     out.caption = escape("\n".join(map(escape_controls, result.notes))) or None
     for metric in result.metrics:
@@ -265,10 +266,6 @@ def _metric_table(title: str, columns: Sequence[str]) -> Table:
     return out
 
 
-def _size(result: Result) -> str:
-    return f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
-
-
 def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
     """Write the page: its metrics, and single outcomes. Raises UserError if the place cannot be written."""
     sections = [metrics_section([evaluation.result]), *suite.sections(evaluation)]
@@ -306,9 +303,9 @@ def metrics_section(results: Sequence[Result]) -> Section:
 
 def metrics_html(result: Result) -> Markup:
     """Metrics with intervals, chance and counts; settings, data and versions folded away."""
-    shares = [m for m in result.metrics if m.unit == "share"]
-    top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
-    end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
+    shares = [m for m in result.metrics if m.unit == "%"]
+    top = max((max(m.high, m.chance or 0.0) for m in shares), default=100.0) or 100.0
+    end = min(100.0, -(-top // 10) * 10)  # up to the next ten per cent
     about = {**result.settings, **{f"data {name}": value for name, value in result.data.items()}}
     if "compared_to" in about:  # the differences have a table of their own
         about["compared_to"] = about["compared_to"]["path"]
@@ -318,9 +315,9 @@ def metrics_html(result: Result) -> Markup:
     ]
     return render(
         "table.html",
-        caption=f"{result.suite}, protocol {result.protocol}: {_size(result)}",
+        caption=f"{result.suite}, protocol {result.protocol}: {result.size}",
         result=result,
         rows=list(zip(result.metrics, drawings, strict=True)),
-        end=f"0 to {100 * end:.0f} %" if any(drawings) else "",
+        end=f"0 to {end:.0f} %" if any(drawings) else "",
         about={"time": result.time, **about, **result.versions},
     )

@@ -6,7 +6,9 @@ A run also measures itself while it is trained; `validation_summary` gives that 
 import errno
 import json
 import platform
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 import grainline
+from grainline.data.formats.common import divide, expand
+from grainline.data.formats.joined import parts_of, split_skip
 from grainline.data.other_texts import trained_paths
+from grainline.data.record import Source
 from grainline.errors import UserError, amount, checked, escape_controls
 from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.fingerprint import fingerprint
@@ -23,22 +28,22 @@ from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page
 
-Unit = str  # one of these, or a word of your own, whose numbers have three decimals
-DECIMALS = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
-LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
+DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
+"""Of the units of metrics. A suite may have others, which print with three, and more is better of them."""
+LESS_IS_BETTER = "rank", "change"
 
 
 class Metric(NamedTuple):
     """One number with its interval and chance."""
 
     name: str  # "text to image R@1"
-    value: float
+    value: float  # in its unit, as it prints: 31.3 is 31.3 %
     low: float  # bootstrap interval over images
     high: float
     queries: int
     chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
-    unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, a change in percent, or a cosine
+    unit: str  # "%", "rank", "sum" of percentages, "correlation", "change" in %, "cosine", or one of a suite
     wilson: tuple[float, float] | None = None  # Wilson's interval, of plain accuracies
 
     @property
@@ -49,37 +54,39 @@ class Metric(NamedTuple):
     def text(self, number: float | None) -> str:
         """A number in the unit of the metric.
 
-        >>> share = Metric("R@1", 0.3126, 0.2, 0.4, 500, 0.002, 0, "share")
-        >>> [share.text(x) for x in (share.value, share.chance, 1.0)]
+        >>> recall = Metric("R@1", 31.26, 20.0, 40.0, 500, 0.2, 0, "%")
+        >>> [recall.text(x) for x in (recall.value, recall.chance, 100.0)]
         ['31.3 %', '0.20 %', '100.0 %']
         >>> Metric("median rank", 3.5, 3.0, 4.0, 500, 250.5, 0, "rank").text(1250.5)
         '1,250.5'
         >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
         '0.884'
-        >>> Metric("MRR", 0.2721, 0.2, 0.3, 500, 0.01, 0, "reciprocal rank").text(0.2721)
+        >>> Metric("MRR", 0.2716, 0.2, 0.4, 500, None, 0, "reciprocal rank").text(0.2716)
         '0.272'
         """
         if number is None:
             return "none"
-        if self.unit == "share":
-            return f"{100 * number:.{2 if 0 < number < 0.01 else 1}f} %"
+        if self.unit == "%":
+            return f"{number:.{2 if 0 < number < 1 else 1}f} %"
         return f"{number:,.{DECIMALS.get(self.unit, 3)}f}"
 
     def ends(self) -> str:
         """The interval as text.
 
-        >>> Metric("R@1", 0.3126, 0.2874, 0.4, 500, 0.002, 0, "share").ends()
+        >>> Metric("R@1", 31.26, 28.74, 40.0, 500, 0.2, 0, "%").ends()
         '28.7 to 40.0 %'
         """
         return f"{self.text(self.low).removesuffix(' %')} to {self.text(self.high)}"
 
 
-def labelled(name: str, unit: Unit) -> str:
+def labelled(name: str, unit: str) -> str:
     """The name of a metric for a table.
 
     >>> labelled("SSI", "change"), labelled("rSum", "sum")
-    ('SSI (lower is better)', 'rSum')
+    ('SSI (lower is better)', 'rSum (0 to 600)')
     """
+    if unit == "sum":
+        return name.replace("rSum", "rSum (0 to 600)")
     return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
 
 
@@ -108,6 +115,12 @@ class Result(NamedTuple):
             raise KeyError(f"no metric {name!r}; there are: {', '.join(by_name)}")
         return by_name[name]
 
+    @property
+    def size(self) -> str:
+        """How many images and texts were measured, and what became of several captions of an image."""
+        texts = f"{amount(self.data['images'], 'image')}, {amount(self.data['texts'], 'text')}"
+        return str(self.data.get("counts", texts))
+
     def __getitem__(self, name: Any) -> Any:
         """The metric of a name: `result["text to image R@1"]`. A number is a place in the tuple."""
         return self.metric(name) if isinstance(name, str) else tuple.__getitem__(self, name)
@@ -123,11 +136,10 @@ class Result(NamedTuple):
         return html_table(*self._table())
 
     def _table(self) -> Table:
-        data, level = self.data, self.settings["level"]
-        size = f"{amount(data['images'], 'image')}, {amount(data['texts'], 'text')}"
+        level = self.settings["level"]
         head = ["metric", "value", f"{100 * level:g} % interval", "chance"]
         rows = [[m.label, m.text(m.value), m.ends(), m.text(m.chance)] for m in self.metrics]
-        return f"{self.suite}, protocol {self.protocol}: {size} of {data['path']}", head, rows
+        return f"{self.suite}, protocol {self.protocol}: {self.size}, data {self.data['path']}", head, rows
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values, the content of its JSON file."""
@@ -338,13 +350,34 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     }
 
 
-def notes_on_training(run: Path | None, path: str) -> tuple[str, ...]:
-    """Notes where data, by their path, are among those that a run was trained on, or validated on."""
-    notes = {
-        "paths": "the run was trained on these data, so the values say nothing about other data",
-        "validation": "these are validation data of the run, by which it chose the weights in best/",
+def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
+    """Notes where some of the data, by their paths, are those that a run was trained or validated on."""
+    words = {
+        "paths": "the run was trained on {}, so the values say nothing about other data",
+        "validation": "the run was validated on {}, by which it chose the weights in best/",
     }
-    return tuple(note for field, note in notes.items() if _is_among(path, trained_paths(run, field)))
+    parts, notes = parts_of(source), []
+    for field, text in words.items():
+        theirs = list(map(_places, trained_paths(run, field) or ()))
+        known = [part.path for part in parts if any(_overlap(_places(part.path), one) for one in theirs)]
+        if known:
+            notes.append(text.format("these data" if len(known) == len(parts) else ", ".join(known)))
+    return tuple(notes)
+
+
+def _places(path: str) -> tuple[set[Any], set[Any]]:
+    """The files and folders of a source, else its name less its number of records; and the folders above."""
+    base, places = divide(split_skip(path)[0])[0], set()
+    for name in filter(None, (base, base.partition(":")[2])):  # behind a kind, as in classes:birds/
+        with suppress(UserError):  # nothing is there any more
+            places |= {Path(file).resolve() for file in expand(name) if Path(file).exists()}
+    packed = (place for place in places if place.suffix in ("", ".tar", ".parquet"))
+    name = re.sub(r"(?<=[?&])(count|size|skip)=[^&]*&?", "", path).rstrip("?&")
+    return places or {name}, {folder for place in packed for folder in place.parents}
+
+
+def _overlap(ours: tuple[set[Any], set[Any]], theirs: tuple[set[Any], set[Any]]) -> bool:
+    return bool(ours[0] & (theirs[0] | theirs[1]) or ours[1] & theirs[0])
 
 
 def _is_among(path: str, paths: Sequence[str] | None) -> bool:

@@ -23,7 +23,7 @@ from grainline.evaluation import SUITES
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
-from grainline.evaluation.result import Metric, Result, Unit, now, versions
+from grainline.evaluation.result import Metric, Result, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
 from grainline.report.case import CaseList, cases_html
@@ -71,15 +71,28 @@ class Inputs(NamedTuple):
 
 
 class MetricSamples(NamedTuple):
-    """One metric of one set of queries, with its value in every resample."""
+    """One metric of one set of queries, with its value in every resample.
+
+    Its unit is one of `Metric`, or "share": of 1, which a result has in per cent.
+    """
 
     value: float
     samples: np.ndarray  # [R]
     queries: int
     chance: float | None  # None: there is no such thing
     ties: int
-    unit: Unit
+    unit: str
     wilson: tuple[float, float] | None = None
+
+    def in_unit(self) -> "MetricSamples":
+        """The same as a result has it: a share in per cent."""
+        if self.unit != "share":
+            return self
+        wilson = self.wilson and (100 * self.wilson[0], 100 * self.wilson[1])
+        return MetricSamples(
+            100 * self.value, 100 * self.samples, self.queries, self.chance and 100 * self.chance, self.ties,
+            "%", wilson,
+        )  # fmt: skip
 
 
 class Outcomes(NamedTuple):
@@ -158,7 +171,10 @@ class Suite(ABC, Generic[O]):
         """The source as the suite reads it. Raises UserError as `check` and `encode_source` do."""
         self.check(model, source)
         captions = self.choose_captions(settings.captions)
-        if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
+        own = descriptions is not None and descriptions.own and self.needs_text
+        if own and captions == "auto":
+            captions = "each"
+        if own and captions == "whole":
             raise UserError(
                 "--captions whole reads the long captions, which describe their own images here: "
                 "give --captions first, or each, or other descriptions"
@@ -199,7 +215,7 @@ class Suite(ABC, Generic[O]):
         queries = {"keys": list(data.keys), **outcomes.queries}
         metrics = metrics_of(self.metrics([queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
-        if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
+        if any(metric.low == metric.high for metric in metrics if metric.unit == "%"):
             notes += (ZERO_WIDTH,)
         about = {
             **settings._asdict(),
@@ -214,6 +230,7 @@ class Suite(ABC, Generic[O]):
             "samples": data.samples,
             "images": len(data.keys),
             "texts": len(data.strings),
+            **({"counts": data.counts()} if data.several and len(self.captions) > 1 else {}),
             "damaged": data.damaged,
             "damaged_first": list(data.damaged_first),
             "blank_captions": data.blank,
@@ -344,7 +361,7 @@ def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tupl
             name, *from_replicates(one.value, one.samples, settings.level), one.queries, one.chance, one.ties,
             one.unit, one.wilson,
         )
-        for name, one in samples.items()
+        for name, one in ((name, one.in_unit()) for name, one in samples.items())
     )  # fmt: skip
 
 
@@ -382,7 +399,7 @@ def mean_metric(
     queries: int,
     chance: float | None,
     ties: int,
-    unit: Unit,
+    unit: str,
     settings: Settings,
 ) -> MetricSamples:
     """The mean of values [Q]. image [Q] as in `accuracy`; queries  so many outcomes, over all runs"""

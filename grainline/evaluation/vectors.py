@@ -10,6 +10,7 @@ An image may have several texts, a text has one image. `"image": null` is a text
 is no query. Names that are files, seen from the folder of the pairs, are shown on the page.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -170,6 +171,7 @@ def open_vectors(
         path=where,
         fingerprint=digest([*keys, *map(str, owner), *strings]),
         captions="each",
+        several=sum(number > 1 for row, number in Counter(owner).items() if row >= 0),
         samples=len(image),
         damaged={},
         damaged_first=(),

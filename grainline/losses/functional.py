@@ -69,7 +69,7 @@ def info_nce(
     scale = _number("logit_scale", logit_scale, image)
     with exact(image):
         terms = both_ways(lambda a, b: scale * (a.vector @ b.vector.T), local, every, 1.0, smoothing)
-        return _total([(term.weight, term.halves) for term in terms.values()], gather)
+        return _total([(term.weight, term.mean) for term in terms.values()], gather)
 
 
 def sigmoid(
@@ -127,7 +127,7 @@ def himo_loss(
     scale = _number("logit_scale", logit_scale, image)
     with exact(image):
         terms = molo(local, every, (scale, scale), settings).values()
-        return _total([(term.weight, term.halves) for term in terms], gather)
+        return _total([(term.weight, term.mean) for term in terms], gather)
 
 
 def beta_cal(  # noqa: PLR0913, all but tensors by name
@@ -346,7 +346,7 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
         decide = selector.top if selector.predictor is None else gumbel_decisions(Clock(step, 0.0, seed))
         rule = TripletSchedule(margin, hardest, 1.0)
         terms = both_triplets(graded(selector, decide), local, every, rule, 1.0)
-        return _total([(term.weight, term.halves) for term in terms.values()], gather)
+        return _total([(term.weight, term.mean) for term in terms.values()], gather)
 
 
 def _batch(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: bool) -> tuple[Pair, Pair]:

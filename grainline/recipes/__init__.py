@@ -25,13 +25,18 @@ def is_ablation(name: str) -> bool:
 
 
 def find(name: str) -> Path:
-    """The file of a recipe: a name of the package, or a YAML file. UserError with the nearest names."""
+    """The file of a recipe: a name of the package, a YAML file, or the folder of a run, which holds its own.
+
+    Raises UserError with the nearest names.
+    """
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"no recipe file {path}; `grainline recipes` lists those of the package")
         return path
     if name not in names():
+        if (Path(name) / "recipe.yaml").is_file():
+            return Path(name) / "recipe.yaml"
         raise UserError(
             f"no recipe {name!r}{suggestion(name, names())}; `grainline recipes` lists all,"
             " and a file of your own ends in .yaml"

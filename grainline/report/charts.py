@@ -29,6 +29,7 @@ class Series(NamedTuple):
     y: Sequence[float]
     hollow: Sequence[bool] = ()  # points that are rings; () for none
     signs: Sequence[tuple[float, float, str]] = ()  # x, y and a character that is set just above
+    chance: float | None = None  # a dotted line across the chart
 
 
 class Chart(NamedTuple):
@@ -78,6 +79,7 @@ def line_chart(chart: Chart) -> Markup:
     x, y = (np.concatenate(values) for values in zip(*points, strict=True))
     if len(x) == 0:
         return render("chart.html", chart=chart, frame=None)
+    y = np.append(y, [one.chance for one in chart.series if one.chance is not None])
     x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if chart.whole else 4), ticks(y.min(), y.max())
     if chart.whole:
         x_ticks = [tick for tick in x_ticks if tick == round(tick)]
@@ -150,6 +152,7 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
     missing = len(series.x) - len(x)
     last = f", last {y[-1]:.3g}" if len(y) else ""
     words = series.name + last + (f", {missing} not finite" if missing else "")
+    words += "" if series.chance is None else f", chance {series.chance:.3g} (dotted)"
     blocks = np.array_split(np.arange(len(x)), min(len(x), POINTS)) if len(x) else []
     band = []
     if len(x) > POINTS:
@@ -159,6 +162,7 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
         "words": words,
         "dash": dash,
         "line": path([(x[b].mean(), y[b].mean()) for b in blocks]),
+        "chance": "" if series.chance is None else f"{frame.py(series.chance):.1f}",
         "band": path(band),
         "dots": [(f"{frame.px(x):.1f}", f"{frame.py(y):.1f}", hollow) for x, y, hollow in few],
         "signs": [(f"{frame.px(x):.1f}", f"{frame.py(y) - 5:.1f}", sign) for x, y, sign in series.signs],

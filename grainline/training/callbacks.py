@@ -31,7 +31,7 @@ class Callback:
         """After every update."""
 
     def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> Any:
-        """After every validation, with its metrics by name."""
+        """After every validation, with its metrics by name, recalls in %, and each again with ", chance"."""
 
     def on_end(self, state: TrainingState) -> Any:
         """Once OUT/last is there; not after an error or a signal."""

@@ -5,9 +5,10 @@ before every checkpoint, so no checkpoint holds weights from after a loss that w
 """
 
 import math
+import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
@@ -47,9 +48,19 @@ IMAGE = "towers.image."  # prefix of the parameters of every method's image enco
 class Validation(NamedTuple):
     """The metrics of one validation during training."""
 
-    metrics: dict[str, float]  # the first one selects the best checkpoint
+    metrics: dict[str, float]  # the first one selects the best checkpoint; recalls are in %
+    chance: Mapping[str, float] = {}  # of a random ranking, by the names of metrics
     notes: tuple[str, ...] = ()  # remarks for the log
     images: int | None = None  # number of images; None: not counted
+
+    def recalls(self) -> list[str]:
+        """Recall at 1 and 10 of each direction, with chance."""
+        ones = sorted((name for name in self.metrics if name.endswith(" R@1")), reverse=True)
+        return [
+            f"{one} {self.metrics[one]:.3g} %, R@10 {self.metrics[one + '0']:.3g} %"
+            f" (chance {self.chance[one]:.3g}, {self.chance[one + '0']:.3g})"
+            for one in ones
+        ]
 
 
 class Run(NamedTuple):
@@ -65,6 +76,14 @@ class Run(NamedTuple):
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
+    from_files: bool = True  # so that the command line can resume it
+
+    def how_to_resume(self) -> str:
+        """What to call to continue the run."""
+        if self.callbacks or not self.from_files:
+            return "the same call of grainline.train and resume=True"
+        torchrun = f"torchrun --nproc-per-node {world_size()} -m " * (world_size() > 1)
+        return f"{torchrun}grainline train {shlex.quote(str(self.out))} --resume"
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -265,7 +284,7 @@ class _Training:
                 raise Stopped(
                     signal_number,
                     f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
-                    "with --resume",
+                    f"with: {self.job.how_to_resume()}",
                 )
 
     def _log_epoch(self) -> None:
@@ -321,18 +340,21 @@ class _Training:
         broadcast_buffers(self.method)  # a checkpoint has those of the first process
         copy = self.validation_copy
         with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
-            metrics, notes, images = self.job.validate(method.eval())
+            validation = self.job.validate(method.eval())
         train_mode(self.method)
         if rank() == 0:
-            value = next(iter(metrics.values()))
+            metrics, chance, notes, images = validation
+            name, value = next(iter(metrics.items()))
             if self.best is None or value > self.best:
                 self.best = value
                 better += 1
-            text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
-            text = "; ".join([f"{text}, the best so far" if better else text, *notes])
-            self._note(text, "validation", metrics=metrics, images=images)
+            text = f"validation at step {self.step}: {name} {value:.4g}"
+            text += f" (chance {chance[name]:.4g})" if name in chance else ""
+            text = "; ".join([f"{text}, the best so far" if better else text, *validation.recalls(), *notes])
+            self._note(text, "validation", metrics=metrics, chance=chance, images=images)
             self.callbacks.measure(metrics)
-            self._call("on_validation", dict(metrics))
+            beside = {f"{name}, chance": value for name, value in chance.items()}
+            self._call("on_validation", {**metrics, **beside})
         self.last_flush = self.step, time.monotonic()
         return bool(all_reduce_max(better))
 

@@ -12,6 +12,7 @@ import copy
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -38,7 +39,11 @@ def data_parallel(objective: Objective, device: torch.device) -> Any:
     if world_size() == 1:
         return objective
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(objective, ids, broadcast_buffers=False)
+    with (
+        warnings.catch_warnings()
+    ):  # its successor copies buffers at the start, which differ between processes
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(objective, ids, broadcast_buffers=False)
 
 
 def shard(objective: Objective, device: torch.device) -> None:

@@ -115,11 +115,15 @@ class TrainConfig(Config):
 
     def remarks(self) -> list[str]:
         """What is other than the recipe says, in words: warm-ups that are cut."""
-        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
-        warmups = {steps_of(one.warmup, self.max_steps) for one in schedules if one is not None}
+        fields: dict[str, Any] = {"": self.optimizer.schedule}
+        fields |= {f"rules.{i}.": rule.schedule for i, rule in enumerate(self.optimizer.rules)}
+        warmups = {
+            name: steps_of(one.warmup, self.max_steps) for name, one in fields.items() if one is not None
+        }
         return [
-            f"the warm-up of {steps} steps is cut to the {self.max_steps} steps of the run"
-            for steps in sorted(warmups)
+            f"warm-up ({steps} steps) is longer than the run ({self.max_steps}): set"
+            f" train.optimizer.{name}schedule.warmup={max(1, self.max_steps // 10)}"
+            for name, steps in warmups.items()
             if steps > self.max_steps
         ]
 
@@ -182,8 +186,7 @@ class Recipe(Config):
         mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
         others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
         remark = (
-            f"the pixel mean of this recipe is that of drawn scenes, and {others[0]} may hold others; "
-            "for photographs take photos/scratch, or photos/finetune with a checkpoint"
+            "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
             if others and mean == DRAWN_MEAN
             else ""
         )

@@ -61,7 +61,7 @@ class Validator:
         encodings = encode_source(
             model,
             self.source,
-            captions="each" if own else "whole",
+            captions="each" if own else "auto",
             descriptions=self.descriptions,
             max_corrupt=self.max_corrupt,
         )
@@ -69,8 +69,10 @@ class Validator:
         if self.store:
             self.last = Evaluation(model, self.source, encodings, result)
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
+        chance = {metric.name: metric.chance for metric in result.metrics if metric.chance is not None}
         notes = tuple(note for note in result.notes if note != ZERO_WIDTH)  # no interval stands beside it
-        return Validation(metrics, notes, result.data["images"])
+        notes = (encodings.counts(),) * bool(encodings.several) + notes
+        return Validation(metrics, chance, notes, result.data["images"])
 
     def final(self, out: Path) -> Evaluation | None:
         """The last result; of a run that was resumed after its end, that of the weights in its folder."""
@@ -123,7 +125,9 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
     steps = [line["step"] for line in trained]
     out = _split("Loss", "loss", _series(trained, "terms"))
     out += [Chart(f"Fact: {fact.name}", "step", fact.name, [fact]) for fact in _series(trained, "facts")]
-    for title, label, some in _by_unit(_series(measured, "metrics")):
+    chance = measured[-1].get("chance", {}) if measured else {}
+    recorded = [one._replace(chance=chance.get(one.name)) for one in _series(measured, "metrics")]
+    for title, label, some in _by_unit(recorded):
         out += _split(f"Validation: {title}", label, some)
     if trained:
         norm = Series("before clipping", steps, [_number(line["norm"]) for line in trained])
@@ -152,7 +156,7 @@ def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
     for one in series:
         kind = (one.name, one.name)
         if " R@" in one.name:
-            kind, one = ("recall", "%"), one._replace(y=[100 * y for y in one.y])
+            kind = "recall", "%"
         elif one.name.endswith("median rank"):
             kind = ("median rank", "rank")
         groups.setdefault(kind, []).append(one)
@@ -184,10 +188,11 @@ def _headline(lines: Sequence[Line], recipe: Recipe, images: int, ended: str) ->
     if trained:
         out["Last loss"] = f"{_number(trained[-1]['terms']['loss']):.4g}"
         out["Time in steps"] = _duration(_seconds(trained, batch))
-    measured = [(line["step"], next(iter(line["metrics"].items()))) for line in lines if line.get("metrics")]
+    measured = [(*next(iter(line["metrics"].items())), line) for line in lines if line.get("metrics")]
     if measured:
-        step, (name, value) = max(measured, key=lambda one: one[1][1])
-        out[f"Best {name}"] = f"{value:.4g}\nat step {step:,}"
+        name, value, line = max(measured, key=lambda one: float(one[1]))
+        chance = f"\nchance {line['chance'][name]:.4g}" if name in line.get("chance", {}) else ""
+        out[f"Best {name}"] = f"{value:.4g}\nat step {line['step']:,}{chance}"
     return out
 
 

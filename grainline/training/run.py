@@ -14,7 +14,7 @@ from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
-from grainline.errors import UserError, checked, path_of
+from grainline.errors import UserError, amount, checked, path_of
 from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
@@ -44,7 +44,7 @@ from grainline.training.report import REPORT_FILE, Validator, make_validator, wr
 @checked(recipe="data go by data=")
 def train(  # noqa: PLR0913 - keywords that users give by name
     recipe: Recipe | str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     data: Any = None,
     validation: Any = None,
@@ -59,7 +59,9 @@ def train(  # noqa: PLR0913 - keywords that users give by name
 
         grainline.train("clip/finetune", out="runs/tuned", data=pairs, global_batch_size=64, lr=1e-5)
 
-    recipe      a recipe of the package by its name (`clip/scenes`), a YAML file, or a `Recipe`
+    recipe      a recipe of the package by its name (`clip/scenes`), a YAML file, a `Recipe`, or a folder of
+                a run: train("runs/x", resume=True) continues it
+    out         folder of the run; None: that of `recipe`
     data        what to train on, in place of the recipe's `data.paths`: a path or several (docs/data.md), a
                 list of (image, captions), a data set of PyTorch or of Hugging Face
     validation  the same, to validate on, in place of the recipe's `data.validation`
@@ -76,10 +78,12 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     holds something else; before a step is logged the folder then stays as it was, or is not there. Raises
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
-    out = path_of(out, "the folder of the run")
+    changes = as_changes(changes, settings, data=data, validation=validation, images=images)
+    if out is None and (isinstance(recipe, Recipe) or not Path(recipe).is_dir()):
+        raise UserError("no folder for the run; give out=..., or a run with resume=True")
+    out = path_of(str(recipe) if out is None else out, "the folder of the run")
     if out.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         raise UserError(f"out is {out}, and should be the folder of the run; data go by data={str(out)!r}")
-    changes = as_changes(changes, settings, data=data, validation=validation, images=images)
     if isinstance(recipe, Recipe) and changes:
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
@@ -122,28 +126,16 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         if rank() == 0:
             write_settings(out, description, recipe)
         train_set = TrainSet(
-            described,
-            tokenizer,
-            make_crop(recipe.data, source, method, start_point, resume_from),
-            recipe.data.texts,
-            context=method.context,
-            seed=recipe.train.seed,
-            parts=method.parts,
-            chunking=method.chunking,
-            provider=provider,
-        )
+            described, tokenizer, make_crop(recipe.data, source, method, start_point, resume_from),
+            recipe.data.texts, context=method.context, seed=recipe.train.seed, parts=method.parts,
+            chunking=method.chunking, provider=provider,
+        )  # fmt: skip
+        notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
         job = Run(
-            out,
-            method,
-            train_set,
-            recipe.train,
-            recipe.data.workers,
-            recipe.data.max_corrupt,
-            validator,
-            (*remarks(described), *recipe.remarks()),
-            recipe.data.features is not None,
-            callbacks,
-        )
+            out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
+            notes, recipe.data.features is not None, callbacks,
+            not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
+        )  # fmt: skip
         before = log_stamp(out)
         try:
             last = train_loop(job, device, resume_from)
@@ -155,6 +147,28 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             raise
         _report(job, recipe, validator, "")
         return last
+
+
+def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> list[str]:
+    """Print what a run trains on; returns remarks on texts, from a sample of the records."""
+    records, captions, joined, texts, cut = data.sampled()
+    number = f"{'about ' * (records < len(data))}{captions * len(data) // max(records, 1):,}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    if rank() == 0:
+        print(
+            f"training on {where}: {amount(len(data), 'image')}, {number}"
+            f" captions, {sum(one.numel() for one in method.parameters()) / 1e6:.3g} M parameters,"
+            f" a tokenizer of {data.tokenizer.vocab:,} tokens",
+            flush=True,
+        )
+    together = (
+        "several captions of an image are joined to one text; data.texts.captions=random takes one a time"
+    )
+    remark = (
+        f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context},"
+        " or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
+    )
+    return [together] * (joined > 0) + [remark] * (cut > 0)
 
 
 def _report(job: Run, recipe: Recipe, validator: Validator | None, ended: str) -> None:

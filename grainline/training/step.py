@@ -68,7 +68,8 @@ class Objective(nn.Module):
         def encode_texts(part: Texts) -> tuple[Encoded, dict[str, Term]]:
             with rows_of(clock, TEXTS, part.item):
                 encoded = method.encode_texts(part)
-                return encoded, method.row_loss(part, encoded)
+                terms = method.row_loss(part, encoded)
+                return encoded, {n: x.over(len(part.item)) for n, x in terms.items()}
 
         with torch.autocast(images.pixels.device.type, self.precision, self.precision != torch.float32):
             image_chunks = _in_chunks(encode_images, images, len(images.image), chunk)
@@ -78,13 +79,13 @@ class Objective(nn.Module):
         row_terms: list[dict[str, Term]] = [terms for _, terms in text_chunks]
         gathered = Pair(gather(local.images, method.gathers), gather(local.texts, method.gathers))
         with half_products(self.precision != torch.float32):
-            terms = dict(method.loss(local, gathered, clock))
+            terms = {n: x.over(1) for n, x in method.loss(local, gathered, clock).items()}
         for name, first in row_terms[0].items():
-            means = [chunk[name].halves for chunk in row_terms]
+            means = [chunk[name].mean for chunk in row_terms]
             mean = Mean(*(torch.stack(part).sum() for part in zip(*means, strict=True)))
             terms[name] = Term(first.weight, mean)
-        values = {name: x.weight * ddp_mean(x.halves) for name, x in terms.items() if x.weight is not None}
-        facts = {name: ddp_mean(x.halves).detach() for name, x in terms.items() if x.weight is None}
+        values = {name: x.weight * ddp_mean(x.mean) for name, x in terms.items() if x.weight is not None}
+        facts = {name: ddp_mean(x.mean).detach() for name, x in terms.items() if x.weight is None}
         total = torch.stack(list(values.values())).sum()
         return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 

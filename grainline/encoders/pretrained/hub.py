@@ -62,12 +62,16 @@ def cached(name: str, revision: str | None = None) -> Path | None:
     return None
 
 
-PUBLIC = "google/siglip2-base-patch16-224", "openai/clip-vit-base-patch16", "zer0int/LongCLIP-GmP-ViT-L-14"
-"""Checkpoints for photographs that `grainline.load` reads: those of their authors first, 1.5 and 0.6 GB."""
+PUBLIC = {
+    "google/siglip2-base-patch16-224": "1.5 GB",
+    "openai/clip-vit-base-patch16": "0.6 GB",
+    "zer0int/LongCLIP-GmP-ViT-L-14": "1.7 GB",
+}
+"""Checkpoints for photographs and their sizes: those of their authors come before one of a third party."""
 
 
 def public_checkpoint() -> str:
-    """The name of a public checkpoint that is in the cache, else the first that the hub gives."""
+    """The first public checkpoint that is in the cache, else the first that the hub gives."""
     name = next((name for name in PUBLIC if cached(name) is not None), None)
     for candidate in () if name else PUBLIC:
         with suppress(UserError):
@@ -76,7 +80,7 @@ def public_checkpoint() -> str:
     if name is None:
         raise UserError(
             f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; give --model FOLDER, or set"
-            f" HF_HOME to a cache that holds one, or run `hf download {PUBLIC[0]}` with a network"
+            f" HF_HOME to a cache that holds one, or run `hf download {next(iter(PUBLIC))}` with a network"
         )
     return name
 
