@@ -247,9 +247,11 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> Any:
     """The exit code of a command. UserError for an argument that is empty."""
+    option = ""
     for before, argument in itertools.pairwise(arguments):
+        option = argument if argument.startswith("--") else option
         name, sign, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        if (sign or not name) and (not value.strip() or os.path.islink(value)):
+        if option != "--text" and (sign or not name) and (not value.strip() or os.path.islink(value)):
             path_of(value, name or f"the argument after {before}")
     try:
         return app(_spread(_switches_first(arguments[1:])), prog_name="grainline", standalone_mode=False)

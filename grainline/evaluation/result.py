@@ -223,6 +223,8 @@ def from_json(text: str, where: str = "the text") -> Result:
             Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
         )
         fields["notes"] = tuple(fields["notes"])
+        if any(one.unit == "share" for one in fields["metrics"]):
+            raise ValueError("an older one, in shares of 1 where per cent are now; evaluate again")
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error
