@@ -262,7 +262,7 @@ def _run(arguments: list[str]) -> Any:
 
 
 def _hint(error: Any) -> str:
-    """What a wrong option or argument was meant to be, where a command has another place for it."""
+    """The place that a command has for a wrong option or argument; "" where it has none."""
     options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
     extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
     if extra and "data" in options:

@@ -29,7 +29,7 @@ from grainline.model import Model
 from grainline.report.page import render, write_page
 
 DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
-"""Of the units of metrics. A suite may have others, which print with three, and more is better of them."""
+"""Digits of each unit of metrics. A suite may have other units: three digits, and more is better."""
 LESS_IS_BETTER = "rank", "change"
 
 
