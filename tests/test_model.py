@@ -176,6 +176,7 @@ def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
         assert torch.equal(clip.encode(given).vector, clip.encode(texts=given).vector)
     for unclear in (
         "photo.jpg",
+        "photos/dog",
         ["a dog", "photo.jpg"],
         [file, "a dog"],
         iter(["a"]),
