@@ -247,9 +247,7 @@ def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: 
             words = f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what}"
             raise UserError(f"{words}; measure both on the same data")
         if a != b:
-            raise UserError(
-                f"results with {name} {a} and {b} cannot {what} ({where}); measure both with one {name}"
-            )
+            raise UserError(f"results with {name} {a} and {b} cannot {what} ({where}); they must be the same")
 
 
 def _facts(result: Result) -> dict[str, Any]:
