@@ -256,6 +256,9 @@ def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> Non
         grainline.train("photos/scratch", tmp_path / "mine.csv")
     with pytest.raises(UserError, match=r"mine.csv is a table, not a model: the model comes first"):
         grainline.load(tmp_path / "mine.csv")
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.JPG", format="jpeg")
+    with pytest.raises(UserError, match=r"mine.JPG is an image, not a model: the model comes first"):
+        grainline.load(tmp_path / "mine.JPG")
 
 
 def test_results_are_compared_by_their_files_too(clip: Model, tmp_path: Path) -> None:
