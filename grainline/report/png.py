@@ -180,7 +180,7 @@ RULE = (
 )
 
 Place = tuple[float, float, float, Callable[[str], str]]
-"""Left, top and side of a map, from the left edge of the maps and the top of its block; its words by a note."""
+"""Left, top and side of a map, from the corner of its block; its words, given a note behind the score."""
 
 
 def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
