@@ -9,6 +9,7 @@ import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
 from grainline.config import HUB_NAME, trusting
+from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.hub import download
@@ -17,6 +18,8 @@ from grainline.files import existing_folder, original_name
 from grainline.model import Model
 from grainline.weights import MODEL, load_weights
 
+DATA = dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"), "a table")
+DATA |= dict.fromkeys((f".{suffix}" for suffix in IMAGE_SUFFIXES), "an image")
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every folder of other programs
 
 
@@ -102,8 +105,8 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
                 "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
-    if place.is_file() and place.suffix in (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"):
-        raise UserError(f"{path} is a table, not a model: the model comes first")
+    if place.is_file() and place.suffix.lower() in DATA:
+        raise UserError(f"{path} is {DATA[place.suffix.lower()]}, not a model: the model comes first")
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)

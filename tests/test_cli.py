@@ -414,6 +414,10 @@ def test_wrong_options_of_evaluate_are_one_line(
     assert said in complaint(capsys, "evaluate", trained, "--data", "scenes:dev?count=4", *arguments)
 
 
+def test_a_model_behind_the_data_comes_first(trained: Path, capsys: Capture) -> None:
+    assert "The model comes first. See" in complaint(capsys, "evaluate", "val.csv", trained)
+
+
 def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     out = ("--out", tmp_path / "v")

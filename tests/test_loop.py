@@ -137,7 +137,8 @@ def test_the_log_has_a_line_every_so_often_and_at_the_end_of_every_epoch(
 
 def test_a_batch_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(
-        UserError, match=r"train.global_batch_size 12 is more than the 11 images of the data; lower it"
+        UserError,
+        match=r"_size 12 is more than the 11 images of the data; lower it: train.global_batch_size=11",
     ):
         train_loop(job(tmp_path, tokenizer, global_batch_size=12), CPU, None)
     with pytest.raises(ValueError, match="batch 8 is not a multiple of grad_accum 3"):

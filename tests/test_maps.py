@@ -1,5 +1,6 @@
 """Heat of sentences and of the phrases in them: what has a map, one range for an image, page and PNG."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from grainline.report.png import (
     SMALLER,
     SPACE,
     WORDS,
+    Sheet,
     write_maps,
 )
 
@@ -235,6 +237,24 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
     strong, weak = (overlay(image, np.full((40, 40), x), limit=0.5).getpixel((20, 20)) for x in (0.5, 0.25))
     assert at(0.0, last, SIDE) == pytest.approx(strong, abs=2), "each image has a range of its own"
     assert at(SIDE + SPACE, last, SIDE) == pytest.approx(weak, abs=2)
+
+
+def test_no_words_of_the_png_lie_over_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(Sheet, "save", lambda sheet, _: figures.append(sheet.figure))
+    texts, heat = told(*[[0.0] * (IN_LINE + 1)] * 2, text="a word of some length, more of it")
+    far = "rank 1,026, 0.253 behind the first"
+    texts = [
+        text._replace(place=far, phrases=[one._replace(place=far) for one in text.phrases]) for text in texts
+    ]
+    one = CaseImage(Image.new("RGB", (40, 40)), "one", texts, heat, contrast=True)
+    title = "Right one at rank 1 of 40, " + "val/1215334959_b1970965f7.jpg"
+    write_maps(tmp_path / "x.png", [Case(title, look=one), Case(title, look=one)], "Maps")
+    figures[0].draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figures[0].texts]
+    assert len(boxes) > 4 * IN_LINE
+    for a, b in itertools.combinations(boxes, 2):
+        assert not (a.shrunk(0.98, 0.9).overlaps(b.shrunk(0.98, 0.9))), (a, b)
 
 
 def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
         assert torch.equal(clip.encode(given).vector, clip.encode(texts=given).vector)
     for unclear in (
         "photo.jpg",
+        "photos/dog",
         ["a dog", "photo.jpg"],
         [file, "a dog"],
         iter(["a"]),
@@ -255,6 +256,9 @@ def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> Non
         grainline.train("photos/scratch", tmp_path / "mine.csv")
     with pytest.raises(UserError, match=r"mine.csv is a table, not a model: the model comes first"):
         grainline.load(tmp_path / "mine.csv")
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.JPG", format="jpeg")
+    with pytest.raises(UserError, match=r"mine.JPG is an image, not a model: the model comes first"):
+        grainline.load(tmp_path / "mine.JPG")
 
 
 def test_results_are_compared_by_their_files_too(clip: Model, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_run_begins_with_what_it_trains_on_and_what_becomes_of_texts(
     line = r"training on the CPU: 4 images, 8 captions, [\d.]+ M parameters, a tokenizer of [\d,]+ tokens"
     assert re.fullmatch(line, capsys.readouterr().out.splitlines()[0])
     notes = "\n".join(line["text"] for line in logged(tmp_path / "x") if line["kind"] == "note")
-    assert re.search("[1-4] of 4 texts are cut at 8 tokens: set model.text.context=16, or", notes)
+    assert re.search("[1-4] of 4 texts are cut at 8 tokens: set model.text.context=16 or more, or", notes)
     assert "several captions of an image are joined to one text; data.texts.captions=random takes" in notes
 
 

@@ -35,7 +35,9 @@ def test_public_functions_work_after_every_submodule_is_imported(tmp_path: Path)
     model = grainline.load(last, device="cpu")
     assert isinstance(model, grainline.Model)
     assert model.encode(texts=["a red disc", "a dog"]).vector.shape == (2, 16)
-    with pytest.raises(grainline.UserError, match="holds a run already; continue with --resume"):
+    with pytest.raises(
+        grainline.UserError, match=r"holds a run already; continue with --resume \(resume=True\)"
+    ):
         grainline.train("clip/patches", tmp_path / "run", data=["scenes:train?count=12"], changes=TINY)
 
 

@@ -27,7 +27,7 @@ from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
 from grainline.report.case import Case, WholeImage, lead, standing
-from grainline.report.charts import line_chart
+from grainline.report.charts import DASHES, line_chart
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
@@ -345,6 +345,7 @@ def test_curves_show_all_that_the_log_holds() -> None:
     assert all(np.isnan(drawn["Gradient norm"].series[0].y))
     assert [one.chance for one in recall] == [None, 10.0], "the axis holds chance too"
     assert "chance 12 (dotted)" in line_chart(drawn["Validation: rSum"])
+    assert not [dash for dash in DASHES if dash.startswith("1 ")], "dots are chance alone"
     assert curves([]) == []
 
 

@@ -565,7 +565,11 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({}, "t-{2..0}.csv", r"\{2\.\.0\} in .* is no range"),
         ({"a.xyz": "x"}, "a.xyz", r"a\.xyz is of no known kind: allowed are \.tar, \.jsonl"),
         ({"a.tar.gz": "x"}, "a.tar.gz", r"a\.tar\.gz is of no known kind: .*unpack it first"),
-        ({"empty/x/y.md": ""}, "empty", r"empty holds no images .* but 1 files of the kinds md"),
+        (
+            {"empty/x/y.md": "", "empty/z": ""},
+            "empty",
+            r"no images .* but 2 files of the kinds md, without a suffix",
+        ),
         ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
         ({"t.csv": "image,caption\n"}, "t.csv", r"t\.csv has no rows below the names of its columns"),

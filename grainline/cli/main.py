@@ -266,7 +266,8 @@ def _hint(error: Any) -> str:
     options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
     extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
     if extra and "data" in options:
-        return f"Data is given by --data {extra[1]}. "
+        is_model = os.path.isfile(os.path.join(extra[1], "model.json"))
+        return "The model comes first. " if is_model else f"Data is given by --data {extra[1]}. "
     name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     if name and "suite" in options and not getattr(error, "possibilities", None):
         return f"Options of a suite go by --set {name}=VALUE. "

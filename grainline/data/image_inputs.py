@@ -45,7 +45,7 @@ def are_images(inputs: Any) -> bool:
     some = inputs if isinstance(inputs, list | tuple) else [inputs]
     names = [one for one in some if isinstance(one, str)]
     if len(names) == len(some) > 0:
-        if not any(os.path.isfile(x) or re.search(r"\.[A-Za-z]{3,4}$", x) for x in names):
+        if not any(os.path.isfile(x) or re.search(r"\.[A-Za-z]{3,4}$|^\S*/\S*$", x) for x in names):
             return False
         if all(map(os.path.isfile, names)):
             return True

@@ -16,7 +16,7 @@ from PIL import Image
 from grainline.report.case import Case, Table
 from grainline.report.page import MissingImage, render
 
-DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "1 3")
+DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "12 2 2 2 2 2")
 FEW = 30  # points at most that are dots as well: they are measurements, not a curve
 POINTS = 120  # a chart is about four times as many pixels wide
 

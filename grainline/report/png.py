@@ -6,7 +6,8 @@ are in inches.
 
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,12 @@ LARGE = SMALLER + ABOVE
 LONG, NARROW = 170, 22  # characters in a line of a sentence, and above the map of a phrase
 IN_LINE = int((MAPS * (SIDE + SPACE) - LARGE) / (SMALLER + BESIDE))  # phrases
 RULE = (
-    "Orange: the patch speaks for the text, blue: against it; the strength of the colour is the size, from"
-    " the reach of other texts on where there are enough of them. The range of colours stands below each"
-    " image."
+    "Orange: the image fits the text there, blue: it does not. Where there are enough other texts, colours"
+    " begin at the heat that one in five of them reaches. Their range stands below each image."
 )
 
-Place = tuple[float, float, float, str]
-"""Left, top and side of a map, from the left edge of the maps and the upper edge of its block; its words."""
+Place = tuple[float, float, float, Callable[[str], str]]
+"""Left, top and side of a map, from the corner of its block; its words, given a note behind the score."""
 
 
 def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
@@ -199,7 +199,7 @@ def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
                 left = 2 * SPACE + SIDE + x
                 sheet.draw(left, top + y, (side, side), one.map(heat, limit))
                 flat = f", {NOTHING}" * (place(heat, one.floor) == NOTHING)
-                sheet.write(left, top + y - MAPS_GAP, words + flat)
+                sheet.write(left, top + y - MAPS_GAP, words(flat))
         top += height
     sheet.save(path)
 
@@ -216,20 +216,21 @@ def _places(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     if not any(sentence.phrases for sentence in texts):
         for i, sentence in enumerate(texts):
             line, column = divmod(i, MAPS)
-            words = _words(sentence, MAPS_COLUMNS, MAPS_LINES)
+            words = partial(_words, sentence, MAPS_COLUMNS, MAPS_LINES)
             places.append((column * (SIDE + SPACE), WORDS + line * (SIDE + WORDS), SIDE, words))
         return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
     top = 0.0
     for sentence in texts:
-        words = _words(sentence, LONG, 3)
-        head = MAPS_GAP + LINE * (words.count("\n") + 1)
+        words = partial(_words, sentence, LONG, 3)
+        head = MAPS_GAP + LINE * (words("").count("\n") + 1)
         if not places:
             head = max(head, WORDS)  # as high as the image
         places.append((0, top + head, LARGE, words))
         for i, phrase in enumerate(sentence.phrases):
             line, column = divmod(i, IN_LINE)
             left = LARGE + SPACE + column * (SMALLER + BESIDE)
-            places.append((left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
+            above = partial(_words, phrase, NARROW, 4)
+            places.append((left, top + head + line * LARGE + ABOVE, SMALLER, above))
         top += head + max(1, -(-len(sentence.phrases) // IN_LINE)) * LARGE + BELOW
     return places, top
 
@@ -244,24 +245,21 @@ def _maps_image(sheet: Sheet, top: float, one: CaseImage, title: str) -> None:
         sheet.write(SPACE + SIDE / 2, top + WORDS + SIDE / 2, textwrap.fill(image.why, 28), SMALL, **middle)
         return
     sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), image.convert("RGB"))
-    foot, unit = top + WORDS + SIDE + 0.13, ""
+    foot = top + WORDS + SIDE + 0.13
     if one.heat is not None:
         low, bar, high = one.scale()
-        if one.contrast:  # the words are longer than the image is wide
-            unit, low, high = f"{low}, {high}", "less", "more"
+        low = low.removesuffix(" than other texts")  # wider than the image
         sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), bar)
         for x, words, side in ((0.26, low, "right"), (0.74, high, "left")):
             sheet.write(SPACE + x * SIDE, foot, words, SMALL, ha=side, va="center", color=SOFT)
-    below = [textwrap.fill(f"Colours: {unit}", MAPS_COLUMNS)] * bool(unit) + [
-        textwrap.fill(one.left_out, MAPS_COLUMNS)
-    ]
-    sheet.write(SPACE, foot + 0.15, "\n".join(below), va="top", color=SOFT)
+    sheet.write(SPACE, foot + 0.15, textwrap.fill(one.left_out, MAPS_COLUMNS), va="top", color=SOFT)
 
 
-def _words(sentence: SentenceScore, columns: int, lines: int) -> str:
-    """The text of a map, shortened to so many lines less one, and its score in a line."""
+def _words(sentence: SentenceScore, columns: int, lines: int, note: str = "") -> str:
+    """The text of a map, shortened, and its score with a note: so many lines together."""
     role = f"{sentence.role}, " if sentence.role else ""
-    return "\n".join([*_wrap(sentence.text, columns, lines - 1), f"{role}{sentence.words}"])
+    score = textwrap.wrap(f"{role}{sentence.words}{note}", columns) or [""]
+    return "\n".join([*_wrap(sentence.text, columns, max(1, lines - len(score))), *score])
 
 
 # Rows of panels, as `grainline show` has them.

@@ -163,7 +163,7 @@ def _require_run_or_empty(out: Path, resume: bool) -> None:
 def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
     """UserError unless --resume was given and the folder holds a run of this recipe."""
     if not resume:
-        raise UserError(f"{out} holds a run already; continue with --resume, or choose another --out")
+        raise UserError(f"{out} holds a run already; continue with --resume (resume=True), or another --out")
     before, now = read_recipe(str(out / "recipe.yaml"), []).settings(), recipe.settings()
     names = sorted(before.keys() | now.keys())
     differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]

@@ -143,7 +143,7 @@ class TrainConfig(Config):
         if self.global_batch_size > images:
             raise UserError(
                 f"train.global_batch_size {self.global_batch_size} is more than the {images} images of the "
-                "data; lower it"
+                f"data; lower it: train.global_batch_size={images // parts * parts or images}"
             )
         if contrastive and self.global_batch_size == self.grad_accum:
             raise UserError(

@@ -165,8 +165,8 @@ def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> 
         "several captions of an image are joined to one text; data.texts.captions=random takes one a time"
     )
     remark = (
-        f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context},"
-        " or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
+        f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context}"
+        " or more, or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
     )
     return [together] * (joined > 0) + [remark] * (cut > 0)
 

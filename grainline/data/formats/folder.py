@@ -41,7 +41,7 @@ class Folder(FileSource):
         path, self.allow_bare = self.path, allow_bare
         self._names = [name for name in files if suffix(name) in IMAGE_SUFFIXES]
         if not self._names:
-            kinds = sorted({suffix(name) for name in files})
+            kinds = sorted({suffix(name) or "without a suffix" for name in files})
             contents = f"{len(files)} files of the kinds {some(kinds, 8)}" if files else "nothing"
             raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
