@@ -135,7 +135,7 @@ def cut(label: Tensor) -> tuple[float, float]:
 
 
 def edges(x: Tensor) -> Tensor:
-    """Which pixels differ from the one below or to the right: [N, S, S] -> [N, S, S] float"""
+    """1 where a pixel differs from the one below or to the right: [N, S, S] -> [N, S, S] float"""
     out = torch.zeros_like(x, dtype=torch.bool)
     out[:, :-1] |= x[:, 1:] != x[:, :-1]
     out[..., :-1] |= x[..., 1:] != x[..., :-1]

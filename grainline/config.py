@@ -354,7 +354,8 @@ def _first(error: ValidationError, cls: type[BaseModel], above: list[str]) -> st
         forms = [c for _, c in owner] + others if len(owner) == 1 else []
         allowed = "; or ".join(", ".join(form.model_fields) for form in forms) or "no such field"
         near = suggestion(loc[-1], (name for form in forms for name in form.model_fields))
-        near = near or suggestion(loc[-1], (".".join([*above, name]) for name in _dotted(cls)))
+        dotted = {".".join([*above, name]) for name in _dotted(cls)}
+        near = near or suggestion(loc[-1], dotted - {field})
         return f"unknown field {field!r}{near}; allowed here: {allowed}{more}"
     if first["type"] == "missing":
         return f"field {field!r} is missing{more}"

@@ -289,7 +289,7 @@ class Model:
     ) -> tuple[Box, Iterator[np.ndarray]]:
         """The area of an image of this width and height that is read, and the contrast of each text."""
         if self.weakness:
-            warnings.warn(self.weakness, stacklevel=4)  # where the caller asked
+            warnings.warn(self.weakness, stacklevel=5)  # where the caller asked
         texts = [text] if isinstance(text, str) else list(several(text, "text"))
         if not (texts and all(isinstance(one, str) and one.strip() for one in texts)):
             raise UserError("give a text with words to look for, or several")

@@ -235,7 +235,7 @@ def save_state(model: nn.Module, file: Path) -> None:
 
 
 def read_damaged(file: Path, read: Callable[[], Any], flips: int, forms: Iterable[bytes] = ()) -> list[str]:
-    """What becomes of seeded flips of a file, of its first half and of other contents: read, or the error."""
+    """The outcome of seeded flips of a file, of its first half and of other contents: read, or the error."""
     from grainline.errors import UserError
 
     rng, data, ends = random.Random(0), file.read_bytes(), []

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -83,4 +84,4 @@ def _grainline(rank: int, world: int, port: int, arguments: list[str], said: Pat
     if first:
         module, _, name = first.partition(":")
         getattr(__import__(module), name)()
-    import grainline.__main__  # noqa: F401, which ends the process
+    runpy.run_module("grainline", run_name="__main__", alter_sys=True)  # which ends the process

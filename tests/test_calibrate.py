@@ -338,7 +338,7 @@ def test_a_level_is_a_share(name: str, value: float, tmp_path: Path) -> None:
     model = tiny_model()
     build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     options = Options()._replace(**{name: value})
-    with pytest.raises(UserError, match=rf"Options.{name} is {value}; it must be from 0 to 1"):
+    with pytest.raises(UserError, match=rf"Options.{name} is {value}; it must be a number from 0 to 1"):
         open_index(tmp_path / "index", model).search([QUERY], 2, options)
 
 

@@ -414,7 +414,7 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path: Path) -> None:
     (path / STATE).unlink()
     files.seal(path, body | {"version": 1})
     assert message(lambda: verify(path)).endswith(
-        "has format 1, this grainline reads format 2: train again, or use the version that wrote it"
+        "has format 1, this grainline reads format 3: train again, or use the version that wrote it"
     )
 
 

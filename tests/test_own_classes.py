@@ -155,7 +155,7 @@ POISON = {
     "base": ("recipe.yaml", ("base",), "base.yaml"),
     "init_from": ("recipe.yaml", ("init_from",), "other"),
 }
-"""What a stranger's run folder may say: the file, the field and its value."""
+"""Classes that a stranger's run folder may name: the file, the field and its value."""
 
 
 def poisoned(run: Path, folder: Path, field: str) -> Path:

@@ -157,7 +157,7 @@ def _bare(command: tuple[str, ...]) -> str:
 
 
 def node(kind: str, file: Path) -> Path:
-    """What is no regular file, under a name or a longer one."""
+    """A path that is no regular file, under a name or a longer one."""
     if kind == "long":
         return file.with_name("X" * 300 + file.name)
     if kind == "pipe":

@@ -323,7 +323,7 @@ def test_a_size_that_does_not_fit_is_one_line(family: str, size: int, saved: Sav
 
 
 def test_its_own_size_fits_though_patches_leave_a_rest(tmp_path: Path) -> None:
-    """As of google/siglip-so400m-patch14-384."""
+    """The sizes of google/siglip-so400m-patch14-384."""
     make = FAMILIES["vit"]().config.to_dict() | {"image_size": 18}
     from transformers import ViTConfig, ViTModel
 

@@ -327,7 +327,7 @@ def segment_points(places: np.ndarray, number: int, box: Sequence[float], side: 
 
 
 def slow_pool(pool: Any, part: torch.Tensor, tokens: torch.Tensor, share: list[float]) -> torch.Tensor:
-    """What a part of a text [D] pools of tokens [L, D] that are there in part, head by head."""
+    """The tokens [L, D], there in part, as a part of a text [D] pools them, head by head."""
     query = pool.to_query(pool.norm_query(part)).chunk(pool.heads)
     keys, values = pool.to_key(pool.norm_key(tokens)), pool.to_value(pool.norm_value(tokens))
     out = []

@@ -111,7 +111,7 @@ def test_a_tile_holds_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_plain_clipping_ignores_negative_cosines() -> None:
-    """Of two patches, one against the word: with clipping at 0 its fit is 0, so the weights are known."""
+    """One of two patches is against the word: with clipping at 0 its fit is 0, so the weights are known."""
     word, patches = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.6, 0.8], [-0.8, 0.6]]])
     real = torch.ones(1, 1).bool(), torch.ones(1, 2).bool()
     cfg: Any = build("scan", "leaky_cosine=false", "lambda_softmax=2", "lambda_lse=null").cfg

@@ -468,6 +468,9 @@ def test_a_result_survives_json_and_holds_what_it_takes_to_repeat_it(tmp_path: P
 def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a result of `grainline evaluate`"):
         from_json('{"suite": 3}')
+    old = to_json(RetrievalSuite().measure(Cosine(), plain())).replace('"unit": "%"', '"unit": "share"')
+    with pytest.raises(UserError, match="an older one, in shares of 1"):
+        from_json(old)
     with pytest.raises(UserError, match=r"^cannot read .*none\.json"):
         read(tmp_path / "none.json")
     (tmp_path / "file").write_text("")

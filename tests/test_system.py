@@ -24,7 +24,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         assert (mode, number) == (2, 1)
         assert os.lseek(descriptor, 0, os.SEEK_CUR) > 10**6, "readers need the bytes of the content"
         if answer.error:
-            raise OSError(answer.error, "x")
+            raise OSError(answer.error, os.strerror(answer.error))
 
     msvcrt = ModuleType("msvcrt")
     msvcrt.locking, msvcrt.LK_NBLCK = locking, 2  # type: ignore[attr-defined]

@@ -247,9 +247,11 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> Any:
     """The exit code of a command. UserError for an argument that is empty."""
+    option = ""
     for before, argument in itertools.pairwise(arguments):
+        option = argument if argument.startswith("--") else option
         name, sign, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        if (sign or not name) and (not value.strip() or os.path.islink(value)):
+        if option != "--text" and (sign or not name) and (not value.strip() or os.path.islink(value)):
             path_of(value, name or f"the argument after {before}")
     try:
         return app(_spread(_switches_first(arguments[1:])), prog_name="grainline", standalone_mode=False)
@@ -260,7 +262,7 @@ def _run(arguments: list[str]) -> Any:
 
 
 def _hint(error: Any) -> str:
-    """What a wrong option or argument was meant to be, where a command has another place for it."""
+    """The place that a command has for a wrong option or argument; "" where it has none."""
     options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
     extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
     if extra and "data" in options:

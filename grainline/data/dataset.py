@@ -201,8 +201,8 @@ class TrainSet(Dataset[Sample]):
         )
 
     def sampled(self, number: int = 64) -> tuple[int, int, int, int, int]:
-        """Of so many records at even distances: those that could be read, their captions, those with several
-        captions that are joined, their training texts, and the truncated ones."""
+        """Counts of so many records at even distances: those that could be read, their captions, those whose
+        captions are joined, their training texts, and the truncated ones."""
         number, counts = min(number, len(self.source)), [0] * 5
         for i in range(number):
             with suppress(CorruptSample):  # training counts it

@@ -29,7 +29,7 @@ from grainline.model import Model
 from grainline.report.page import render, write_page
 
 DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
-"""Of the units of metrics. A suite may have others, which print with three, and more is better of them."""
+"""Digits of each unit of metrics. A suite may have other units: three digits, and more is better."""
 LESS_IS_BETTER = "rank", "change"
 
 
@@ -223,6 +223,8 @@ def from_json(text: str, where: str = "the text") -> Result:
             Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
         )
         fields["notes"] = tuple(fields["notes"])
+        if any(one.unit == "share" for one in fields["metrics"]):
+            raise ValueError("an older one, in shares of 1 where per cent are now; evaluate again")
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error

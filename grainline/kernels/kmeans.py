@@ -353,7 +353,7 @@ PIECES, JOIN = (512, {"num_warps": 4, **FUSION}), (2048, {"num_warps": 8, **FUSI
 
 
 def connect(label: Tensor, fit: Tensor, cell: int) -> None:
-    """As `nn.superpixels.connected`, in place. fit becomes the association."""
+    """Connect superpixels in place, as `nn.superpixels.connected` does. fit becomes the association."""
     number, size, _ = label.shape
     state, count = torch.empty_like(label, dtype=torch.int32), torch.zeros_like(label, dtype=torch.int32)
     cells = number * (size // cell) ** 2

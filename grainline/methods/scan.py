@@ -43,7 +43,7 @@ EPS = 1e-8
 
 
 class SCANConfig(WordsConfig):
-    """Which side attends to the other, and how relevances become a score."""
+    """The side that attends to the other, and the way from relevances to a score."""
 
     direction: Literal["t2i", "i2t"] = "t2i"  # words attend to patches, or patches to words
     lambda_softmax: float = Field(9.0, gt=0)  # inverse temperature of the attention; the paper's for i2t: 4
@@ -81,7 +81,7 @@ class SCAN(Method):
         return triplets(self.cfg, lambda a, b, _: self.score(a, b), (local, gathered), rule)
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its row, in cosines.
+        """The part of the score of its row that each patch adds, in cosines.
 
         Rows sum to the score by the mean of relevances; by LogSumExp, to the relevances weighted by softmax.
         """
@@ -141,7 +141,7 @@ def scan_score(cfg: SCANConfig, queries: Side, context: Side) -> Tensor:
 def _relevance(
     cfg: SCANConfig, query: Tensor, context: Tensor, there: Tensor, product: str, mean: str
 ) -> Tensor:
-    """What each token of the context adds to the relevance of each query: [..., A, B]
+    """The part of the relevance of each query that each token of the context adds: [..., A, B]
 
     product, mean  equations of `einsum`, for cosines [..., A, B] and for what queries attend to [..., A, D]
     """

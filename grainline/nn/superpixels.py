@@ -265,7 +265,7 @@ connected.register_fake(lambda label, *_: torch.empty_like(label))
 
 
 def _largest(label: Tensor, number: int) -> Tensor:
-    """Which pixels are in the largest piece of their superpixel, of so many: [N, S, S] -> [N, S, S] bool
+    """True for pixels in the largest piece of their superpixel: [N, S, S] -> [N, S, S] bool
 
     Runs of a row are joined with those below that they touch. A piece is known by its first run.
     """

@@ -40,7 +40,7 @@ from grainline.weights import (
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
 MARKS = "best", "last"
-VERSION = 2  # of the format; a change that older code cannot read adds one
+VERSION = 3  # of the format; a change that older code cannot read adds one
 
 
 class TrainState(NamedTuple):

@@ -79,7 +79,7 @@ class Run(NamedTuple):
     from_files: bool = True  # so that the command line can resume it
 
     def how_to_resume(self) -> str:
-        """What to call to continue the run."""
+        """The call that continues the run."""
         if self.callbacks or not self.from_files:
             return "the same call of grainline.train and resume=True"
         torchrun = f"torchrun --nproc-per-node {world_size()} -m " * (world_size() > 1)

@@ -33,7 +33,7 @@ class Decoders:
         self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
 
     async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
-        """What `work`, of this file, makes of the bytes from `read`; killed when this is cancelled.
+        """The result of `work`, of this file, for the bytes from `read`; killed when this is cancelled.
 
         Raises HTTPException.
         """
@@ -52,7 +52,7 @@ class Decoders:
 
 
 def square_of(data: bytes, square: Square, pixels: int) -> Image.Image:
-    """What a model reads of an image, with a rim. HTTPException for none or too many pixels."""
+    """The square that a model reads of an image, with a rim. HTTPException for none or too many pixels."""
     try:
         with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
             width, height = image.size

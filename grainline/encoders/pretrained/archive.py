@@ -33,7 +33,7 @@ _HARMLESS = (
 
 
 class Stored(NamedTuple):
-    """What a file of weights holds."""
+    """The content of a file of weights."""
 
     tensors: dict[str, Tensor]
     script: bool = False  # it is a TorchScript archive
