@@ -215,7 +215,7 @@ def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe
         with trusting(recipe.model_dump()):
             yield recipe
         return
-    own = typed if recipe.endswith((".yaml", ".yml")) else None  # not the file of a folder, nor its bases
+    own = typed if recipe.endswith((".yaml", ".yml")) or recipe in recipes.names() else None  # no folder
     values, where = override(_whole(recipes.find(recipe), (), own), list(changes)), f"recipe {recipe}"
     with trusting(typed):
         checked = parse(Recipe, values, where)
