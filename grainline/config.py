@@ -30,6 +30,14 @@ NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 TRUSTED: ContextVar[frozenset[str] | None] = ContextVar("trusted", default=frozenset())
 """Names of code outside grainline that may be imported: those that the user typed. None: all of them."""
 
+KINDS = (
+    "scenes|tars|folder|classes|table|parquet|json|cola|refcoco|dci|valse|sugarcrepe|docci|iiw|sharegpt4v"
+    "|hexagons|texts|hf|python"
+)
+"""Kinds of data (`SOURCES`) that could be modules: a typed scenes:train names no class."""
+
+TYPED = re.compile(rf"(?<![\w./-])(?:spacy:[^\s'\",\]}}]+|(?!(?:{KINDS}):)[A-Za-z_][\w.]*:[A-Za-z_]\w*)")
+
 C = TypeVar("C", bound="Config")
 
 
@@ -47,9 +55,9 @@ class Config(BaseModel):
 def trusting(*typed: Any, everything: bool = False) -> Iterator[None]:
     """Inside the block, code outside grainline may be imported whose name the user typed.
 
-    typed  what the user typed, nested as it may be: each `module:Class` in it counts
+    typed  what the user typed, nested as it may be: each `module:Class` and spacy:PIPELINE in it counts
     """
-    names, before = frozenset(re.findall(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", repr(typed))), TRUSTED.get()
+    names, before = frozenset(TYPED.findall(repr(typed))), TRUSTED.get()
     token = TRUSTED.set(None if everything or before is None else before | names)
     try:
         yield

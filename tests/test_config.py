@@ -19,7 +19,8 @@ from runs import RECIPE, recipe
 
 import grainline
 from grainline.build import build, start
-from grainline.config import Config, load_class, override, parse, read_yaml, trusting
+from grainline.config import Config, load_class, override, parse, read_yaml, require_trust, trusting
+from grainline.data.open_source import SOURCES
 from grainline.encoders.base import ScratchConfig
 from grainline.errors import UserError
 from grainline.export.huggingface import FORMS
@@ -247,6 +248,21 @@ def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
         UserError, match=f"{name} would import the module .* trust_code=True, or --trust-code to the command"
     ):
         load_class(name, Config, CLASSES, "model.json")
+
+
+@pytest.mark.parametrize("kind", sorted(set(filter(str.isidentifier, SOURCES))))
+def test_data_that_were_typed_are_no_classes_that_may_be_imported(kind: str) -> None:
+    with trusting([f"{kind}:Birds"]), pytest.raises(UserError, match="would import the module"):
+        load_class(f"{kind}:Birds", Config, {}, "model.json")
+
+
+@pytest.mark.parametrize("typed", ["method=broken_m:C", "provider: spacy:./pipe-line", "paths: broken_m:C:x"])
+def test_what_was_typed_may_be_imported(typed: str) -> None:
+    name = "spacy:./pipe-line" if "spacy" in typed else "broken_m:C"
+    with trusting({"field": [typed.partition(" ")[2] or typed]}):
+        require_trust(name, "recipe")
+    with trusting(f"photos/{name}"), pytest.raises(UserError, match="would import"):
+        require_trust(name, "recipe")
 
 
 def test_a_config_cannot_be_changed_once_made() -> None:

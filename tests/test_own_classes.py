@@ -244,3 +244,37 @@ def test_a_run_of_a_user_is_resumed_and_its_recipe_is_trained_again_only_with_tr
     (home / "above.yaml").write_text("base: run/recipe.yaml\n")
     with pytest.raises(UserError, match="field method: own_method:Mine would import"):
         read_recipe(str(home / "above.yaml"), [])
+
+
+@pytest.mark.parametrize("field", ["method", "paths"])
+@pytest.mark.parametrize("way", ["base", "link", "no model.json", "dangling model.json", "below"])
+def test_no_way_around_a_recipe_of_a_folder_is_trusted(
+    way: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('RAN', 'w')\nclass Evil: pass\n")
+    run = Path("run")
+    (run / "deep/er").mkdir(parents=True)
+    values = yaml.safe_load(Path(recipe(tmp_path)).read_text())
+    if field == "method":
+        values["method"] = "evil:Evil"
+    else:
+        values["data"] = {"paths": ["evil:Evil:x"]}
+    other = run / "deep/er/other.yaml"
+    other.write_text(json.dumps(values))
+    typed: Path = run
+    (run / "model.json").write_text("{}")
+    if way == "base":
+        (run / "recipe.yaml").write_text("base: deep/er/other.yaml\n")
+    elif way == "link":
+        (run / "recipe.yaml").symlink_to("deep/er/other.yaml")
+    elif way == "below":
+        typed = other
+    else:
+        other.rename(run / "recipe.yaml")
+        (run / "model.json").unlink()
+        if way != "no model.json":
+            (run / "model.json").symlink_to("nowhere")
+    with pytest.raises(UserError, match="evil:Evil would import"):
+        grainline.train(typed, "new")
+    assert not Path("RAN").exists()

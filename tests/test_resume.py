@@ -608,6 +608,8 @@ def test_a_run_without_its_log_names_what_is_missing(
     assert call(*start) == 0
     (tmp_path / "run" / "log.jsonl").unlink()
     assert "run has checkpoints but no log.jsonl" in complaint(capsys, *start, "--resume")
+    os.mkfifo(tmp_path / "run" / "log.jsonl")
+    assert "run has checkpoints but no log.jsonl" in complaint(capsys, *start, "--resume")
 
 
 def test_the_folder_of_training_images_does_not_keep_others_from_validation(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _require_run_or_empty(out: Path, resume: bool) -> None:
         return
     there = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if resume and "checkpoints" in there:
-        missing = " and ".join(name for name in ("recipe.yaml", LOG_FILE) if name not in there)
+        missing = " and ".join(name for name in ("recipe.yaml", LOG_FILE) if not (out / name).is_file())
         raise UserError(f"{out} has checkpoints but no {missing}, so it cannot be resumed; put it back")
     if resume and not out.exists():
         raise UserError(f"{out} holds no run to resume; leave out --resume to start one")

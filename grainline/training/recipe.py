@@ -3,6 +3,7 @@
 A file may give `base: NAME` and then only the fields that differ. The recipe.yaml of a run is complete.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -214,7 +215,8 @@ def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe
         with trusting(recipe.model_dump()):
             yield recipe
         return
-    values, where = override(_whole(recipes.find(recipe), (), typed), list(changes)), f"recipe {recipe}"
+    own = typed if recipe.endswith((".yaml", ".yml")) or recipe in recipes.names() else None  # no folder
+    values, where = override(_whole(recipes.find(recipe), (), own), list(changes)), f"recipe {recipe}"
     with trusting(typed):
         checked = parse(Recipe, values, where)
         config = method_config(checked.method, checked.model, where, "model")
@@ -292,7 +294,8 @@ def _whole(path: Path, above: tuple[Path, ...], typed: list[Any] | None = None) 
     """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
     above  the recipes that have this one as a base, in order
-    typed  gets the values of files that are the user's own: no model.json lies beside them
+    typed  gets the values of files that are the user's own: neither they nor recipes that have them as a base
+           lie in a run, which has a model.json
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
@@ -300,7 +303,10 @@ def _whole(path: Path, above: tuple[Path, ...], typed: list[Any] | None = None) 
             f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
         )
     values = read_yaml(path)
-    if typed is not None and not (path.resolve().parent / "model.json").exists():
+    folders = (*path.absolute().parents[:3], *chain[-1].parents[:3])  # it may be a link
+    if any(os.path.lexists(folder / "model.json") for folder in folders):
+        typed = None
+    if typed is not None:
         typed.append(values)
     if "base" not in values:
         return values
