@@ -176,6 +176,11 @@ def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
             {"0": "0.caption"},
             "1 further file of samples not read, such as 0.s",
         ),
+        (
+            "0.jpg 0.txt 0.a.json 0.b.json 0.seg.png",
+            {"0": "0"},
+            "3 further files of samples not read, such as 0.a.json",
+        ),
         ("0.jpg 0.txt 0.meta.json", {"0": "0"}, "1 further file of samples not read, such as 0.meta.json"),
         # two images, or two texts, that only their endings tell apart
         ("0.jpg 0.png 0.txt 1.JPG 1.TXT", {"0": "ambiguous key", "1": "1"}, ""),

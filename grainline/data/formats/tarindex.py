@@ -40,7 +40,7 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 3  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 4  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
@@ -256,7 +256,10 @@ def _clashes(sample: dict[str, Member]) -> bool:
     """Whether two samples are under one key; masks and other files beside KEY.jpg are no samples."""
     images, json, txt = ([kind.rpartition(".")[0] for kind in slot] for slot in _slots(sample))
     pair = any(middle and middle in images for middle in json + txt)
-    return any(len(set(middles)) > 1 and (pair or "" not in middles) for middles in (images, json, txt))
+    whole = "" in images and "" in json + txt  # further texts are no samples beside a sample without middle
+    return any(
+        len(set(middles)) > 1 and (pair or not (whole or "" in middles)) for middles in (images, json, txt)
+    )
 
 
 def _split(name: str, whole: bool = False) -> tuple[str, str]:
@@ -273,8 +276,10 @@ def _split(name: str, whole: bool = False) -> tuple[str, str]:
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
     """Offset and size of the image, the json and the txt of a sample."""
-    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _best(sample)]
-    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in _slots(sample)):
+    best = _best(sample)
+    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in best]
+    several = (slot for slot in _slots(sample) if len(slot) > 1 and slot[0] in best)
+    if any(slot[0].count(".") == slot[1].count(".") for slot in several):
         spans[0] = SEVERAL, ABSENT
     return chain.from_iterable(spans)
 
