@@ -234,7 +234,7 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
 def _samples(listing: Members, whole: bool) -> dict[str, dict[str, Member]]:
     """The members of each key by kind. A second file of the same name opens a sample of its own.
 
-    whole   keys end at the last dot, not at the first
+    whole   keys are whole names up to their known endings, not up to the first dot
     """
     samples: dict[str, dict[str, Member]] = {}
     newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
@@ -270,7 +270,11 @@ def _split(name: str, whole: bool = False) -> tuple[str, str]:
     """
     folder, slash, file = name.removeprefix("./").rpartition("/")
     stem, _, kind = file.rpartition(".") if whole else file.partition(".")
-    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    endings = *IMAGE_SUFFIXES, "json", "txt"
+    while whole and stem.lower().rpartition(".")[2] in endings:  # 1.0.jpg.txt beside 1.0.jpg
+        stem, _, ending = stem.rpartition(".")
+        kind = f"{ending}.{kind}"
+    wanted = kind.lower().rpartition(".")[2] in endings
     return (folder + slash + stem if file[:1] != "." else ""), (kind if wanted else "")
 
 
