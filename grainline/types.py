@@ -177,7 +177,7 @@ def finite(x: Tensor) -> bool:
     """Whether no number is NaN or infinite, in one pass and without memory of its own."""
     if not x.is_floating_point() or not x.numel():
         return True
-    return all(map(math.isfinite, (x.float() if x.itemsize == 1 else x).aminmax()))
+    return all(map(math.isfinite, (x.float() if x.itemsize == 1 else x).detach().aminmax()))
 
 
 def full(x: Tensor) -> Tensor:

@@ -151,7 +151,19 @@ def test_added_tokens_of_a_clip_are_refused_by_name(tokens: Any, form: str, tmp_
 
 def test_padding_by_a_word_is_no_added_token(tmp_path: Path) -> None:
     folder, texts = added(tmp_path, pad_token="!"), ["a dog!"]
-    assert load_tokenizer(folder).encode(texts, 9) == load_tokenizer(folder / "plain").encode(texts, 9)
+    with pytest.warns(UserWarning, match="pads with '!', which in a text is a word here"):
+        read = load_tokenizer(folder)
+    assert read.encode(texts, 9) == load_tokenizer(folder / "plain").encode(texts, 9)
+
+
+@pytest.mark.parametrize("tokens", [["<y>"], [{"content": "<y>"}], {"y_token": "<y>"}])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_that_settings_add_are_added_tokens(file: str, tokens: Any, tmp_path: Path) -> None:
+    name = "extra_special_tokens" if isinstance(tokens, dict) else "additional_special_tokens"
+    folder = added(tmp_path)
+    (folder / file).write_text(json.dumps({name: tokens}))
+    with pytest.raises(UserError, match=r"has added tokens \(<y>\)"):
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("kind", ["siglip", "siglip2", "bert", "spiece"])

@@ -1,5 +1,6 @@
 """Folders, tables, parquet, COCO, several at once, and how a path finds its kind."""
 
+import gzip
 import io
 import json
 import multiprocessing
@@ -203,6 +204,16 @@ def test_a_column_without_a_name_is_no_text(data: Path, name: str, text: str) ->
     source = open_source(path if name != "metadata.csv" else str(data))
     assert (source[0].captions, source[0].long) == (("A.",), None)
     assert source.remarks == ("a column without a name is not read",)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz"])
+def test_a_table_of_texts_is_read_by_its_columns(tmp_path: Path, name: str) -> None:
+    rows = ["|caption", "7|A.", '8|"B, b."', "9|nan"]
+    text = "\n".join(rows).replace("|", "\t" if "tsv" in name else ",").encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    source = open_source(f"texts:{tmp_path / name}")
+    assert [source[0].captions, source[1].captions, len(source)] == [("A.",), ("B, b.",), 3]
+    assert "a column without a name is not read" in source.remarks
 
 
 def test_commas_at_the_ends_of_rows_are_no_columns(data: Path) -> None:

@@ -165,6 +165,7 @@ WRAPPED = {
     "compiled": prefixed("_orig_mod."),
     "lightning": prefixed("model."),
     "both": prefixed("module.", "_orig_mod."),
+    "parameters": lambda state: {name: torch.nn.Parameter(x) for name, x in state.items()},
     "swa": prefixed("module.", n_averaged=torch.tensor(3)),
     "model": nested("model"),
     "module": nested("module"),

@@ -95,8 +95,12 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
         turn = _UPRIGHT.get(_orientation(image))  # after loading, in which Pillow turns a TIFF itself
         out = _rgb(image if turn is None else image.transpose(turn))
         out.info.clear()  # else whoever decodes it again would turn it again
-        if deep and np.asarray(out).max() < 16:  # Pillow keeps the upper 8 bits of colours
-            raise ValueError("16 bits of which 12 at most are used; scale the values to 8 bits or to all 16")
+        if deep:  # Pillow keeps the upper 8 bits of colours
+            top = np.asarray(image.convert("RGB")).max()  # without transparency; that beside black draws
+            if top < 16 and not (top == 0 < np.asarray(out).max()):
+                raise ValueError(
+                    "16 bits of which 12 at most are used; scale the values to 8 bits or to all 16"
+                )
         return out
 
 

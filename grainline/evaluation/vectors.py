@@ -281,10 +281,11 @@ def _vectors(array: Any, side: str, similarity: str) -> Tensor:
 
 def _blocks(array: Any, what: str) -> Iterator[tuple[int, Tensor]]:
     """Rows of numpy or torch in float64, some at a time."""
-    if not isinstance(array, Tensor):
-        array = np.asarray(array) if not isinstance(array, np.ndarray) else array
-        if array.dtype.kind not in "fiu":
-            raise UserError(f"{what} are of type {array.dtype}; they must be numbers")
+    array = array if isinstance(array, Tensor | np.ndarray) else np.asarray(array)
+    if array.dtype in (torch.bool, torch.complex64, torch.complex128) or (
+        isinstance(array, np.ndarray) and array.dtype.kind not in "fiu"
+    ):
+        raise UserError(f"{what} are of type {array.dtype}; they must be numbers")
     for start in range(0, len(array), BLOCK):
         rows = array[start : start + BLOCK]
         rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float64))
@@ -304,6 +305,8 @@ def _matrix(scores: Any) -> np.ndarray:
         if bool(block.isnan().any()):
             row, column = block.isnan().nonzero()[0].tolist()
             raise UserError(f"the score of image {start + row} and text {column} is NaN")
+        if bool((block.float().isinf() & block.isfinite()).any()):
+            raise UserError("scores reach beyond 3.4e38, the range of 32 bits; divide them by their largest")
     return matrix
 
 

@@ -279,9 +279,9 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
 
 # Captions without images: `texts:FILE`, for methods that learn from texts alone.
 #
-# FILE is JSON Lines or a JSON list whose rows have captions and perhaps a long text, or, with any other
-# suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is
-# a grey square: training refuses such data for a method that reads images.
+# FILE is a table (JSON Lines, JSON, CSV, TSV) whose rows have captions and perhaps a long text, or, with any
+# other suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its
+# image is a grey square: training refuses such data for a method that reads images.
 
 SQUARE = 8  # of the grey square, in pixels
 TEXT_COLUMNS = {
@@ -294,11 +294,12 @@ class TextsAlone(FileSource):
     """The rows of a file of texts. Key: the number of the row, from 1."""
 
     has_images = False
-    remarks = ("captions without images: a grey square stands for each",)
 
     def __init__(self, path: str) -> None:
         self.path = path
         rows = _text_rows(path)
+        nameless = unnamed(name for row in rows for name in row.fields)
+        self.remarks = ("captions without images: a grey square stands for each", *nameless)
         # the number of each row, its texts, and what is wrong with it
         self._rows = [(row.number, *_texts_of(row)) for row in rows]
         if all(texts.silent for _, texts, _ in self._rows):
@@ -337,6 +338,8 @@ def _text_rows(path: str) -> list[Row]:
         return json_lines(path, text)
     if kind == ".json":
         return json_rows(path, json_or_rows(path, text))
+    if kind in (".csv", ".tsv"):
+        return list(_csv_rows(plain, text))
     lines = enumerate(text.split("\n"), 1)
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 

@@ -40,7 +40,7 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 3  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 4  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
@@ -234,7 +234,7 @@ def group(path: str, listing: Members, state: os.stat_result) -> Shard:
 def _samples(listing: Members, whole: bool) -> dict[str, dict[str, Member]]:
     """The members of each key by kind. A second file of the same name opens a sample of its own.
 
-    whole   keys end at the last dot, not at the first
+    whole   keys are whole names up to their known endings, not up to the first dot
     """
     samples: dict[str, dict[str, Member]] = {}
     newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
@@ -256,7 +256,10 @@ def _clashes(sample: dict[str, Member]) -> bool:
     """Whether two samples are under one key; masks and other files beside KEY.jpg are no samples."""
     images, json, txt = ([kind.rpartition(".")[0] for kind in slot] for slot in _slots(sample))
     pair = any(middle and middle in images for middle in json + txt)
-    return any(len(set(middles)) > 1 and (pair or "" not in middles) for middles in (images, json, txt))
+    whole = "" in images and "" in json + txt  # further texts are no samples beside a sample without middle
+    return any(
+        len(set(middles)) > 1 and (pair or not (whole or "" in middles)) for middles in (images, json, txt)
+    )
 
 
 def _split(name: str, whole: bool = False) -> tuple[str, str]:
@@ -267,14 +270,20 @@ def _split(name: str, whole: bool = False) -> tuple[str, str]:
     """
     folder, slash, file = name.removeprefix("./").rpartition("/")
     stem, _, kind = file.rpartition(".") if whole else file.partition(".")
-    wanted = kind.lower().rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    endings = *IMAGE_SUFFIXES, "json", "txt"
+    while whole and stem.lower().rpartition(".")[2] in endings:  # 1.0.jpg.txt beside 1.0.jpg
+        stem, _, ending = stem.rpartition(".")
+        kind = f"{ending}.{kind}"
+    wanted = kind.lower().rpartition(".")[2] in endings
     return (folder + slash + stem if file[:1] != "." else ""), (kind if wanted else "")
 
 
 def _spans(sample: dict[str, Member]) -> Iterator[int]:
     """Offset and size of the image, the json and the txt of a sample."""
-    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in _best(sample)]
-    if any(len(slot) > 1 and slot[0].count(".") == slot[1].count(".") for slot in _slots(sample)):
+    best = _best(sample)
+    spans = [sample[kind][1:] if kind else (ABSENT, ABSENT) for kind in best]
+    several = (slot for slot in _slots(sample) if len(slot) > 1 and slot[0] in best)
+    if any(slot[0].count(".") == slot[1].count(".") for slot in several):
         spans[0] = SEVERAL, ABSENT
     return chain.from_iterable(spans)
 

@@ -17,6 +17,7 @@ import base64
 import json
 import re
 import string
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -235,15 +236,22 @@ def read_pipeline(file: Path) -> tuple[str, tokenizers.Tokenizer] | None:
 def check_added(file: Path, known: Collection[str]) -> None:
     """UserError if a tokenizer's file or those beside it add tokens that are neither known nor padding."""
     config = read_settings(file.with_name("tokenizer_config.json"))
-    names, lists = {*read_settings(file.with_name("added_tokens.json"))}, [config.get("added_tokens_decoder")]
+    names = {*read_settings(file.with_name("added_tokens.json"))}
+    lists = [config.get("added_tokens_decoder")]
+    for settings in (config, read_settings(file.with_name("special_tokens_map.json"))):
+        lists += [settings.get("additional_special_tokens"), settings.get("extra_special_tokens")]
     with suppress(UserError):  # spiece.model and vocab.txt are no JSON
         lists.append(read_settings(file).get("added_tokens"))
     for entries in lists:
         entries = list(entries.values()) if isinstance(entries, dict) else entries
         for entry in entries if isinstance(entries, list) else ():
-            names |= {str(entry["content"])} if isinstance(entry, dict) and "content" in entry else set()
-    names -= {*known, _token(config, "pad", "")}
-    if names:
+            content = entry.get("content") if isinstance(entry, dict) else entry
+            names |= {content} if isinstance(content, str) else set()
+    names, pad = names - {*known}, str(_token(config, "pad", ""))
+    if pad in names:
+        text = f"{file} pads with {pad!r}, which in a text is a word here and padding in transformers"
+        warnings.warn(text, stacklevel=2)
+    if names := names - {pad}:
         few = ", ".join(sorted(names)[:3])
         raise UserError(
             f"the tokenizer {file} has added tokens ({few}), which are not read; give one without"
