@@ -277,4 +277,6 @@ def test_no_way_around_a_recipe_of_a_folder_is_trusted(
             (run / "model.json").symlink_to("nowhere")
     with pytest.raises(UserError, match="evil:Evil would import"):
         grainline.train(typed, "new")
+    with pytest.raises(UserError, match="evil:Evil would import"):  # before `train` takes it as typed
+        read_recipe(str(typed), [])
     assert not Path("RAN").exists()

@@ -15,7 +15,17 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline import recipes
 from grainline.build import Description, method_config
-from grainline.config import Config, deep_merge, flatten, override, parse, read_yaml, require_trust, trusting
+from grainline.config import (
+    TYPED,
+    Config,
+    deep_merge,
+    flatten,
+    override,
+    parse,
+    read_yaml,
+    require_trust,
+    trusting,
+)
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -222,6 +232,9 @@ def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe
         config = method_config(checked.method, checked.model, where, "model")
         if (provider := checked.data.texts.phrases.provider).startswith("spacy:"):  # a pipeline is a package
             require_trust(provider, f"{where}, field data.texts.phrases.provider")
+        for path in (*checked.data.paths, *checked.data.validation):  # `train` takes a Recipe as typed
+            if named := TYPED.match(path):
+                require_trust(named[0], f"{where}, field data")
         yield checked.model_copy(update={"model": config.model_dump(mode="json")})
 
 
