@@ -441,7 +441,7 @@ def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, c
     line = complaint(
         capsys, *asked, "--data", *paths, "--set", "protocol=plain", "--compare-to", tmp_path / "r.json"
     )
-    assert "results with protocol plain and iiw cannot be compared" in line
+    assert "r.json has protocol iiw, this result plain: they cannot be compared" in line
 
 
 def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: 
     assert result.settings["square"] == "squash"
     cropped, other = measure(model, source, "model")
     assert (cropped.collected["fg-ovd"].counts["outside"], other.settings["square"]) == (1, "crop")
-    with pytest.raises(UserError, match="results with regions 4 and 5 cannot be compared"):
+    with pytest.raises(UserError, match=r"before\.json has regions 5, this result 4: they cannot"):
         compare(other, result, "before.json")
     said = complaint(capsys, "evaluate", "x", "--data", "scenes", "--suite", "fg-ovd", "--set", "resize=crop")
     assert said.endswith("field 'resize' is 'crop': it must be 'squash' or 'model'")
@@ -628,7 +628,7 @@ def test_results_of_other_regions_are_refused() -> None:
     with pytest.raises(UserError, match="asks other images, texts or classes"):
         compare(other, first)
     other = second._replace(data=second.data | {"regions": 3})
-    with pytest.raises(UserError, match=r"^results with regions \d+ and 3 cannot be pooled"):
+    with pytest.raises(UserError, match=r"has regions 3, this result \d+: they cannot be pooled"):
         pooled([first, other])
 
 

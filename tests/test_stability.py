@@ -266,7 +266,7 @@ def test_of_a_few_sentences_another_digest(monkeypatch: pytest.MonkeyPatch) -> N
     result = measured(Reader(), Told(captions(6)))
     monkeypatch.setattr(noise, "SENTENCES", SENTENCES[:30])
     assert pool() != "8d79d0ca"
-    with pytest.raises(UserError, match=r"results with noise pool .* and 8d79d0ca cannot be compared"):
+    with pytest.raises(UserError, match=r"has noise pool 8d79d0ca, this result .*: they cannot be compared"):
         compare(measured(Reader(), Told(captions(6))), result)
 
 
@@ -381,7 +381,7 @@ def test_results_are_pooled_and_compared() -> None:
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     other = measured(Reader(seed=1), source, seed=3)
     for call_ in (lambda: pooled([one, other]), lambda: compare(one, other)):
-        with pytest.raises(UserError, match="results with noise seed 0 and 3 cannot be"):
+        with pytest.raises(UserError, match="has noise seed 3, this result 0: they cannot be"):
             call_()
 
 

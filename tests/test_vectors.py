@@ -97,6 +97,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pairs": [*OWNER[:-1], N]}, "entry 12: there is no image 6; rows are 0 to 5"),
     ({"pairs": [*OWNER[:-1], [1, 2, 3]]}, "entry 12 is no pair"),
     ({"pairs": [{"image": [0, 1]}] * 12}, "image is a row or a name, one of them"),
+    ({"pairs": [10**5000] * 12}, "image is a row or a name, one of them"),
     ({"pairs": ["a"] * 12}, "names 1 image for 6 image vectors"),
     ({"pairs": ["a", *OWNER[1:]]}, "rows and names of images"),
     ({"pairs": [0] * 12}, "5 of them without a text"),

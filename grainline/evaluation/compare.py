@@ -247,7 +247,9 @@ def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: 
             words = f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what}"
             raise UserError(f"{words}; measure both on the same data")
         if a != b:
-            raise UserError(f"results with {name} {a} and {b} cannot {what} ({where}); they must be the same")
+            raise UserError(
+                f"{where} has {name} {b}, this result {a}: they cannot {what}; both must be the same"
+            )
 
 
 def _facts(result: Result) -> dict[str, Any]:

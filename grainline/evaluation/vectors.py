@@ -334,9 +334,14 @@ def _line(one: Any, number: int, where: str) -> Mapping[str, Any]:
         one = {"image": one}
     if not isinstance(one, Mapping) or "image" not in one or not isinstance(one.get("text", ""), str):
         raise UserError(f"{where}: entry {number + 1} is no pair; write {FORM}")
-    if isinstance(one["image"], bool | list | dict | float):
+    if isinstance(one["image"], bool | list | dict | float) or _long(one["image"]):
         raise UserError(f"{where}: entry {number + 1}: image is a row or a name, one of them, or null")
     return one
+
+
+def _long(value: Any) -> bool:
+    """Whether it is a number that no row has, and that may have too many digits to be printed."""
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _matched(
