@@ -55,9 +55,11 @@ class Config(BaseModel):
 def trusting(*typed: Any, everything: bool = False) -> Iterator[None]:
     """Inside the block, code outside grainline may be imported whose name the user typed.
 
-    typed  what the user typed, nested as it may be: each `module:Class` and spacy:PIPELINE in it counts
+    typed  what the user typed, nested as it may be: each `module:Class` and spacy:PIPELINE in it counts; a
+           string of its own is such a name
     """
     names, before = frozenset(TYPED.findall(repr(typed))), TRUSTED.get()
+    names |= {one for one in typed if isinstance(one, str)}
     token = TRUSTED.set(None if everything or before is None else before | names)
     try:
         yield
