@@ -234,7 +234,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
     names = [one["name"] for one in short.settings["compared_to"]["differences"]]
     assert names == [metric.name for metric in full.metrics]
     assert any(note.endswith("was made with other shortlist: none") for note in short.notes)
-    with pytest.raises(UserError, match="shortlist None and 4 cannot be pooled"):
+    with pytest.raises(UserError, match="has shortlist 4, this result None: they cannot be pooled"):
         pooled([full, short])
     assert (
         values(pooled([short, short]))["image to text in shortlist"]
