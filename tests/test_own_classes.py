@@ -13,7 +13,8 @@ from processes import together
 from runs import call, logged, recipe
 
 import grainline
-from grainline.config import override, read_yaml
+from grainline.config import KINDS, override, read_yaml
+from grainline.data.open_source import SOURCES
 from grainline.errors import UserError
 from grainline.training.recipe import read_recipe
 
@@ -280,3 +281,8 @@ def test_no_way_around_a_recipe_of_a_folder_is_trusted(
     with pytest.raises(UserError, match="evil:Evil would import"):  # before `train` takes it as typed
         read_recipe(str(typed), [])
     assert not Path("RAN").exists()
+
+
+def test_kinds_of_data_that_could_be_modules_are_known_to_the_trust_of_typed_names() -> None:
+    """`config.KINDS` repeats them, as imports do not point up."""
+    assert set(KINDS.split("|")) == {name for name in SOURCES if name.isidentifier()}
