@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from grainline.config import override, parse, trusting
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
-from grainline.encoders.pretrained import Pretrained, load_pretrained
-from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig, space_of
+from grainline.encoders.pretrained import Pretrained, load_pretrained, space_of
+from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grainline.config import Config
-from grainline.encoders.pretrained.build import PretrainedImageConfig, sides_of
+from grainline.encoders.pretrained.kind import PretrainedImageConfig, sides_of
 
 LATER = (("patches", "attention"), ("resize", None))
 """Fields that came after the first indexes, with the values that these indexes have."""

@@ -21,7 +21,7 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained.build import Pretrained, split
+from grainline.encoders.pretrained import Pretrained, kind_of
 from grainline.errors import UserError
 from grainline.export import onnx
 from grainline.export.onnx import (
@@ -105,7 +105,8 @@ def test_a_static_graph_gives_what_grouped_texts_give(case: str) -> None:
 def pretrained(kind: str, **changes: Any) -> Pretrained:
     model = checkpoints.FAMILIES[kind](**changes)
     config = model.config.to_dict()
-    return split(model, {"kind": kind, "config": config, "mean": (0.4,) * 3, "spread": (0.3,) * 3, "pad": 1})
+    architecture = {"kind": kind, "config": config, "mean": (0.4,) * 3, "spread": (0.3,) * 3, "pad": 1}
+    return kind_of(architecture).split(model, architecture)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip", "bert", "groupvit"])

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from grainline.build import Description, Start, start
 from grainline.config import parse
-from grainline.encoders.pretrained import build_pretrained, joined
+from grainline.encoders.pretrained import build_pretrained
 from grainline.encoders.pretrained.adapters import TextEncoder
+from grainline.encoders.pretrained.convert import joined
 from grainline.errors import UserError
 from grainline.fingerprint import fingerprint
 from grainline.methods.clip import CLIPConfig

@@ -60,7 +60,7 @@ def test_a_square_is_the_one_of_the_librarys_processor(case: str) -> None:
     """Exactly, but where the remainder is odd: there the library rounds down, and torchvision to even."""
     kind, settings = CASES[case]
     settings = settings | {"image_processor_type": TYPES[kind]}
-    ours = of_hugging_face(kind, settings, "test")
+    ours = of_hugging_face(KNOWN[kind], settings, "test")
     transform = EvalTransform(16, **{name: ours[name] for name in ("resize", "filter", "margin")})
     odd = 0
     for height, width in SHAPES:
@@ -90,7 +90,7 @@ FLAGS = [
 def test_numbers_of_pixels_are_those_of_the_librarys_processor(case: str, flags: dict[str, Any]) -> None:
     kind, settings = CASES[case]
     settings = settings | flags | {"image_processor_type": TYPES[kind]}
-    ours = of_hugging_face(kind, settings, "test")
+    ours = of_hugging_face(KNOWN[kind], settings, "test")
     x = EvalTransform(16, ours["resize"], ours["filter"])(image(16, 16)).double() / 255
     mean, spread = (torch.tensor(ours[name]).double().view(3, 1, 1) for name in ("mean", "spread"))
     theirs = torch.tensor(processor(settings)(image(16, 16))["pixel_values"][0]).double()
@@ -133,8 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
     for kind, known in KNOWN.items():
-        assert of_hugging_face(kind, {}, "test") == known
-    assert of_hugging_face("bert", {}, "test") == {}
+        assert of_hugging_face(KNOWN[kind], {}, "test") == known
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -143,7 +142,7 @@ def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
 def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: str) -> None:
     mine = KNOWN[kind] | {"mean": [0.1, 0.2, 0.3], "filter": "lanczos", "resize": resize, "margin": margin}
     theirs = to_hugging_face(kind, mine, 32)
-    assert of_hugging_face(kind, theirs, "test") == {**mine, "spread": list(mine["spread"])}
+    assert of_hugging_face(KNOWN[kind], theirs, "test") == {**mine, "spread": list(mine["spread"])}
     transform = EvalTransform(32, resize, "lanczos", margin)
     shown = image(60, 90)
     assert np.array_equal(transform(shown).numpy(), square(theirs, shown))
@@ -168,7 +167,7 @@ def test_open_clip_says_it_in_its_own_words() -> None:
 
 def test_images_that_are_no_squares_are_refused() -> None:
     with pytest.raises(UserError, match=r"x makes images of size .*; only squares can be read"):
-        of_hugging_face("siglip", {"size": {"height": 16, "width": 24}}, "x")
+        of_hugging_face(KNOWN["siglip"], {"size": {"height": 16, "width": 24}}, "x")
 
 
 def test_the_settings_reach_the_images_of_a_model(tmp_path: Path) -> None:

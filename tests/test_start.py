@@ -28,7 +28,7 @@ from grainline.build import (
 )
 from grainline.config import parse
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.build import PretrainedImageConfig
+from grainline.encoders.pretrained.kind import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
 from grainline.loading import load

@@ -301,7 +301,7 @@ def test_patches_may_leave_a_rest_at_the_edge_of_an_image(model: Any, tmp_path: 
 
 
 def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
-    from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text
+    from grainline.encoders.pretrained.clip_towers import heads_of_image, heads_of_text
 
     assert [heads_of_image(width) for width in (768, 1024, 1280, 1408, 1664)] == [12, 16, 16, 16, 16]
     assert [heads_of_text(width) for width in (512, 768, 1024, 1280)] == [8, 12, 16, 20]

@@ -11,8 +11,8 @@ from grainline.config import Config, load_class
 from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
 from grainline.encoders.cast import Cast, CastConfig, segments
 from grainline.encoders.pretrained import Pretrained, build_pretrained, is_vector, space_of
-from grainline.encoders.pretrained.adapters import CLASSED, ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import PretrainedConfig, PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.kind import PretrainedConfig, PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
@@ -151,7 +151,7 @@ class Towers(nn.Module):
         if images.features is not None:
             features = full(images.features)
             if isinstance(self.image, ImageEncoder):
-                classed = self.image.kind in CLASSED
+                classed = self.image.classed
             else:
                 classed = isinstance(self.image, ViT) and self.image.class_token is not None
             return ImageTokens(features[:, 0], features[:, 0] if classed else None, features[:, 1:])

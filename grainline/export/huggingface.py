@@ -18,18 +18,12 @@ from grainline.data.tokenizers.library_tokenizer import write_settings
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import Pretrained, load_pretrained
+from grainline.encoders.pretrained import Pretrained, is_vector, kind_of, load_pretrained, space_of
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import (
-    KINDS,
-    PretrainedImageConfig,
-    PretrainedTextConfig,
-    is_vector,
-    space_of,
-)
 from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
-from grainline.encoders.pretrained.hf import tokenizer_of
 from grainline.encoders.pretrained.hub import library, quiet, readable
+from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.library import tokenizer_of
 from grainline.errors import UserError, path_of
 from grainline.files import discard
 from grainline.loading import find_run, load
@@ -159,8 +153,9 @@ def _by_library(folder: Path, towers: Pretrained, tokenizer: TextTokenizer | Non
     """Unit vectors as the transformers library computes them, with tokenizer and processor of the folder."""
     (image, text), (pixels, rows) = _sides(towers), _inputs(towers, tokenizer)
     values, kind, transformers = image.normalised(pixels), towers.architecture["kind"], library()
+    whole: Any = kind_of(towers.architecture)
     with quiet(), readable(folder):
-        model = getattr(transformers, KINDS[kind].model).from_pretrained(
+        model = getattr(transformers, whole.model_class).from_pretrained(
             str(folder), dtype=torch.float32, trust_remote_code=False
         )
         if any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):

@@ -1,53 +1,69 @@
-"""Encoders with weights that others trained: CLIP, SigLIP, ViT, Swin, BERT, GroupViT.
+"""Encoders with weights that others trained, for any pair of an image and a text encoder.
 
 Only this folder knows names of other programs' parameters, classes and settings. In three steps:
-  1. read a Hugging Face folder or name, or a state dict of OpenAI, open_clip or Long-CLIP;
-  2. fit its positions to the wanted size of images and length of texts;
-  3. build the modules of the transformers library and fill them strictly. Heads that no encoder has (such as
-     a classifier) are left out by name and listed.
+  1. find the kind of a checkpoint (`KINDS`) by the `model_type` of its config.json, or by its tensors;
+  2. read it strictly: a missing or unknown tensor is an error, and so is a setting that cannot be obeyed.
+     Heads that no encoder has (such as a classifier) are left out by name and listed;
+  3. fit its positions to the wanted size of images and length of texts, and build its encoders.
 
-Differs from the library: pixels are normalised inside, padding never counts, the summary of a text is its
-last real token where the library searches for an end token (in one text they are the same), patches pass
-the same last layers as the summary, and the logit scale is a tensor of shape [1].
-
-    adapters    Models of the transformers library as encoders of this package.
-    archive     Tensors from files of other programs, without running code in these files.
-    build       The configs of encoders from a checkpoint, and from an architecture to its encoders and back.
-    convert     Pretrained towers as files that other programs read.
-    hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.
-    hub         The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
-    llava       Descriptions by LLaVA, through the transformers library.
-    openclip    State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
-    preprocess  How images are prepared for a checkpoint: mean and std, the filter, and the way to a square.
+    adapters        Models of the transformers library as encoders of this package.
+    archive         Tensors from files of other programs, without running code in these files.
+    clip_towers     CLIP: Hugging Face folders, and state dicts of OpenAI, open_clip and Long-CLIP.
+    convert         Pretrained towers as files that other programs read.
+    groupvit        GroupViT.
+    hub             The Hugging Face hub and the transformers library, both loaded late.
+    image_towers    Image encoders that know no texts.
+    kind            What a kind of checkpoint is, and the configs of encoders from checkpoints.
+    library         Kinds that the transformers library builds: Hugging Face folders, read strictly.
+    llava           Descriptions by LLaVA, through the transformers library.
+    preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
+    siglip_towers   SigLIP and SigLIP 2 for images of one size.
+    text_towers     Text encoders that know no images.
 """
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any, Literal, NamedTuple
 
 from grainline.config import HUB_NAME
-from grainline.encoders.pretrained.build import (
-    KINDS,
-    Pretrained,
-    Source,
-    build_pretrained,
-    fresh_model,
-    is_vector,
-    joined,
-    sides_of,
-    space_of,
-    split,
-)
-from grainline.encoders.pretrained.hf import from_hugging_face
+from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.hub import download
-from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.errors import UserError
-from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
+from grainline.files import read_settings
+from grainline.nn.positions import Stretch
 
-__all__ = ["Pretrained", "build_pretrained", "is_vector", "joined", "load_pretrained", "space_of"]
+__all__ = [
+    "Pretrained",
+    "build_pretrained",
+    "is_averaged",
+    "is_vector",
+    "kind_of",
+    "load_pretrained",
+    "space_of",
+]
+
+
+class Row(NamedTuple):
+    """A kind in the table."""
+
+    place: str  # module in this folder and class
+    tensor: str = (
+        ""  # a file with a tensor of this name is of this kind; empty: it is read by its config.json
+    )
+
+
+KINDS = {
+    "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
+    "siglip": Row("siglip_towers:Siglip"),
+    "groupvit": Row("groupvit:GroupViT"),
+    "vit": Row("image_towers:ViT"),
+    "swin": Row("image_towers:Swin"),
+    "bert": Row("text_towers:Bert"),
+}
+"""By their name; of a model of the transformers library its `model_type`."""
 
 
 def load_pretrained(
@@ -72,70 +88,88 @@ def load_pretrained(
     resize      how an image becomes a square, in place of the checkpoint's way: its short side and the
                 middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     """
-    source = _read(name, quick_gelu)
-    architecture, state = _fitted(source.architecture, source.state, size, context, stretch)
+    options = Options(size, context, stretch, quick_gelu)
+    source = _read(name, options)
+    kind = kind_of(source.architecture)
+    copy = source._replace(architecture=json.loads(json.dumps(source.architecture)), state=dict(source.state))
+    source = kind.fit(copy, options)
     if resize is not None:
-        architecture |= {"resize": resize, "margin": 1.0}
-    model = fresh_model(architecture)
-    model.load_state_dict(state, strict=True)
-    return split(model, architecture)._replace(tokenizer=source.tokenizer, left_out=source.left_out)
+        source.architecture.update({"resize": resize, "margin": 1.0})
+    model = kind.model(source.architecture)
+    model.load_state_dict(source.state, strict=True)
+    towers = kind.split(model, source.architecture)
+    return towers._replace(tokenizer=source.tokenizer, left_out=source.left_out)
 
 
-def _fitted(
-    architecture: dict[str, Any],
-    state: dict[str, Tensor],
-    size: int | None,
-    context: int | None,
-    stretch: Stretch,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Architecture and state dict for another size of images and another length of texts."""
-    architecture, state = json.loads(json.dumps(architecture)), dict(state)
-    kind, sides = KINDS[architecture["kind"]], sides_of(architecture)
-    if size is not None and kind.image is not None:
-        image = sides["image"]
-        if size != image["image_size"]:  # 14 divides no 384, and yet there are such models
-            _check_size(architecture["kind"], image, size)
-        old, new = image["image_size"] // image["patch_size"], size // image["patch_size"]
-        image["image_size"] = size
-        if kind.grid in state:  # Swin has relative positions only
-            table = state[kind.grid]
-            fitted = to_grid(table.flatten(0, -2), (old, old), (new, new), kind.lead)
-            state[kind.grid] = fitted.view(*table.shape[:-2], *fitted.shape)
-    if context is not None and kind.text is not None:
-        if context < 3:
-            raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
-        learnt = sides["text"]["max_position_embeddings"]
-        if stretch == "keep" and learnt < context and learnt <= KEEP:
-            raise UserError(
-                f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}; "
-                "choose stretch='linear'"
-            )
-        sides["text"]["max_position_embeddings"] = context
-        state[kind.row] = to_context(state[kind.row], context, stretch)
-    return architecture, state
+def build_pretrained(architecture: Mapping[str, Any]) -> Pretrained:
+    """The same modules with fresh weights: no file and no network is needed."""
+    kind = kind_of(architecture)
+    return kind.split(kind.model(architecture), architecture)
 
 
-def _check_size(kind: str, config: Mapping[str, Any], size: int) -> None:
-    patch = config["patch_size"]
-    if size <= 0 or size % patch:
-        raise UserError(f"size {size} is not a multiple of the checkpoint's patch side {patch}")
-    if kind == "swin" and (size // patch) >> (len(config["depths"]) - 1) < config["window_size"]:
-        least = (config["window_size"] * patch) << (len(config["depths"]) - 1)
-        raise UserError(
-            f"size {size} is smaller than a window of the last stage; this Swin needs {least} at least"
-        )
+def kind_of(architecture: Mapping[str, Any]) -> Kind:
+    """The kind of an architecture, which has its name as `kind`."""
+    name = architecture["kind"]
+    module, _, attribute = KINDS[name].place.partition(":")
+    kind: Kind = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)(name)
+    return kind
 
 
-def _read(name: str | Path, quick_gelu: bool | None) -> Source:
-    place = Path(name)
+def space_of(architecture: Mapping[str, Any]) -> int | None:
+    """Width of the space that both sides of a checkpoint share; None for kinds that have none."""
+    return kind_of(architecture).space(architecture)
+
+
+def is_vector(architecture: Mapping[str, Any]) -> bool:
+    """Whether summaries are vectors of the shared space already, without a projection: SigLIP's are."""
+    return kind_of(architecture).vectors
+
+
+def is_averaged(architecture: Mapping[str, Any]) -> bool:
+    """Whether the summary of an image is the mean of its tokens."""
+    return kind_of(architecture).averaged
+
+
+def _read(name: str | Path, options: Options) -> Source:
+    place, settings = Path(name), dict[str, Any]()
     if not place.exists():
         if HUB_NAME.fullmatch(str(name)) is None:
             raise UserError(
                 f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
             )
         place = download(str(name))
-    if place.is_file():
-        return from_file(place, quick_gelu, {})
-    if not (place / "config.json").is_file():
-        return from_open_clip_folder(place, quick_gelu)
-    return from_hugging_face(place, quick_gelu)
+    if (place / "config.json").is_file():
+        return _named_by(place).read(place, options)
+    if place.is_dir():
+        place, settings = _open_clip(place)
+    stored = read_tensors(place)
+    kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
+    return kind_of({"kind": kind}).read_file(place, stored, options, settings)
+
+
+def _named_by(folder: Path) -> Kind:
+    """The kind that config.json names. Code of the folder is never run: a kind in the table needs none."""
+    config = read_settings(folder / "config.json")
+    kind = str(config.get("model_type", "model of no model_type"))
+    if kind == "siglip2":
+        raise UserError(
+            f"{folder} is a SigLIP 2 for images of any shape (NaFlex), which is not supported; "
+            "give one of fixed size, such as google/siglip2-base-patch16-224"
+        )
+    if kind not in KINDS:
+        code = " with code of its own, which is never run" if "auto_map" in config else ""
+        raise UserError(f"{folder} is a {kind}{code}; models that can be loaded are {', '.join(KINDS)}")
+    return kind_of({"kind": kind})
+
+
+def _open_clip(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The weights in a folder of open_clip, and its settings."""
+    files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
+    weights = next((file for file in files if file.is_file()), None)
+    content = read_settings(folder / "open_clip_config.json")
+    if weights is None or not content:
+        raise UserError(
+            f"{folder} holds neither config.json nor open_clip_config.json with weights; "
+            "give a folder of one of both, or a file with a state dict"
+        )
+    return weights, content

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from grainline.encoders.pretrained import Pretrained, preprocess
-from grainline.encoders.pretrained.build import joined, whole_model
+from torch import Tensor
+
+from grainline.encoders.pretrained import kind_of, preprocess
+from grainline.encoders.pretrained.clip_towers import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.encoders.pretrained.hub import quiet
-from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
+from grainline.encoders.pretrained.kind import Pretrained
 from grainline.errors import UserError
 from grainline.files import replacing, share, sync, write_tensors, write_text
 
@@ -66,3 +69,32 @@ def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:
     kind = towers.architecture["kind"]
     if kind not in kinds:
         raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
+
+
+HEADS = ("visual_projection", "text_projection")
+
+
+def joined(towers: Pretrained) -> dict[str, Tensor]:
+    """The state dict of the library's whole model, for CLIP and SigLIP: the inverse of `Kind.split`."""
+    assert towers.image is not None
+    assert towers.text is not None
+    assert towers.scale is not None
+    image, text = towers.image.model.state_dict(), towers.text.library_state()
+    state = {f"vision_model.{name}": x for name, x in image.items()}
+    state |= {f"text_model.{name}": x for name, x in text.items()}
+    for head, matrix in zip(HEADS, (towers.image_projection, towers.text_projection), strict=True):
+        if matrix is not None:
+            state[f"{head}.weight"] = matrix
+    state["logit_scale"] = towers.scale.log()
+    if towers.bias is None:
+        state["logit_scale"] = state["logit_scale"][0]  # CLIP's is a scalar, SigLIP's has one element
+    else:
+        state["logit_bias"] = towers.bias
+    return {name: x.detach() for name, x in state.items()}
+
+
+def whole_model(towers: Pretrained) -> Any:
+    """The library's own model with the weights of the towers, for CLIP and SigLIP."""
+    model = kind_of(towers.architecture).model(towers.architecture)
+    model.load_state_dict(joined(towers), strict=True)
+    return model

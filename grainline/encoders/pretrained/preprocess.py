@@ -36,15 +36,14 @@ KNOWN: dict[str, dict[str, Any]] = {  # defaults of each kind
 
 
 def of_hugging_face(
-    kind: str, settings: Mapping[str, Any], where: str, image_size: int | None = None
+    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
 ) -> dict[str, Any]:
-    """The settings of an image processor of transformers as ours, with the defaults of its kind.
+    """The settings of an image processor of transformers as ours.
 
+    known       the defaults of its kind
     image_size  what the model reads; UserError where the processor makes another
     """
-    if kind not in KNOWN:  # a model without images
-        return {}
-    return _checked(partial(_of_processor, KNOWN[kind], settings, where, image_size), where)
+    return _checked(partial(_of_processor, known, settings, where, image_size), where)
 
 
 def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:

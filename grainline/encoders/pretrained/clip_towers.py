@@ -1,27 +1,127 @@
-"""State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
+"""CLIP: Hugging Face folders, and state dicts with the names of OpenAI.
 
-Widths, depths and the rest are deduced from the shapes; heads are 64 wide except in a few large models.
-Missing and unknown tensors are errors.
+Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP. Widths, depths and the rest are
+deduced from the shapes; heads are 64 wide except in a few large models. Missing and unknown tensors are
+errors.
 """
 
 import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from grainline.encoders.pretrained.archive import Stored, read_tensors
-from grainline.encoders.pretrained.build import Source, fresh_model
-from grainline.encoders.pretrained.hf import plain, tokenizer_of
+from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.hub import library
-from grainline.encoders.pretrained.preprocess import check_known, of_open_clip
+from grainline.encoders.pretrained.kind import Options, Source, sides_of
+from grainline.encoders.pretrained.library import TwoSided, plain, tokenizer_of
+from grainline.encoders.pretrained.preprocess import KNOWN, check_known, of_open_clip
+from grainline.encoders.text import at_end
 from grainline.errors import UserError
-from grainline.files import read_settings
+from grainline.nn.attention import first_attends
 from grainline.nn.positions import KEEP
 from grainline.weights import check_numbers, state_dict_mismatch
+
+
+class ClipImage(ImageEncoder):
+    """The image side of a CLIP: patches, and a class token that sums up."""
+
+    classed = True
+
+    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
+        config = sides_of(architecture)["image"]
+        side = config["image_size"] // config["patch_size"]
+        super().__init__(
+            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=(side, side)
+        )
+
+    def keep_values(self) -> None:
+        last: Any = self.model.get_submodule("encoder.layers")[-1]  # type: ignore[index]
+        last.self_attn = ValueOnly(last.self_attn)
+
+    def read(self, hidden: Tensor) -> ImageTokens:
+        x = self.model.post_layernorm(hidden)  # type: ignore[operator]  # the library does this to the first
+        return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])
+
+
+class ValueOnly(nn.Module):
+    """CLIP's attention as `nn.attention.ValueAttention` computes it, with the library's names of weights."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.heads = attention.num_heads
+        self.k_proj, self.v_proj = attention.k_proj, attention.v_proj
+        self.q_proj, self.out_proj = attention.q_proj, attention.out_proj
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """hidden_states [N, L, W] -> [N, L, W], and no weights"""
+        assert attention_mask is None
+        projected = self.q_proj(hidden_states[:, :1]), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
+        return self.out_proj(first_attends(q, k, v)), None
+
+
+class ClipText(TextEncoder):
+    """The text side of a CLIP or GroupViT: causal, summed up by its last real token.
+
+    No mask is needed: padding stands on the right, which causal attention does not read. In a text with one
+    end token OpenAI (the highest id), open_clip and transformers (the first end token, or the highest id
+    where its number is given as 2) take the same state. In several parts in a row it is the end of the last,
+    the only one that attends to all.
+    """
+
+    table = "embeddings.position_embedding"
+    packable = True
+
+    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
+        config = sides_of(architecture)["text"]
+        context, vocab = config["max_position_embeddings"], config["vocab_size"]
+        width = config["hidden_size"]
+        super().__init__(model, width=width, context=context, vocab=vocab, pad=architecture["pad"])
+
+    def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.model(input_ids=ids).last_hidden_state
+        return hidden, at_end(hidden, mask)
+
+    def _packed(self, ids: Tensor, position: Tensor, reads: Tensor) -> Tensor:
+        """Part by part, because the library's model takes no more tokens than it has positions."""
+        model: Any = self.model
+        x = model.embeddings.token_embedding(ids) + model.embeddings.position_embedding(position)
+        out = model.encoder(inputs_embeds=x, attention_mask=reads, is_causal=False)
+        hidden: Tensor = model.final_layer_norm(out.last_hidden_state)
+        return hidden
+
+
+class Clip(TwoSided):
+    """CLIP, of whatever origin."""
+
+    model_class, config_class = "CLIPModel", "CLIPConfig"
+    grid, lead = "vision_model.embeddings.position_embedding.weight", 1
+    pixels: ClassVar = KNOWN["clip"]
+
+    def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
+        if options.quick_gelu is not None:
+            for side in ("vision_config", "text_config"):
+                config[side]["hidden_act"] = "quick_gelu" if options.quick_gelu else "gelu"
+
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
+        if settings:
+            return _from_open_clip(file, stored, options.quick_gelu, settings)
+        return _from_file(file, stored, options.quick_gelu, {})
+
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText]:
+        return ClipImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
+
+    def space(self, architecture: Mapping[str, Any]) -> int:
+        return int(architecture["config"]["projection_dim"])
+
 
 _NAMES = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
@@ -57,16 +157,15 @@ def heads_of_text(width: int) -> int:
     return 0 if width % 64 else width // 64
 
 
-def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
+def _from_file(file: Path, stored: Stored, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
     """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
-    stored = read_tensors(file)
     check_numbers(tidy := _tidy(stored.tensors), file)
     state = {name: x.float() for name, x in tidy.items()}
     if "logit_bias" in state:
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = _is_quick(file, stored) if quick_gelu is None else quick_gelu
     architecture = _deduced(file, state, quick, settings)
-    wrong = state_dict_mismatch(state, to_open_clip_names(fresh_model(architecture).state_dict()))
+    wrong = state_dict_mismatch(state, to_open_clip_names(Clip("clip").model(architecture).state_dict()))
     if wrong:
         raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
     if quick_gelu is None and not quick:
@@ -154,17 +253,11 @@ def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, hea
     }
 
 
-def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
-    """A folder of open_clip, as on the hub: open_clip_config.json and weights."""
-    files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
-    weights = next((file for file in files if file.is_file()), None)
-    content = read_settings(folder / "open_clip_config.json")
-    if weights is None or not content:
-        raise UserError(
-            f"{folder} holds neither config.json nor open_clip_config.json with weights; "
-            "give a folder of one of both, or a file with a state dict"
-        )
-    where = f"open_clip_config.json of {folder}"
+def _from_open_clip(
+    file: Path, stored: Stored, quick_gelu: bool | None, content: Mapping[str, Any]
+) -> Source:
+    """The weights in a folder of open_clip, with the content of its open_clip_config.json."""
+    where = f"open_clip_config.json of {file.parent}"
     bare = content.get("model_cfg") is None  # as in open_clip's own list of models
     pixels = _section(content, "preprocess_cfg", {}, where)
     if not bare:
@@ -178,7 +271,9 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     if not isinstance(model.get("quick_gelu", False), bool):
         raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
     quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
-    source = from_file(weights, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")})
+    source = _from_file(
+        file, stored, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")}
+    )
     config = source.architecture["config"]
     sides = (image, config["vision_config"]), (text, config["text_config"]), (model, config)
     wrong = [

@@ -1,0 +1,176 @@
+"""What a kind of checkpoint is: how its files are read, and the encoders that they become.
+
+`KINDS` in `__init__.py` has a row for each kind, which names its class. The class stands in one file of this
+folder with everything that is known of the kind: settings, names of tensors, ways to summarise. Kinds of the
+transformers library have its names (`model_type`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from grainline.config import Config
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.archive import Stored
+from grainline.errors import UserError
+from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
+
+
+class PretrainedConfig(Config):
+    """Abstract: one side of a checkpoint."""
+
+    pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
+    quick_gelu: bool | None = None  # None: that of the checkpoint
+    architecture: dict[str, Any] | None = None  # `start` reads it from the checkpoint, not needed again
+
+
+class PretrainedImageConfig(PretrainedConfig):
+    """The image side of a checkpoint."""
+
+    size: int | None = Field(None, gt=0)  # side of the square input in pixels; None: that of the checkpoint
+    resize: Literal["crop", "squash"] | None = None  # to a square; None: that of the checkpoint
+    patches: Literal["attention", "values"] = "attention"  # what they take up in the last layer of a CLIP
+
+
+class PretrainedTextConfig(PretrainedConfig):
+    """The text side of a checkpoint."""
+
+    context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
+    stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
+    frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
+
+    @model_validator(mode="after")
+    def _some_learn(self) -> "PretrainedTextConfig":
+        if self.context is not None and self.frozen_positions >= self.context:
+            raise ValueError(
+                f"frozen_positions {self.frozen_positions} is not less than the context, "
+                f"{self.context} tokens"
+            )
+        return self
+
+
+class Options(NamedTuple):
+    """What a recipe asks of a checkpoint, as `load_pretrained` takes it."""
+
+    size: int | None = None
+    context: int | None = None
+    stretch: Stretch = "keep"
+    quick_gelu: bool | None = None
+
+
+class Source(NamedTuple):
+    """A checkpoint that was read."""
+
+    architecture: dict[str, Any]  # with the kind; goes through JSON unchanged
+    state: dict[str, Tensor]  # the weights, by the names of the model that `Kind.model` builds
+    tokenizer: str | None = None  # folder or name of the tokenizer that belongs to it
+    left_out: tuple[str, ...] = ()  # parts that were not read
+
+
+class Pretrained(NamedTuple):
+    """The encoders of a checkpoint; a side that it does not have is None."""
+
+    image: ImageEncoder | None
+    text: TextEncoder | None
+    architecture: dict[str, Any]  # for build_pretrained; goes through JSON unchanged
+    image_projection: Tensor | None = None  # [D, W] as in nn.Linear; None: the summary is the vector already
+    text_projection: Tensor | None = None
+    scale: Tensor | None = None  # [1] factor on the cosines
+    bias: Tensor | None = None  # [1] what is added to the scaled cosines
+    tokenizer: str | None = None  # folder or name of the tokenizer that belongs to it
+    left_out: tuple[str, ...] = ()  # parts of the checkpoint that were not read
+    heads: tuple[nn.Sequential, nn.Sequential] | None = None  # of GroupViT: two layers for each side
+
+
+class Kind(ABC):
+    """Abstract: a kind of checkpoint."""
+
+    vectors: ClassVar[bool] = False
+    """Whether summaries are vectors of the shared space already, without a projection."""
+    averaged: ClassVar[bool] = False
+    """Whether the summary of an image is the mean of its tokens."""
+
+    grid: str | None = ""
+    lead: int = 0
+    row: str = ""
+    """Names of the tables of image and text positions, and rows of the first before those of patches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, folder: Path, options: Options) -> Source:  # noqa: ARG002
+        """A folder with a config.json of this kind."""
+        raise UserError(f"{folder} has a config.json, and a {self.name} is read from a file")
+
+    def read_file(
+        self,
+        file: Path,
+        stored: Stored,  # noqa: ARG002
+        options: Options,  # noqa: ARG002
+        settings: Mapping[str, Any],  # noqa: ARG002
+    ) -> Source:
+        """A file of weights with the tensors of this kind.
+
+        settings  those of open_clip's config, where the file was found in its folder; else empty
+        """
+        raise UserError(f"{file} has the weights of a {self.name} without its config.json: give its folder")
+
+    @abstractmethod
+    def model(self, architecture: Mapping[str, Any]) -> nn.Module:
+        """A model with fresh weights."""
+
+    @abstractmethod
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        """The sides of such a model, in evaluation mode, and what joins them."""
+
+    def space(self, architecture: Mapping[str, Any]) -> int | None:  # noqa: ARG002
+        """Width of the space that both sides share; None where there is none."""
+        return None
+
+    def fit(self, source: Source, options: Options) -> Source:
+        """The same with positions for another size of images and another length of texts."""
+        sides, state = sides_of(source.architecture), source.state
+        if options.size is not None and self.grid is not None:
+            image = sides["image"]
+            if options.size != image["image_size"]:  # 14 divides no 384, and yet there are such models
+                self.check_size(image, options.size)
+            old, new = (side // image["patch_size"] for side in (image["image_size"], options.size))
+            image["image_size"] = options.size
+            if self.grid in state:  # others have relative positions only
+                table = state[self.grid]
+                fitted = to_grid(table.flatten(0, -2), (old, old), (new, new), self.lead)
+                state[self.grid] = fitted.view(*table.shape[:-2], *fitted.shape)
+        if options.context is not None and self.row:
+            sides["text"]["max_position_embeddings"] = options.context
+            state[self.row] = longer(state[self.row], options)
+        return source
+
+    def check_size(self, config: Mapping[str, Any], size: int) -> None:
+        """UserError for a side of images that the model cannot read."""
+        patch = config["patch_size"]
+        if size <= 0 or size % patch:
+            raise UserError(f"size {size} is not a multiple of the checkpoint's patch side {patch}")
+
+
+def longer(table: Tensor, options: Options) -> Tensor:
+    """A table of text positions for `options.context` tokens."""
+    context, learnt = options.context, len(table)
+    assert context is not None
+    if context < 3:
+        raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
+    if options.stretch == "keep" and learnt < context and learnt <= KEEP:
+        raise UserError(
+            f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}; "
+            "choose stretch='linear'"
+        )
+    return to_context(table, context, options.stretch)
+
+
+def sides_of(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of the image model and of the text model; one of both where the model has one side."""
+    config = architecture["config"]
+    return {"image": config.get("vision_config", config), "text": config.get("text_config", config)}

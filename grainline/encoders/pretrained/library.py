@@ -1,0 +1,176 @@
+"""Kinds of checkpoints that the transformers library builds: Hugging Face folders, read strictly.
+
+Differs from the library: pixels are normalised inside, padding never counts, the summary of a text is its
+last real token where the library searches for an end token (in one text they are the same), and patches pass
+the same last layers as the summary.
+"""
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
+from grainline.encoders.pretrained.archive import read_tensors
+from grainline.encoders.pretrained.hub import library, quiet, readable
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
+from grainline.encoders.pretrained.preprocess import of_hugging_face
+from grainline.errors import UserError
+from grainline.files import read_settings
+from grainline.weights import check_numbers, summarize_names
+
+
+class LibraryKind(Kind):
+    """Abstract: a model of the transformers library, by the names of its classes."""
+
+    model_class: str
+    config_class: str
+    headless: ClassVar[bool] = False  # it has a pooler that was trained for other tasks and is left out
+    left_out: ClassVar[str] = r"(?!)"
+    """Pattern of the tensors in its checkpoints that no encoder has; nothing by default."""
+    pixels: ClassVar[dict[str, Any]] = {}
+    """How images are prepared where the folder does not say it, as `preprocess.py` has it."""
+
+    def read(self, folder: Path, options: Options) -> Source:
+        """A folder as `save_pretrained` of the library writes it."""
+        transformers, name = library(), str(folder)
+        reader = getattr(transformers, self.config_class)  # no Auto class: it would ask to run code
+        with quiet(), readable(folder):
+            config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
+        for settings in sides_of({"config": config}).values():
+            _square(name, settings)
+        self.check(name, config, options)
+        with quiet(), readable(folder):
+            model, report = getattr(transformers, self.model_class).from_pretrained(
+                name,
+                config=reader.from_dict(config),
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **self._heads(),
+            )
+        stored = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+        for file in stored:  # the library makes floats of integers
+            check_numbers(read_tensors(file)[0], file)
+        unread = {key for key in report["unexpected_keys"] if re.fullmatch(self.left_out, key)}
+        wrong = summarize_names(
+            {
+                "missing": report["missing_keys"],
+                "unknown": set(report["unexpected_keys"]) - unread,
+                "of another form": {key for key, *_ in report["mismatched_keys"]},
+            }
+        )
+        if wrong:
+            raise UserError(f"the weights of {name} do not fit its config.json: {wrong}; fetch both again")
+        pad = _pad(folder, config.get("text_config", config))
+        if "pad_token_id" in config.get("text_config", {}):  # for models that read padding
+            config["text_config"]["pad_token_id"] = pad
+        image_size = sides_of({"config": config})["image"].get("image_size")
+        pixels = of_hugging_face(self.pixels, _processor(folder), name, image_size) if self.pixels else {}
+        architecture = {"kind": self.name, "config": plain(config), "pad": pad, **pixels}
+        left_out = tuple(sorted({key.split(".")[0] for key in unread}))
+        return Source(architecture, model.state_dict(), tokenizer_of(folder), left_out)
+
+    def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
+        """UserError for settings that cannot be obeyed; `options` go into the config.
+
+        name  of the folder, for the message
+        """
+        if options.quick_gelu is not None:
+            raise UserError(f"{name} is a {self.name}, which has one activation; quick_gelu is for CLIP")
+
+    def model(self, architecture: Mapping[str, Any]) -> nn.Module:
+        transformers = library()
+        with quiet():
+            config = getattr(transformers, self.config_class).from_dict(architecture["config"])
+            model: nn.Module = getattr(transformers, self.model_class)(config, **self._heads())
+            return model.float()
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        draw_by_rows(model)
+        image, text = self.sides(model, architecture)
+        return Pretrained(
+            image if image is None else image.eval(),
+            text if text is None else text.eval(),
+            dict(architecture),
+        )
+
+    @abstractmethod
+    def sides(
+        self, model: Any, architecture: Mapping[str, Any]
+    ) -> tuple[ImageEncoder | None, TextEncoder | None]:
+        """The encoders of the library's model."""
+
+    def _heads(self) -> dict[str, Any]:
+        return {"add_pooling_layer": False} if self.headless else {}
+
+
+class TwoSided(LibraryKind):
+    """Abstract: a model of images and texts with one space for both."""
+
+    row = "text_model.embeddings.position_embedding.weight"
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
+        loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
+        scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
+        return (
+            super()
+            .split(model, architecture)
+            ._replace(
+                image_projection=loose.get("visual_projection.weight"),
+                text_projection=loose.get("text_projection.weight"),
+                scale=None if scale is None else scale.exp().reshape(1),
+                bias=None if bias is None else bias.reshape(1),
+            )
+        )
+
+
+def _square(name: str, config: dict[str, Any]) -> None:
+    """Sides of images and patches as one number each; some configs write [224, 224]."""
+    for key in {"image_size", "patch_size"} & config.keys():
+        sides = config[key] if isinstance(config[key], list) else [config[key]]
+        if len(set(sides)) != 1:
+            raise UserError(f"{key} of {name} is {sides}; only square images and patches can be read")
+        config[key] = sides[0]
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them, without path, precision and version of the file they came from."""
+    file = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
+    own = {key: plain(x) if isinstance(x, dict) else x for key, x in config.items() if key not in file}
+    content: dict[str, Any] = json.loads(json.dumps(own))
+    return content
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    """The settings of the image processor; the library too reads the second file where the first has none."""
+    nested: dict[str, Any] | None = read_settings(folder / "processor_config.json").get("image_processor")
+    return read_settings(folder / "preprocessor_config.json") if nested is None else nested
+
+
+def _pad(folder: Path, config: Mapping[str, Any]) -> int:
+    """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
+    token = read_settings(folder / "tokenizer_config.json").get("pad_token")
+    tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
+    try:
+        token = token["content"] if isinstance(token, dict) else token
+        ids = {entry["content"]: int(entry["id"]) for entry in tokens}
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(
+            f"the tokenizer of {folder} names its special tokens in no form that is known ({error!r}); "
+            "fetch it again"
+        ) from None
+    return ids.get(str(token), int(config.get("pad_token_id") or 0))
+
+
+def tokenizer_of(folder: Path) -> str | None:
+    """The folder, where it holds a tokenizer."""
+    files = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
+    return str(folder) if any((folder / file).is_file() for file in files) else None
