@@ -9,11 +9,16 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import override, parse, trusting
+from grainline.config import Config, override, parse, trusting
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained, space_of
-from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.kind import (
+    PretrainedConfig,
+    PretrainedImageConfig,
+    PretrainedTextConfig,
+    checkpoint_of,
+)
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
@@ -53,7 +58,8 @@ class Start(NamedTuple):
         """That of the text side's checkpoint, or the named one; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
-        config: Any = self.description.config.text
+        config = checkpoint_of(self.description.config.text)
+        assert config is not None
         name = name or self.text.tokenizer
         return load_tokenizer(name, checkpoint=config.pretrained, vocab=self.text.text.vocab)
 
@@ -71,10 +77,11 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
         return Start(description)
     values = config.model_dump(mode="json")
     if image is not None and image.image is not None:
-        values["image"] |= {"architecture": image.architecture, "size": image.image.size}
+        _complete(values["image"], {"architecture": image.architecture, "size": image.image.size})
     if text is not None and text.text is not None:
-        values["text"] |= {"architecture": text.architecture, "context": text.text.context}
-    values["width"] = config.width or _width(image, text)
+        _complete(values["text"], {"architecture": text.architecture, "context": text.text.context})
+    direct = (image if _is_direct(config.image) else None), (text if _is_direct(config.text) else None)
+    values["width"] = config.width or _width(*direct)
     if image is not None and text is not None and _same(config):
         values |= _logits(values, image)
     return Start(_with_config(description, values, "the checkpoint"), image, text)
@@ -82,18 +89,18 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
 
 def reads_pretrained_texts(description: Description) -> bool:
     """Whether the text side comes from a checkpoint, which fixes its vocabulary."""
-    return isinstance(description.config.text, PretrainedTextConfig)
+    return checkpoint_of(description.config.text) is not None
 
 
 def is_pretrained(description: Description) -> bool:
     """Whether any side comes from a checkpoint."""
-    return isinstance(description.config.image, PretrainedImageConfig) or reads_pretrained_texts(description)
+    return checkpoint_of(description.config.image) is not None or reads_pretrained_texts(description)
 
 
 def image_settings(description: Description) -> dict[str, Any]:
     """The arguments of `EvalTransform` that the image side's checkpoint needs."""
-    image = description.config.image
-    if not isinstance(image, PretrainedImageConfig):
+    image = checkpoint_of(description.config.image)
+    if image is None:
         return {}
     settings = image.architecture or {}
     return {name: settings[name] for name in ("resize", "filter", "margin")}
@@ -204,14 +211,19 @@ def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrain
     """The checkpoints of both sides; a common one is read once."""
     options: dict[str, dict[str, Any]] = {}
     for name, fields in (("image", ("size", "resize")), ("text", ("context", "stretch"))):
-        side = getattr(config, name)
-        if not isinstance(side, PretrainedImageConfig | PretrainedTextConfig):
+        whole: Any = getattr(config, name)
+        side = checkpoint_of(whole)
+        if side is None:
             continue
         if side.architecture is not None:
+            place = name if side is whole else f"{name}.encoder"
             raise UserError(
-                f"field model.{name}.architecture is filled in when {side.pretrained} is read; leave it out"
+                f"field model.{place}.architecture is filled in when {side.pretrained} is read; leave it out"
             )
         options[name] = {field: getattr(side, field) for field in ("pretrained", "quick_gelu", *fields)}
+        if name == "image" and side is not whole:  # it reads the squares that superpixels are made of
+            options[name]["size"] = whole.size
+    source_of = {name: own["pretrained"] for name, own in options.items()}
     if _same(config) and options["image"]["quick_gelu"] == options["text"]["quick_gelu"]:
         both = options["image"] | options["text"]
         loaded = dict.fromkeys(options, load_pretrained(both.pop("pretrained"), **both))
@@ -219,7 +231,7 @@ def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrain
         loaded = {name: load_pretrained(own.pop("pretrained"), **own) for name, own in options.items()}
     for name, checkpoint in loaded.items():
         if getattr(checkpoint, name) is None:
-            source, kind = getattr(config, name).pretrained, checkpoint.architecture["kind"]
+            source, kind = source_of[name], checkpoint.architecture["kind"]
             raise UserError(
                 f"{source} is a {kind}, which has no {name} side; name another for model.{name}.pretrained"
             )
@@ -234,6 +246,18 @@ def _same(config: TowersConfig) -> bool:
         and isinstance(text, PretrainedTextConfig)
         and image.pretrained == text.pretrained
     )
+
+
+def _is_direct(side: Config) -> bool:
+    """Whether a side is the encoder of a checkpoint itself, whose summary leads into its shared space."""
+    return isinstance(side, PretrainedConfig)
+
+
+def _complete(side: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write what a checkpoint says into the fields of the side that names it."""
+    place = side if "pretrained" in side else side["encoder"]
+    place |= facts
+    side |= {name: facts[name] for name in ("size", "context") if name in facts}
 
 
 def _width(image: Pretrained | None, text: Pretrained | None) -> int:

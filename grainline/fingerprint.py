@@ -23,7 +23,7 @@ def fingerprint(model: Any) -> str:
     config: dict[str, Any] = {}
     for name, x in model.description.config.model_dump(mode="json").items():
         if isinstance(x, dict):
-            own = {k: y for k, y in x.items() if k not in ("pretrained", "frozen_positions")}
+            own = _without_paths(x)
             config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
         elif name != "pretrained":
             config[name] = x
@@ -45,7 +45,15 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
         facts["config"] = sides_of(side.architecture)["image"]
     if "superpixels" in facts:
         del facts["superpixels"]["checkpoint"]  # a path
+        facts = _without_paths(facts)
     return _digest(_with_version(facts), encoder)[:16]
+
+
+def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a side, and of the encoder inside it, that vectors depend on."""
+    out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions")}
+    encoder = out.pop("encoder", None)
+    return out if encoder is None else out | {"encoder": _without_paths(encoder)}
 
 
 def _with_version(side: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from grainline.build import (
     Description,
     Start,
     build,
+    image_settings,
     method_config,
     read_description,
     start,
@@ -530,3 +531,33 @@ def test_a_side_is_a_config_of_its_own() -> None:
     config: Any = method_config("clip", {"pretrained": "x"}, "test")
     assert isinstance(config.image, PretrainedImageConfig)
     assert parse(method_class("clip").config_class, config.model_dump(mode="json"), "again") == config
+
+
+def test_an_encoder_inside_a_side_begins_with_its_checkpoint(saved: Saved) -> None:
+    """Superpixels pool the cells of a ViT; groups take up the states of a BERT."""
+    vit, bert = saved("vit")[0], saved("bert")[0]
+    towers = load_pretrained(vit), load_pretrained(bert)
+    assert towers[0].image is not None
+    assert towers[1].text is not None
+    cast = {"name": "toy", "size": 16, "superpixels": {"cell": 4}, "stride": 4, "groups": [8, 4, 2]}
+    eye = cast | {"encoder": {"pretrained": str(vit)}}
+    width = towers[1].text.width
+    groups = {"groups": 3, "width": width, "depth": 1, "heads": 2, "encoder": {"pretrained": str(bert)}}
+    caft = {"image": eye, "text": SCRATCH["text"], "heads": 2, "width": 16, "composer": {"heads": 2}}
+    for name, values in (("caft", caft), ("tgt", {"image": SCRATCH["image"], "text": groups})):
+        begin = begun(name, **values)
+        method = begin.method()
+        again = build(begin.description)
+        assert method.state_dict().keys() == again.state_dict().keys()
+        if name == "caft":
+            same_weights(method.towers.image.encoder, towers[0].image)
+            assert image_settings(begin.description)["resize"] == towers[0].architecture["resize"]
+        else:
+            same_weights(method.towers.text.encoder, towers[1].text)
+            assert begin.description.config.text.context == towers[1].text.context
+            model = Model(begin.description, method, begin.tokenizer(str(saved("clip")[0])))
+            moved = begun(name, **values | {"text": groups | {"encoder": {"pretrained": f"{bert}/"}}})
+            assert fingerprint(model) == fingerprint(Model(moved.description, method, model.tokenizer))
+    wrong = groups | {"width": 2 * width}
+    with pytest.raises(UserError, match=f"text.width is {2 * width}.* have width {width}"):
+        begun("tgt", image=SCRATCH["image"], text=wrong).method()

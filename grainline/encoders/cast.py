@@ -1,6 +1,7 @@
 """A vision transformer from fine to coarse, over superpixels instead of squares (CAST, arXiv 2210.00314).
 
-A small convolutional stem reads the image; superpixels take the mean of its features. Blocks follow in
+A small convolutional stem reads the image, or a pretrained encoder does (`encoder`); superpixels take the
+mean of its features. Blocks follow in
 stages, and between two stages graph pooling makes few tokens of many (`nn.grouping`). So each stage has its
 own segments, and a segment of a later stage consists of whole segments of an earlier one. In CAFT (arXiv
 2602.02977) the second stage is compared with the parts of a text, and the last class token with the whole.
@@ -10,13 +11,16 @@ mean or group: their values change nothing.
 """
 
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig
+from grainline.encoders.pretrained import build_pretrained
+from grainline.encoders.pretrained.kind import PretrainedImageConfig
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.vit import waves
 from grainline.nn.attention import PROJECTIONS, Stack
@@ -45,6 +49,7 @@ class CastConfig(ScratchImageConfig):
     groups: tuple[int, ...] = (64, 32, 16)  # tokens of each stage but the first, which has the superpixels
     read: int | None = Field(None, ge=1)  # the stage whose tokens are the image's, from 1; None: the last
     superpixels: SuperpixelConfig = SuperpixelConfig()
+    encoder: PretrainedImageConfig | None = None  # its cells are the features, in place of a stem
     stride: int = Field(8, gt=0)  # side in pixels of the square behind one cell of the stem's features
     stem: Literal["group", "batch"] = "group"  # the norm in it
     positions: Literal["waves", "learnt"] = "waves"
@@ -95,7 +100,8 @@ class Cast(PixelEncoder):
     Blocks and graph pools stand one after the other in one list of layers. Drop path rises over the blocks.
     """
 
-    before, behind, attention = ("stem", "position", "class_token"), ("norm", "norm_read"), PROJECTIONS
+    before, behind = ("encoder", "stem", "position", "class_token"), ("norm", "norm_read")
+    attention = PROJECTIONS
     position: Tensor
 
     def __init__(self, cfg: CastConfig) -> None:
@@ -103,7 +109,9 @@ class Cast(PixelEncoder):
         self.width, self.size, self.grid = cfg.width, cfg.size, None
         self.cell = cfg.superpixels.cell
         self.superpixels = Superpixels(cfg.superpixels, cfg.size)
-        self.stem = _stem(cfg)
+        self.encoder = _pretrained(cfg)
+        width = None if self.encoder is None else self.encoder.width
+        self.stem = _stem(cfg) if width is None else nn.Conv2d(width, cfg.width, 1)
         self.side = cfg.size // cfg.stride  # of the map of features
         if cfg.positions == "learnt":
             self.position = nn.Parameter(torch.randn(self.side**2, cfg.width) * 0.02)
@@ -153,10 +161,30 @@ class Cast(PixelEncoder):
 
     def superpixel_tokens(self, pixels: Tensor, label: Tensor) -> Stage:
         """The input of the first block: the mean of features and of their positions over each superpixel."""
-        x = self.stem(self.normalised(pixels))  # [N, W, side, side]
+        x = self._features(pixels)  # [N, W, side, side]
         x = x + self.position.T.unflatten(1, (self.side, self.side))
         pooled = pool_cells(x, one_hot(label, self.cell), self.cell)
         return Stage(pooled.tokens, pooled.mass > 0)
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        """The map of features: those of the stem, or cells of a pretrained encoder between their centres."""
+        if self.encoder is None:
+            return self.stem(self.normalised(pixels))
+        cells = self.encoder(pixels).patches.transpose(1, 2).unflatten(2, self.encoder.grid)
+        return F.interpolate(self.stem(cells), (self.side, self.side), mode="bilinear")
+
+
+def _pretrained(cfg: CastConfig) -> Any:
+    """The encoder whose cells superpixels pool, with fresh weights; None for a stem of its own."""
+    if cfg.encoder is None:
+        return None
+    assert cfg.encoder.architecture is not None, "read by `start`"
+    encoder = build_pretrained(cfg.encoder.architecture).image
+    if encoder is None or encoder.grid is None or encoder.size != cfg.size:
+        raise ValueError(
+            f"image.encoder {cfg.encoder.pretrained} has no grid of cells for images of {cfg.size} pixels"
+        )
+    return encoder
 
 
 def segments(result: CastTokens) -> tuple[Tensor, ...]:

@@ -69,7 +69,7 @@ class Grouping(Layered):
         mask: Tensor,
         dims: tuple[int | None, ...],
     ) -> tuple[Tensor, ...]:
-        """read(ids, mask), computed group by group; ids and mask [M, L]
+        """read(ids, mask), computed group by group; ids [M, L] or states [M, L, W], mask [M, L]
 
         dims  of each tensor that `read` returns: the dimension of tokens (-1 or -2), padded to L, or None
         """
@@ -82,13 +82,12 @@ class Grouping(Layered):
         parts = []
         for place, longest in places:
             rows = order[place]
-            number, more = len(rows), 0
+            number = len(rows)
             if self.few_shapes:
                 rows = torch.cat([rows, rows[:1].expand(-number % ROWS)])
                 longest = next((x for x in LENGTHS if longest <= x < self.context), self.context)
-                more = max(0, longest - ids.shape[1])
             with some_rows(rows, len(ids)):
-                part = read(*(F.pad(x[rows, :longest], (0, more)) for x in (ids, mask)))
+                part = read(*(_padded(x[rows, :longest], 1 - x.ndim, longest) for x in (ids, mask)))
             parts.append([_padded(x[:number], dim, ids.shape[1]) for x, dim in zip(part, dims, strict=True)])
         return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
 

@@ -1,6 +1,7 @@
 """The text side of the Text Group Transformer: tokens to groups, and a caption decoded from them.
 
-K learnt group vectors stand behind the tokens of a text, without positions, in layers where all attend to
+K learnt group vectors stand behind the tokens of a text (word vectors with positions, or the states of a
+pretrained text encoder), without positions, in layers where all attend to
 all. A block then gives every token to one group, and each group takes up the mean of its tokens
 (`nn/grouping.py`). A few more layers read the groups alone; the summary is their mean behind a LayerNorm.
 
@@ -8,14 +9,17 @@ Masks come from lengths, never from ids. A short text may use fewer groups than 
 left out at random in training, so that place alone does not determine the group.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.config import Config
+from grainline.encoders.pretrained import build_pretrained
+from grainline.encoders.pretrained.kind import PretrainedTextConfig
 from grainline.encoders.text import Grouping, ScratchTextConfig
+from grainline.errors import UserError
 from grainline.nn.attention import PROJECTIONS, Attention, CrossAttention, Stack
 from grainline.nn.grouping import Assignment, GroupingBlock
 from grainline.nn.hashing import stays
@@ -26,6 +30,7 @@ class GrouperConfig(ScratchTextConfig):
     """`depth` counts the layers over tokens and groups, `later` those over groups alone."""
 
     groups: int = Field(gt=0)
+    encoder: PretrainedTextConfig | None = None  # its states are grouped, in place of word vectors
     later: int = Field(3, ge=0)
     form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
     eps: float = Field(1.0, ge=1e-6)  # added to the number of tokens of a group
@@ -50,7 +55,7 @@ class Grouper(Grouping):
     `TextTransformer` do: the first ones can begin with its weights.
     """
 
-    before, behind = ("words", "position", "groups"), ("norm",)
+    before, behind = ("encoder", "words", "position", "groups"), ("norm",)
     attention = rf"{PROJECTIONS}|((assign|attention)\.)?to_(query|key|value|out)"
 
     def __init__(self, cfg: GrouperConfig) -> None:
@@ -58,19 +63,30 @@ class Grouper(Grouping):
         self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
         self.count, self.position_dropout = cfg.groups, cfg.position_dropout
         self.tokens_per_group = cfg.tokens_per_group
-        self.words = nn.Embedding(cfg.vocab, cfg.width)
-        self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
+        self.encoder = _pretrained(cfg)
+        if self.encoder is None:
+            self.words = nn.Embedding(cfg.vocab, cfg.width)
+            self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
         # Not zeros: groups that are alike would stay alike for ever.
         self.groups = nn.Parameter(nn.init.trunc_normal_(torch.empty(cfg.groups, cfg.width), std=0.02))
         self.stack = Stack(cfg.width, cfg.depth + cfg.later, cfg.heads, drop_path=cfg.drop_path)
         self.stack.blocks.insert(cfg.depth, _block(cfg))
         self.norm = nn.LayerNorm(cfg.width)
-        nn.init.normal_(self.words.weight, std=0.02)
+        if self.encoder is None:
+            nn.init.normal_(self.words.weight, std=0.02)
+
+    @property
+    def word_vectors(self) -> nn.Embedding:
+        """The table of word vectors, that of the pretrained encoder where there is one."""
+        table = self.words if self.encoder is None else self.encoder.model.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        return table
 
     def forward(self, ids: Tensor, mask: Tensor) -> GroupedTokens:
         """ids [M, L], mask [M, L] -> GroupedTokens of the same L; padding may be longer than the context"""
         dims = None, -1, None if self.training else -2
-        groups, soft, states = self.read_in_groups(self._read, ids, mask, dims)
+        words = ids if self.encoder is None else self.encoder(ids, mask).tokens
+        groups, soft, states = self.read_in_groups(self._read, words, mask, dims)
         used = self.used(mask)
         return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft, states)
 
@@ -83,10 +99,14 @@ class Grouper(Grouping):
             number = torch.full_like(number, self.count)
         return torch.arange(self.count, device=mask.device) < number
 
-    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Final groups, soft assignment, and the tokens before it: [M, K, W], [M, K, L], [M, L, W]"""
-        words = self.words(ids) + self._positions(ids)
-        groups = self.groups.to(words.dtype).expand(ids.shape[0], -1, -1)
+    def _read(self, words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Final groups, soft assignment, and the tokens before it: [M, K, W], [M, K, L], [M, L, W]
+
+        words  [M, L] ids, or [M, L, W] states of the pretrained encoder
+        """
+        if self.encoder is None:
+            words = self.words(words) + self._positions(words)
+        groups = self.groups.to(words.dtype).expand(words.shape[0], -1, -1)
         x = torch.cat([words, groups], 1)
         used = self.used(mask)
         real, soft, states = torch.cat([mask, used], 1), None, words[:, :0]
@@ -106,6 +126,21 @@ class Grouper(Grouping):
         if not self.training or self.position_dropout == 0.0:
             return position
         return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
+
+
+def _pretrained(cfg: GrouperConfig) -> Any:
+    """The text encoder whose states are grouped, with fresh weights; None for word vectors of its own."""
+    if cfg.encoder is None:
+        return None
+    assert cfg.encoder.architecture is not None, "read by `start`"
+    encoder = build_pretrained(cfg.encoder.architecture).text
+    if encoder is None or encoder.width != cfg.width:
+        width = "none" if encoder is None else str(encoder.width)
+        raise UserError(
+            f"text.width is {cfg.width}, and the states of {cfg.encoder.pretrained} have width {width}: give "
+            "the same"
+        )
+    return encoder
 
 
 def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:

@@ -134,12 +134,16 @@ class Towers(nn.Module):
     def fill(self, image: Pretrained | None, text: Pretrained | None) -> None:
         """The weights of checkpoints, strictly, of the sides that have one; projections where they fit."""
         if image is not None and image.image is not None:
-            self.image.load_state_dict(image.image.state_dict(), strict=True)
-            _fill(self.to_image, image.image_projection, image.heads and image.heads[0])
+            own = isinstance(self.image, ImageEncoder)
+            encoder = self.image if own else self.image.encoder
+            encoder.load_state_dict(image.image.state_dict(), strict=True)
+            if own:
+                _fill(self.to_image, image.image_projection, image.heads and image.heads[0])
         if text is not None and text.text is not None:
-            assert isinstance(self.text, TextEncoder)
-            self.text.fill(text.text.library_state())
-            _fill(self.to_text, text.text_projection, text.heads and text.heads[1])
+            own = isinstance(self.text, TextEncoder)
+            (self.text if own else self.text.encoder).fill(text.text.library_state())
+            if own:
+                _fill(self.to_text, text.text_projection, text.heads and text.heads[1])
 
     @property
     def segmented(self) -> bool:

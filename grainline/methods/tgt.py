@@ -65,8 +65,7 @@ class TGTConfig(TowersConfig):
             raise ValueError("contrastive and reconstruction are both 0: nothing is left to learn")
         if isinstance(self.text, PretrainedTextConfig | TextEncoderConfig):
             raise ValueError(
-                "the text encoder of tgt is built from scratch: leave text.pretrained out, and name a "
-                "checkpoint as image.pretrained alone"
+                "tgt groups tokens: name the checkpoint of texts as text.encoder, beside text.groups"
             )
         if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
             raise ValueError("image.pool attention would learn nothing: tgt takes the mean of image tokens")
@@ -105,7 +104,8 @@ class TGT(Method):
     @property
     def words(self) -> nn.Embedding:
         """The word vectors of the text encoder, which the decoder reads and writes with."""
-        words = self.towers.text.words
+        text = self.towers.text
+        words = text.word_vectors if isinstance(text, Grouper) else text.words
         assert isinstance(words, nn.Embedding)
         return words
 

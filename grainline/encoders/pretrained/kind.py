@@ -53,6 +53,12 @@ class PretrainedTextConfig(PretrainedConfig):
         return self
 
 
+def checkpoint_of(side: Config) -> PretrainedConfig | None:
+    """The checkpoint that a side names: by itself, or for the encoder inside it (`encoder`)."""
+    inside = side if isinstance(side, PretrainedConfig) else getattr(side, "encoder", None)
+    return inside if isinstance(inside, PretrainedConfig) else None
+
+
 class Options(NamedTuple):
     """What a recipe asks of a checkpoint, as `load_pretrained` takes it."""
 
