@@ -16,6 +16,7 @@ Only this folder knows names of other programs' parameters, classes and settings
     kind            What a kind of checkpoint is, and the configs of encoders from checkpoints.
     library         Kinds that the transformers library builds: Hugging Face folders, read strictly.
     llava           Descriptions by LLaVA, through the transformers library.
+    packages        Pretrained weights that packages of the Python registry carry: checked, never imported.
     preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
     siglip_towers   SigLIP and SigLIP 2 for images of one size.
     text_towers     Text encoders that know no images.
