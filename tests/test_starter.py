@@ -2,11 +2,18 @@
 
 import hashlib
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from checkpoints import shaken
+from PIL import Image
 
-from grainline.encoders.pretrained import packages
+from grainline.data.transforms import EvalTransform
+from grainline.encoders.pretrained import load_pretrained, packages
+from grainline.encoders.pretrained.efficientnet_lite import PIECE, SIZES
 from grainline.encoders.pretrained.packages import PACKAGES, Package, package_file
 from grainline.errors import UserError
 
@@ -53,11 +60,80 @@ def test_a_package_that_is_missing_or_unknown_is_one_line(installed: Path) -> No
         package_file("pip:other")
 
 
+def published(name: str) -> Path:
+    """The path of a name, checked; the test is skipped where its package is not installed."""
+    try:
+        return package_file(name)
+    except UserError as error:
+        if "is not installed" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_packages_that_are_installed_hold_what_was_published(name: str) -> None:
-    try:
-        path = package_file(f"pip:{name}")
-    except UserError as error:
-        assert "is not installed" in str(error)  # noqa: PT017
-        pytest.skip(str(error))
-    assert path.is_dir() == (name == "all-minilm-l6-v2")
+    assert published(f"pip:{name}").is_dir() == (name == "all-minilm-l6-v2")
+
+
+def oracle(size: str, side: int | None = None) -> Any:
+    """The network of efficientnet-lite-pytorch with noise in its weights."""
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle is not installed")
+    torch.manual_seed(0)
+    network = shaken(package.EfficientNet.from_name(f"efficientnet-{size.lower()}", image_size=side))
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if "_bn" in name:  # activations that neither vanish nor all reach the 6 of ReLU6
+                p.copy_(torch.empty_like(p).uniform_(-0.2, 1.0))
+    return network
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_and_gradients_are_those_of_the_package(size: str, tmp_path: Path) -> None:
+    network = oracle(size)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    towers = load_pretrained(tmp_path / "weights.pth")
+    assert towers.image is not None
+    assert (towers.left_out, towers.image.size) == (("_fc",), SIZES[size][2])
+    x = torch.randn(2, 3, 64, 72).double()  # sides that 2 divides six times and three times: both paddings
+    expected = network.double().extract_features(x)
+    assert expected.shape == (2, 1280, 2, 3)
+    assert (expected % 6 > 0).double().mean() > 0.01
+    result = towers.image.model.double()(x)
+    torch.testing.assert_close(result, expected, atol=1e-9, rtol=1e-9)
+    weight = torch.randn_like(expected)
+    gradients = []
+    for model, features in ((towers.image.model, result), (network, expected)):
+        learn = {name.replace("_", ""): p for name, p in model.named_parameters() if "_fc" not in name}
+        all_of_them = torch.autograd.grad((features * weight).sum(), [*learn.values()])
+        gradients.append(dict(zip(learn, all_of_them, strict=True)))
+    torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("side", [224, 260])
+def test_the_published_weights_give_what_the_package_gives(side: int) -> None:
+    network = oracle("Lite2", side)
+    file = published("pip:efficientnet-lite2")
+    network.load_state_dict(torch.load(file, weights_only=True))
+    towers = load_pretrained("pip:efficientnet-lite2", size=side)
+    assert towers.image is not None
+    pixels = torch.randint(0, 256, (PIECE + 1, 3, side, side), dtype=torch.uint8)
+    with torch.no_grad():
+        cells = network.double().extract_features((pixels.double() - 127) / 128)
+        tokens = towers.image.double()(pixels)
+    assert towers.image.grid == cells.shape[2:]
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)  # mean and std of pixels are float32
+    close(tokens.patches.unflatten(1, towers.image.grid), cells.permute(0, 2, 3, 1))
+    close(tokens.pooled, cells.mean((2, 3)))
+
+
+def test_a_photograph_has_its_class() -> None:
+    """A temple in China, photographed by Danielle Buma (CC BY 2.0), which scikit-learn ships."""
+    data = pytest.importorskip("sklearn.datasets", reason="no photograph at hand")
+    file = published("pip:efficientnet-lite2")
+    state, towers = torch.load(file, weights_only=True), load_pretrained("pip:efficientnet-lite2")
+    settings = {name: towers.architecture[name] for name in ("resize", "filter", "margin")}
+    pixels = EvalTransform(260, **settings)(Image.fromarray(data.load_sample_image("china.jpg")))
+    assert towers.image is not None
+    with torch.no_grad():
+        pooled = towers.image(pixels[None]).pooled
+    assert (pooled @ state["_fc.weight"].T + state["_fc.bias"]).argmax() == 698  # palace

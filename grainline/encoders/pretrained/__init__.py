@@ -10,6 +10,7 @@ Only this folder knows names of other programs' parameters, classes and settings
     archive         Tensors from files of other programs, without running code in these files.
     clip_towers     CLIP: Hugging Face folders, and state dicts of OpenAI, open_clip and Long-CLIP.
     convert         Pretrained towers as files that other programs read.
+    efficientnet_lite  EfficientNet-Lite.
     groupvit        GroupViT.
     hub             The Hugging Face hub and the transformers library, both loaded late.
     image_towers    Image encoders that know no texts.
@@ -32,6 +33,7 @@ from grainline.config import HUB_NAME
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.hub import download
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
+from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.nn.positions import Stretch
@@ -63,6 +65,7 @@ KINDS = {
     "vit": Row("image_towers:ViT"),
     "swin": Row("image_towers:Swin"),
     "bert": Row("text_towers:Bert"),
+    "efficientnet_lite": Row("efficientnet_lite:EfficientNetLiteKind", "_conv_stem.weight"),
 }
 """By their name; of a model of the transformers library its `model_type`."""
 
@@ -133,6 +136,8 @@ def is_averaged(architecture: Mapping[str, Any]) -> bool:
 
 def _read(name: str | Path, options: Options) -> Source:
     place, settings = Path(name), dict[str, Any]()
+    if str(name).startswith(PREFIX):
+        place = package_file(str(name))
     if not place.exists():
         if HUB_NAME.fullmatch(str(name)) is None:
             raise UserError(

@@ -19,8 +19,13 @@ from grainline.nn.runtime import is_static
 class LibraryEncoder(Layered):
     """Abstract: names of the parts of the library's models."""
 
-    before = ("model.embeddings", "model.pre_layrnorm")
-    behind = ("model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.head")
+    before: tuple[str, ...] = ("model.embeddings", "model.pre_layrnorm")
+    behind: tuple[str, ...] = (
+        "model.post_layernorm",
+        "model.layernorm",
+        "model.final_layer_norm",
+        "model.head",
+    )
     attention = r"(.*\.)?([qkvo]_proj|out_proj|query|key|value|attention\.output\.dense)"
 
 

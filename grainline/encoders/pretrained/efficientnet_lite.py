@@ -1,0 +1,186 @@
+"""EfficientNet-Lite: convolutions of ImageNet, from a file with the names of efficientnet-pytorch.
+
+EfficientNet (Tan and Le, arXiv 1905.11946) without squeeze-and-excitation, with ReLU6, and with a stem and a
+head that no width multiplier changes. The weights were trained in TensorFlow: convolutions pad as "same" does
+there, and pixels are (byte - 127) / 128. Batch norm keeps the statistics of the checkpoint where the network
+learns too: those of a batch would depend on how the batch is cut into chunks and processes.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained.adapters import ImageEncoder
+from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
+from grainline.errors import UserError
+from grainline.nn.runtime import is_static
+from grainline.weights import check_numbers, state_dict_mismatch
+
+STRIDE = 32
+STEM, HEAD = 32, 1280  # channels
+STAGES = (  # blocks, kernel, stride of the first block, expansion, channels; in Lite0
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
+)  # fmt: skip
+SIZES = {  # width and depth multipliers, side of the images
+    "Lite0": (1.0, 1.0, 224),
+    "Lite1": (1.0, 1.1, 240),
+    "Lite2": (1.1, 1.2, 260),
+    "Lite3": (1.2, 1.4, 280),
+    "Lite4": (1.4, 1.8, 300),
+}
+PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch norm with statistics that never change, as a part of the convolution before it."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
+        """x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
+
+        "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
+        """
+        scale = self.weight * (self.running_var + 1e-3).rsqrt()
+        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), self.bias - self.running_mean * scale
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        high, wide = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:])
+        padding = (high // 2, wide // 2)
+        if high % 2 or wide % 2:
+            x, padding = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)
+        return F.conv2d(x, weight, bias, stride, padding, groups=conv.groups)
+
+
+class InvertedResidual(nn.Module):
+    """Each pixel to more channels, each channel over its neighbours, back to few channels, and the sum."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = before * expansion
+        self.expands, self.adds = expansion > 1, stride == 1 and before == after
+        if self.expands:
+            self.expand_conv, self.bn0 = _conv(before, width), FrozenBatchNorm(width)
+        self.depthwise_conv, self.bn1 = _conv(width, width, kernel, stride, width), FrozenBatchNorm(width)
+        self.project_conv, self.bn2 = _conv(width, after), FrozenBatchNorm(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu6(self.bn0(x, self.expand_conv), inplace=True) if self.expands else x
+        y = F.relu6(self.bn1(y, self.depthwise_conv), inplace=True)
+        y = self.bn2(y, self.project_conv)
+        return y.add_(x) if self.adds else y
+
+
+class EfficientNetLite(nn.Module):
+    """The network without its classifier."""
+
+    def __init__(self, width: float, depth: float) -> None:
+        super().__init__()
+        self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), FrozenBatchNorm(STEM)
+        blocks, before = [], STEM
+        for i, (repeats, kernel, stride, expansion, channels) in enumerate(STAGES):
+            after = _make_divisible(channels * width)
+            ends = i in (0, len(STAGES) - 1)
+            for j in range(repeats if ends else math.ceil(repeats * depth)):
+                blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
+                before = after
+        self.blocks = nn.ModuleList(blocks)
+        self.conv_head, self.bn1 = _conv(before, HEAD), FrozenBatchNorm(HEAD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised pixels [N, 3, H, W] -> [N, 1280, ceil(H / 32), ceil(W / 32)]"""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = F.relu6(self.bn0(x, self.conv_stem), inplace=True)
+        for block in self.blocks:
+            x = block(x)
+        return F.relu6(self.bn1(x, self.conv_head), inplace=True)
+
+
+def _conv(before: int, after: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, kernel, stride, groups=groups, bias=False)
+
+
+def _make_divisible(channels: float) -> int:
+    """The closest multiple of 8 that is not below nine tenths of the channels."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * channels else rounded + 8
+
+
+class EfficientNetLiteImage(ImageEncoder):
+    """The cells of the feature map in reading order; their mean sums up the image."""
+
+    before = ("model.conv_stem", "model.bn0")
+    behind = ("model.conv_head", "model.bn1")
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        x = self.normalised(pixels)
+        if x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static():
+            cells = torch.cat([self.model(piece) for piece in x.split(PIECE)])
+        else:
+            cells = self.model(x)
+        return self.read(cells.flatten(2).mT)
+
+
+class EfficientNetLiteKind(Kind):
+    """EfficientNet-Lite0 to 4."""
+
+    averaged = True
+
+    def read_file(
+        self,
+        file: Path,
+        stored: Stored,
+        options: Options,
+        settings: Mapping[str, Any],  # noqa: ARG002
+    ) -> Source:
+        """One of the SIZES: the one whose tensors have these names and shapes."""
+        if options.quick_gelu is not None:
+            raise UserError(f"{file} is an EfficientNet-Lite, which has ReLU6; quick_gelu is for CLIP")
+        check_numbers(stored.tensors, file)
+        state = {
+            name.replace("._", ".").removeprefix("_"): x.float()
+            for name, x in stored.tensors.items()
+            if not name.startswith("_fc.") and not name.endswith("num_batches_tracked")
+        }
+        with torch.device("meta"):
+            wrong = {
+                name: state_dict_mismatch(state, EfficientNetLite(width, depth).state_dict())
+                for name, (width, depth, _) in SIZES.items()
+            }
+        closest = min(wrong, key=lambda name: len(wrong[name]))  # nothing is wrong with the right one
+        if wrong[closest]:
+            raise UserError(f"{file} is no EfficientNet-Lite; the closest is {closest}: {wrong[closest]}")
+        width, depth, size = SIZES[closest]
+        architecture = {
+            "kind": self.name,
+            "config": {"width": width, "depth": depth, "image_size": size, "patch_size": STRIDE},
+            "mean": [127 / 255] * 3,
+            "spread": [128 / 255] * 3,
+            "resize": "crop",
+            "filter": "bicubic",
+            "margin": (size + 32) / size,  # the authors evaluate on the middle of a larger image
+        }
+        return Source(architecture, state, None, ("_fc",) if "_fc.weight" in stored.tensors else ())
+
+    def model(self, architecture: Mapping[str, Any]) -> EfficientNetLite:
+        return EfficientNetLite(architecture["config"]["width"], architecture["config"]["depth"])
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        size = architecture["config"]["image_size"]
+        side = -(-size // STRIDE)
+        image = EfficientNetLiteImage(model, architecture, width=HEAD, size=size, grid=(side, side))
+        return Pretrained(image.eval(), None, dict(architecture))
