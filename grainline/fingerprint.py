@@ -17,8 +17,8 @@ LATER = (("patches", "attention"), ("resize", None))
 def fingerprint(model: Any) -> str:
     """sha256 over the method of a `Model`, its config, all weights by name, and the tokenizer.
 
-    It does not depend on the path of a checkpoint, which weights and architecture describe, nor on the
-    positions that learn.
+    It does not depend on the path of a checkpoint, which weights and architecture describe, nor on what
+    learns.
     """
     config: dict[str, Any] = {}
     for name, x in model.description.config.model_dump(mode="json").items():
@@ -51,7 +51,7 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
 
 def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
     """The fields of a side, and of the encoder inside it, that vectors depend on."""
-    out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions")}
+    out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions", "tune", "rate")}
     encoder = out.pop("encoder", None)
     return out if encoder is None else out | {"encoder": _without_paths(encoder)}
 

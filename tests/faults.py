@@ -563,7 +563,7 @@ STARTING = [
           "if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):",
           "if place.is_file():"),
     Fault("fingerprint.py", "tests/test_start.py", "a checkpoint that moved counts as another model",
-          'not in ("pretrained", "frozen_positions")', 'not in ("frozen_positions",)'),
+          'not in ("pretrained", "frozen_positions", "tune", "rate")', 'not in ("frozen_positions",)'),
     Fault("export/huggingface.py", "tests/test_finetune.py", "a state dict forgets its activation",
           'if quick != ("quickgelu" in place.name.lower()):', "if False:"),
     Fault("export/huggingface.py", "tests/test_finetune.py", "vectors that moved are no error",
@@ -924,9 +924,9 @@ NEAR = [
 ]
 
 TUNING = [
-    Fault("training/optim.py", "tests/test_depth.py", "the first layer learns fastest",
+    Fault("training/tune.py", "tests/test_depth.py", "the first layer learns fastest",
           "return len(place.layers) - int(", "return 1 + int("),
-    Fault("training/optim.py", "tests/test_depth.py", "what feeds the first layer learns as it does",
+    Fault("training/tune.py", "tests/test_depth.py", "what feeds the first layer learns as it does",
           "return len(place.layers) + 1", "return len(place.layers)"),
     Fault("encoders/pretrained/adapters.py", "tests/test_depth.py", "the last norm stands before the layers",
           '("model.embeddings", "model.pre_layrnorm")',
@@ -935,7 +935,7 @@ TUNING = [
           "the rate of a rule is lost where rates fall with depth",
           "base = cfg.lr * rule.lr_factor * (cfg.layer_decay or 1.0) ** level",
           "base = cfg.lr * (cfg.layer_decay or 1.0) ** level"),
-    Fault("training/optim.py", "tests/test_lora.py", "the weights of encoders learn beside their adapters",
+    Fault("training/tune.py", "tests/test_lora.py", "the weights of encoders learn beside their adapters",
           "return {plain_name(name) for name in base if", "return {plain_name(name) for name in base[:0] if"),
     Fault("training/step.py", "tests/test_lora.py", "the head of SigLIP gets an adapter that nothing calls",
           "if type(module) is nn.Linear]", "if isinstance(module, nn.Linear)]"),
@@ -974,7 +974,7 @@ KEPT = [
     Fault("encoders/pretrained/kind.py", "tests/test_frozen_positions.py", "all positions may be frozen",
           "self.frozen_positions >= self.context", "self.frozen_positions > self.context"),
     Fault("fingerprint.py", "tests/test_frozen_positions.py", "indexes of earlier versions are refused",
-          'not in ("pretrained", "frozen_positions")', 'not in ("pretrained",)'),
+          'not in ("pretrained", "frozen_positions", "tune", "rate")', 'not in ("pretrained",)'),
     Fault("data/dataset.py", "tests/test_dataset.py", "epochs are reshuffled whatever was asked for",
           "epoch if self.reshuffle else 0", "epoch"),
     Fault("training/loop.py", "tests/test_loop.py", "the loop does not pass on whether to reshuffle",

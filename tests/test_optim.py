@@ -1,7 +1,11 @@
 """Rules, groups, rates, frozen modules and the optimizer."""
 
+import re
+from typing import Any
+
 import pytest
 import torch
+from make import build
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -18,6 +22,9 @@ from grainline.training.optim import (
     set_rates,
     train_mode,
 )
+from grainline.training.recipe import read_recipe
+from grainline.training.step import LoraConfig, add_lora
+from grainline.training.tune import tuned
 
 
 class Small(nn.Module):
@@ -251,3 +258,137 @@ def test_the_optimizer_makes_the_steps_of_adamw() -> None:
         optimizer.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach().double(), slow[name][0], rtol=1e-5, atol=1e-6)
+
+
+# `tune` of a side from a checkpoint, against rules
+
+
+def learning(model: nn.Module, cfg: OptimizerConfig) -> dict[str, tuple[float, float]]:
+    """Rate and decay of each parameter that learns."""
+    groups = param_groups(model, cfg)
+    names = {name: (group["lr"], group["weight_decay"]) for group in groups for name in group["names"]}
+    assert len(names) == sum(parameter.requires_grad for parameter in model.parameters())
+    return names
+
+
+def rule(pattern: str, factor: float = 1) -> ParamRule:
+    return ParamRule(pattern=pattern, lr_factor=factor)
+
+
+IMAGE = r"towers\.image\..*"
+LAST = r"towers\.image\.model\.(encoder\.layers\.1|post_layernorm)\..*"
+LAYERS = r"towers\.image\.model\.(encoder\.layers|post_layernorm)\..*"
+TUNES: dict[str, tuple[tuple[str, ...], tuple[ParamRule, ...]]] = {
+    "frozen": (("image.tune=frozen",), (rule(IMAGE, 0),)),
+    "all": (("image.tune=all", "image.rate=0.5"), (rule(IMAGE, 0.5),)),
+    "last": (("image.tune=last:1", "image.rate=0.05"), (rule(LAST, 0.05), rule(IMAGE, 0))),
+    "every layer": (("image.tune=last:2",), (rule(LAYERS), rule(IMAGE, 0))),
+    "both": (
+        ("image.tune=frozen", "text.tune=all", "text.rate=2"),
+        (rule(IMAGE, 0), rule(r"towers\.text.*", 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+@pytest.mark.parametrize("case", TUNES)
+def test_tune_is_what_its_rules_are(case: str, layer_decay: float | None) -> None:
+    changes, rules = TUNES[case]
+    model, plain = build("clip-pretrained", *changes), build("clip-pretrained")
+    by_tune = learning(model, OptimizerConfig(lr=0.1, layer_decay=layer_decay))
+    assert by_tune == learning(plain, OptimizerConfig(lr=0.1, rules=(*rules, ALL), layer_decay=layer_decay))
+    assert {"towers.to_image.weight", "towers.to_text.weight", "scale.log_scale"} <= by_tune.keys()
+    train_mode(model)
+    assert model.towers.image.training == (case not in ("frozen", "both"))  # type: ignore[union-attr]
+    if "last" in case:
+        below, last = model.towers.image.model.encoder.layers  # type: ignore[union-attr]
+        assert (below.training, last.training) == (False, True)
+    if not model.towers.image.training:  # type: ignore[union-attr]
+        pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+        assert not model.towers.image(pixels).pooled.requires_grad  # type: ignore[union-attr, operator]
+
+
+def test_tune_adapts_the_sides_that_say_so() -> None:
+    model = build("clip-pretrained", "image.tune=lora", "image.rate=3", "text.tune=last:1")
+    add_lora(model, None)
+    rates = {name: lr for name, (lr, _) in learning(model, OptimizerConfig(lr=1.0)).items()}
+    image = {name: lr for name, lr in rates.items() if name.startswith("towers.image.")}
+    assert len(image) == 2 * 2 * 4  # A and B of the four projections of two layers
+    assert all(re.search(r"\.lora_[AB]\.weight$", name) and lr == 3 for name, lr in image.items())
+    text = {name for name in rates if name.startswith("towers.text.")}
+    assert text == {name for name in text if re.search(r"layers\.1\.|final_layer_norm", name)} != set()
+    untuned = build("clip-pretrained", "image.tune=lora")
+    add_lora(untuned, LoraConfig(targets=".*q_proj"))
+    names = learning(untuned, OptimizerConfig())
+    assert "towers.text.model.embeddings.token_embedding.weight" in names  # without tune the rules decide
+    assert sum(".lora_A." in name for name in names) == 2
+
+
+TUNE_MISTAKES: dict[str, tuple[tuple[str, ...], tuple[ParamRule, ...], str]] = {
+    "too many": (
+        ("image.tune=last:3",),
+        (ALL,),
+        "model.image.tune is last:3, and the encoder has 2 layers; give last:2",
+    ),
+    "said twice": (
+        ("text.tune=frozen",),
+        (rule(r"towers\.text\..*", 0.5), ALL),
+        "applies to nothing: model.text.tune decides over all of its 36 parameters",
+    ),
+    "adapters": (
+        ("image.tune=all",),
+        (ALL,),
+        "train.lora is set, and model.image.tune is all: set tune: lora",
+    ),
+    "a typing mistake": (
+        ("image.tune=last:0",),
+        (ALL,),
+        "allowed are frozen, last:N for N layers, lora and all",
+    ),
+    "a rate of what is frozen": (
+        ("image.tune=frozen", "image.rate=2"),
+        (ALL,),
+        "rate 2 goes with tune: last:N",
+    ),
+    "a rate alone": (("image.rate=2",), (ALL,), "rate 2 goes with tune: last:N, lora or all"),
+}
+
+
+@pytest.mark.parametrize("kind", TUNE_MISTAKES)
+def test_a_mistake_in_tune_is_one_line(kind: str) -> None:
+    changes, rules, words = TUNE_MISTAKES[kind]
+
+    def made() -> None:
+        model = build("clip-pretrained", *changes)
+        add_lora(model, LoraConfig() if kind == "adapters" else None)
+        param_groups(model, OptimizerConfig(rules=rules))
+
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        made()
+    assert "\n" not in str(caught.value)
+
+
+SPELT_OUT: dict[str, tuple[float, tuple[ParamRule, ...]]] = {
+    "clip/locked": (2e-5, (rule(r"towers\.(image|to_image)\..*", 0), ALL)),
+    "clip/lora": (1e-4, (rule(r"towers\.to_.*|scale\..*", 0.1), ALL)),
+    "tgt/paper": (1.6e-3, (rule(IMAGE, 0), ALL)),
+    "scan/paper": (2e-4, (rule(IMAGE, 0), rule(r"towers\.text\..*", 0.1), ALL)),
+    "seps/vit_224": (1e-4, (rule(r"towers\.(image|text)\..*", 0.1), ALL)),
+}
+
+
+@pytest.mark.parametrize("name", SPELT_OUT)
+def test_recipes_with_tune_train_what_their_rules_did(name: str) -> None:
+    recipe, (lr, rules) = read_recipe(name, []), SPELT_OUT[name]
+    sides = {side: recipe.model[side] for side in ("image", "text")}
+    fields = [(side, field) for side in sides for field in ("tune", "rate") if sides[side].get(field)]
+    model = build("clip-pretrained", *(f"{side}.{field}={sides[side][field]}" for side, field in fields))
+    plain: Any = build("clip-pretrained")
+    assert tuned(model)
+    for one in (model, plain):
+        add_lora(one, recipe.train.lora)
+    cfg = recipe.train.optimizer
+    expected = learning(plain, cfg.model_copy(update={"lr": lr, "rules": rules}))
+    for name, (rate, decay) in learning(model, cfg).items():
+        assert (pytest.approx(rate), decay) == expected.pop(name)
+    assert not expected

@@ -6,11 +6,12 @@ demo        `grainline demo`: train a small model on drawn scenes, measure it, a
 inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.
 log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases.
 loop        The training loop: steps, validation, checkpoints, log.
-optim       AdamW: which parameters learn, schedules, weight decay, layer-wise decay.
+optim       AdamW: rules, schedules, weight decay, layer-wise decay.
 parallel    DistributedDataParallel or FSDP2, device and precision.
-precompute  Features of a frozen image encoder and superpixels, written once and read in training.
+precompute  What frozen encoders give, and superpixels: written once and read in training.
 recipe      The fields of a recipe, and reading one.
 report      Validation, and OUT/report.html: curves, corrupt samples, settings.
 run         `grainline.train`: from a recipe to a run in its folder.
 step        One training step, GradCache, LoRA, activation checkpointing, compilation.
+tune        `tune` of a pretrained side as rules of the optimizer; layers by depth; what adapters freeze.
 """

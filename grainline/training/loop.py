@@ -104,8 +104,7 @@ class _Training:
         cfg = run.cfg
         cfg.require_batch(len(run.data), world_size(), run.method.uses_images)
         self.job, self.cfg, self.device, self.out = run, cfg, device, run.out
-        if cfg.lora is not None:
-            add_lora(run.method, cfg.lora)
+        add_lora(run.method, cfg.lora)
         sharded = cfg.fsdp and world_size() > 1
         self.validation_copy = (
             parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None

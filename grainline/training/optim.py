@@ -1,27 +1,28 @@
 """AdamW: which parameters learn, at which learning rate and schedule, with how much weight decay.
 
 This is the only place that freezes parameters. The first rule whose pattern matches the full name of a
-parameter applies to it. A rule without parameters and a parameter without a rule are errors, because both are
-usually typing mistakes. A parameter of fewer than two dimensions (biases, norms, scales) decays only if its
-rule sets a decay; all others, tables too, take the base decay where their rule sets none.
+parameter applies to it; those that `model.image.tune` and `model.text.tune` stand for come first. A rule
+without parameters and a parameter without a rule are errors, because both are usually typing mistakes. A
+parameter of fewer than two dimensions (biases, norms, scales) decays only if its rule sets a decay; all
+others, tables too, take the base decay where their rule sets none.
 
-Layer-wise decay (BEiT, arXiv 2106.08254; timm) lowers the rate with depth: `depth_levels`.
+Layer-wise decay (BEiT, arXiv 2106.08254; timm) lowers the rate with depth. It and `tune` of a pretrained
+side are in `training/tune.py`.
 """
 
 import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, Field
 from torch import nn
 
 from grainline.config import Config
-from grainline.encoders.base import Layered
 from grainline.errors import UserError
-from grainline.nn.attention import layer_lists
+from grainline.training.tune import depth_levels, frozen_names, is_under, tune_rules, tuned
 from grainline.weights import plain_name
 
 # Schedules are functions of the step alone, so a resumed run needs no further state. Steps count from 0.
@@ -188,7 +189,9 @@ def param_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]
     adapted = frozen_names(model)
     depths = {} if cfg.layer_decay is None else depth_levels(model)
     groups: list[dict[str, Any]] = []
-    for rule, matches in zip(cfg.rules, _by_rule(parameters, cfg.rules), strict=True):
+    tune = [ParamRule(pattern=pattern, lr_factor=factor) for pattern, factor in tune_rules(model)]
+    rules = (*tune, *cfg.rules)
+    for rule, matches in zip(rules, _by_rule(parameters, rules, [*tuned(model)]), strict=True):
         learning = {name: p for name, p in matches.items() if rule.lr_factor > 0 and name not in adapted}
         for name, parameter in matches.items():
             parameter.requires_grad_(name in learning)
@@ -237,8 +240,8 @@ def require_frozen(model: nn.Module, prefix: str, why: str) -> None:
         pattern = re.escape(prefix) + ".*"
         raise UserError(
             f"{why}, but {len(learning)} of its parameters learn ({learning[0]}, ...): freeze them by "
-            "a first rule of train.optimizer.rules, "
-            f"{{pattern: '{pattern}', lr_factor: 0}}, and leave it out of LoRA"
+            "model.image.tune: frozen, or where it is no checkpoint by a first rule of "
+            f"train.optimizer.rules, {{pattern: '{pattern}', lr_factor: 0}}, and leave it out of LoRA"
         )
 
 
@@ -255,9 +258,9 @@ def train_mode(model: nn.Module) -> None:
 
 
 def _by_rule(
-    parameters: Mapping[str, nn.Parameter], rules: Sequence[ParamRule]
+    parameters: Mapping[str, nn.Parameter], rules: Sequence[ParamRule], towers: Sequence[str]
 ) -> list[dict[str, nn.Parameter]]:
-    """For each rule, the parameters for which it is the first match."""
+    """For each rule, the parameters for which it is the first match. towers: those that have `tune`"""
     patterns = [compile_pattern(rule.pattern, f"rule '{rule.pattern}'") for rule in rules]
     matches: list[dict[str, nn.Parameter]] = [{} for _ in rules]
     for name, parameter in parameters.items():
@@ -273,6 +276,14 @@ def _by_rule(
         if matched:
             continue
         earlier = [name for name in parameters if pattern.fullmatch(name)]
+        if earlier and all(any(is_under(name, tower) for tower in towers) for name in earlier):
+            if pattern.pattern == ".*":  # nothing is left for it
+                continue
+            side = earlier[0].split(".")[1]
+            raise UserError(
+                f"rule '{pattern.pattern}' applies to nothing: model.{side}.tune decides over all of its "
+                f"{len(earlier)} parameters ({earlier[0]}, ...); drop the rule, or leave tune out"
+            )
         if earlier:
             raise UserError(
                 f"rule '{pattern.pattern}' applies to nothing: earlier rules match all of its {len(earlier)} "
@@ -296,99 +307,3 @@ def whole_names(names: Sequence[str]) -> str:
     """Advice for a pattern that matches none of these names."""
     some = ", ".join(names[:: max(1, len(names) // 4)][:4]) or "none"
     return f"it must match a whole name, and this model has {len(names)}, among them {some}"
-
-
-class EncoderLayers(NamedTuple):
-    """An encoder and its list of layers, by their full names in a model."""
-
-    name: str
-    encoder: Layered
-    path: str  # of the list
-    layers: nn.ModuleList
-
-
-def encoder_layers(model: nn.Module, option: str) -> list[EncoderLayers]:
-    """The encoders of a model with their layers. UserError for an encoder without exactly one list of layers.
-
-    option  the recipe field that needs them, for the message
-    """
-    lists = layer_lists(model)
-    encoders = {name: module for name, module in model.named_modules() if isinstance(module, Layered)}
-    if not encoders:
-        raise UserError(f"{option} works on encoders that name their layers; this model has none")
-    result = []
-    for name, encoder in encoders.items():
-        paths = [path for path in lists if is_under(path, name)]
-        if len(paths) != 1:
-            raise UserError(
-                f"{option} needs one list of layers in the encoder {name or 'of this model'}, which has "
-                f"{len(paths)}; leave it out"
-            )
-        result.append(EncoderLayers(name, encoder, paths[0], lists[paths[0]]))
-    return result
-
-
-def depth_levels(model: nn.Module) -> dict[str, int]:
-    """The level of each parameter by its plain name (`weights.plain_name`). In an encoder of d layers:
-
-    d + 1  before the first layer: patch embedding, tables, class token
-    d - i  layer i of `nn.attention.layer_lists`, from 0, so the last layer has level 1; for Swin and GroupViT
-           these are stages, and a module between two stages belongs to the one before it
-    0      after the last layer: norm, pool; and everything outside the encoders: projections, scale, bias
-
-    UserError for a list of layers outside the encoders, and for a part of an encoder without a level.
-
-    >>> from grainline.encoders.text import TextConfig, TextTransformer
-    >>> text = TextTransformer(TextConfig(width=8, depth=2, heads=2, vocab=300, context=8))
-    >>> levels = depth_levels(text)
-    >>> [levels[x] for x in ("words.weight", "stack.blocks.0.norm1.bias", "stack.blocks.1.norm1.bias")]
-    [3, 2, 1]
-    >>> levels["norm.weight"]
-    0
-    """
-    encoders = encoder_layers(model, "train.optimizer.layer_decay")
-    for path in layer_lists(model):
-        if not any(is_under(path, encoder.name) for encoder in encoders):
-            raise UserError(
-                f"train.optimizer.layer_decay finds the layers {path} outside the encoders, so their depth "
-                "is unknown; leave it out and give rules"
-            )
-    names = [name for name, _ in model.named_parameters()]
-    levels = dict.fromkeys(map(plain_name, names), 0)
-    for encoder in encoders:
-        levels |= {plain_name(x): _level(x, encoder) for x in names if is_under(x, encoder.name)}
-    return levels
-
-
-def is_under(name: str, module: str) -> bool:
-    """Whether a name is that of a module or of something inside it; "" is the model itself.
-
-    >>> is_under("image.norm.bias", "image"), is_under("imagery.norm", "image"), is_under("scale", "")
-    (True, False, True)
-    """
-    return not module or name == module or name.startswith(f"{module}.")
-
-
-def _level(name: str, place: EncoderLayers) -> int:
-    part_name = name.removeprefix(f"{place.name}.") if place.name else name
-    if is_under(name, place.path):
-        return len(place.layers) - int(name.removeprefix(f"{place.path}.").partition(".")[0])
-    if any(is_under(part_name, part) for part in place.encoder.before):
-        return len(place.layers) + 1
-    if any(is_under(part_name, part) for part in place.encoder.behind):
-        return 0
-    raise UserError(
-        f"train.optimizer.layer_decay does not know whether {part_name!r} is before or after the layers of "
-        f"the encoder {place.name or 'of this model'}; leave it out and give rules"
-    )
-
-
-def frozen_names(model: nn.Module) -> set[str]:
-    """Plain names of the parameters that adapters freeze; empty for a model without adapters."""
-    names = [name for name, _ in model.named_parameters()]
-    adapted = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
-    if not adapted:
-        return set()
-    places = adapted | {name for name, module in model.named_modules() if isinstance(module, Layered)}
-    base = [name for name in names if ".lora_A." not in name and ".lora_B." not in name]
-    return {plain_name(name) for name in base if any(is_under(name, place) for place in places)}

@@ -27,7 +27,8 @@ from grainline.losses.tiled.operands import half_products
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
-from grainline.training.optim import compile_pattern, encoder_layers, whole_names
+from grainline.training.optim import compile_pattern, whole_names
+from grainline.training.tune import encoder_layers, is_under, tuned
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
 from grainline.weights import LORA_SCALE
 
@@ -109,9 +110,10 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
 # LoRA (Hu et al., arXiv 2106.09685), by the library peft: a linear layer y = W x + b becomes
 # y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A
 # and B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen,
-# also against the rules. In rules, files and the optimizer state an adapted layer has its old parameter
-# names, and the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W
-# when it reads such a file into a model without adapters.
+# also against the rules; with `tune` (training/tune.py) only encoders that say `lora` are adapted. In rules,
+# files and the optimizer state an adapted layer has its old parameter names, and the matrices are
+# `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W when it reads such a file
+# into a model without adapters.
 
 
 class LoraConfig(Config):
@@ -124,12 +126,21 @@ class LoraConfig(Config):
     targets: str | None = None
 
 
-def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
-    """Add the matrices to the linear layers that the config selects, in place.
+def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
+    """Add the matrices to the linear layers that the config or `tune` selects, in place.
 
-    UserError without peft, for a wrong pattern, and for one that matches no linear layer.
+    UserError without peft, for a wrong pattern, for one that matches no linear layer, and where `tune` is set
+    but nowhere `lora`.
     """
-    targets = _lora_targets(method, cfg.targets)
+    tune = {tower: side.tune for tower, side in tuned(method).items()}
+    towers = [tower for tower in tune if tune[tower] == "lora"]
+    if tune and cfg and not towers:
+        said = " and ".join(f"model.{tower[7:]}.tune is {how}" for tower, how in tune.items())
+        raise UserError(f"train.lora is set, and {said}: set tune: lora for a side, or leave train.lora out")
+    if cfg is None and not towers:
+        return
+    cfg = cfg or LoraConfig()
+    targets = _lora_targets(method, cfg.targets, towers)
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
@@ -146,10 +157,14 @@ def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
     method.register_buffer(LORA_SCALE, torch.tensor(cfg.alpha / cfg.rank))
 
 
-def _lora_targets(method: nn.Module, targets: str | None) -> list[str]:
-    """Names of the linear layers that match, or of the projections of attention in every encoder."""
+def _lora_targets(method: nn.Module, targets: str | None, towers: list[str]) -> list[str]:
+    """Names of the linear layers that match, or of the projections of attention in every encoder.
+
+    towers  the encoders to look in; none: the whole method
+    """
     # Those of nn.MultiheadAttention are of another class and never called.
     linear = [name for name, module in method.named_modules() if type(module) is nn.Linear]
+    linear = [name for name in linear if any(is_under(name, tower) for tower in towers or [""])]
     if targets is not None:
         pattern = compile_pattern(targets, f"train.lora.targets {targets!r}")
         names = [name for name in linear if pattern.fullmatch(name)]
@@ -157,7 +172,7 @@ def _lora_targets(method: nn.Module, targets: str | None) -> list[str]:
             raise UserError(f"train.lora.targets {targets!r} matches no linear layer: {whole_names(linear)}")
         return names
     names = []
-    for place in encoder_layers(method, "train.lora"):
+    for place in encoder_layers(method, "train.lora", *towers):
         pattern = re.compile(rf"{re.escape(place.path)}\.\d+\.(?:{place.encoder.attention})")
         projections = [name for name in linear if pattern.fullmatch(name)]
         if not projections:

@@ -5,6 +5,7 @@ folder with everything that is known of the kind: settings, names of tensors, wa
 transformers library have its names (`model_type`).
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,16 @@ class PretrainedConfig(Config):
     pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
     quick_gelu: bool | None = None  # None: that of the checkpoint
     architecture: dict[str, Any] | None = None  # `start` reads it from the checkpoint, not needed again
+    tune: str | None = None  # frozen, last:N, lora or all (training/tune.py); None: as the rules of a run say
+    rate: float | None = Field(None, gt=0)  # times that of the heads, where `tune` lets something learn
+
+    @model_validator(mode="after")
+    def _tunes(self) -> "PretrainedConfig":
+        if self.tune is not None and not re.fullmatch(r"frozen|lora|all|last:[1-9]\d{0,3}", self.tune):
+            raise ValueError(f"tune {self.tune!r}: allowed are frozen, last:N for N layers, lora and all")
+        if self.rate is not None and self.tune in (None, "frozen"):
+            raise ValueError(f"rate {self.rate:g} goes with tune: last:N, lora or all")
+        return self
 
 
 class PretrainedImageConfig(PretrainedConfig):
