@@ -365,6 +365,10 @@ LOCK = "lock"
 """The lock file. It is never removed, because that could remove the lock of another process."""
 
 
+class InUse(UserError):
+    """Another process holds the lock of the folder."""
+
+
 class NoLocks(UserError):
     """The file system of the folder has no locks."""
 
@@ -376,8 +380,8 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     what  kind and name of the folder, such as "index photos.idx", for the message
     hint  advice to the user of a folder that is in use
 
-    Raises UserError where another process holds the lock, with its number and host, and NoLocks where the
-    file system cannot lock. Children of this process do not keep the lock alive.
+    Raises InUse where another process holds the lock, with its number and host, and NoLocks where the file
+    system cannot lock. Children of this process do not keep the lock alive.
     """
     with writing(folder, "choose another folder"):
         file = os.open(folder / LOCK, WRITE | getattr(os, "O_NOFOLLOW", 0), 0o644)  # it is emptied below
@@ -390,7 +394,7 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
         if not alone:
             number, _, host = read_at(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
             holder = f"process {number} on {host}" if host else "another process"
-            raise UserError(f"{what} is being written by {holder}; {hint}")
+            raise InUse(f"{what} is being written by {holder}; {hint}")
         with writing(folder, "choose another folder"):
             os.ftruncate(file, 0)
             os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grainline.config import Config
-from grainline.encoders.pretrained.kind import PretrainedImageConfig, sides_of
+from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 
 LATER = (("patches", "attention"), ("resize", None))
 """Fields that came after the first indexes, with the values that these indexes have."""
@@ -47,6 +47,11 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
         del facts["superpixels"]["checkpoint"]  # a path
         facts = _without_paths(facts)
     return _digest(_with_version(facts), encoder)[:16]
+
+
+def text_fingerprint(side: PretrainedTextConfig, encoder: nn.Module, tokenizer: Any) -> str:
+    """The same over a text encoder from a checkpoint, and its tokenizer."""
+    return _digest([side.architecture, tokenizer.to_json()], encoder)[:16]
 
 
 def _without_paths(side: dict[str, Any]) -> dict[str, Any]:

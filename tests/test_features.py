@@ -1,7 +1,13 @@
 """Features of a frozen image encoder, made once: training from them is as training with the encoder."""
 
+import json
+import multiprocessing
+import re
 import shutil
+import threading
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,18 +22,28 @@ from test_pack import Listed
 from grainline.build import Description, method_config, start
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import CachedFeatures, make_features
+from grainline.data.cache import CachedFeatures, Views, make_features
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_IMAGE, CorruptSample, Record
-from grainline.data.texts import TextsConfig
-from grainline.data.transforms import EvalTransform, SameTransform
+from grainline.data.texts import TextsConfig, encode_parts
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
+from grainline.data.transforms import CropConfig, EvalTransform, SameTransform, TrainTransform
+from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
+from grainline.files import one_writer
 from grainline.fingerprint import image_fingerprint
 from grainline.loading import load
-from grainline.training.precompute import feature_encoder
+from grainline.methods.clip import CLIP as CLIP_METHOD
+from grainline.model import Model
+from grainline.training.optim import train_mode
+from grainline.training.precompute import cached_texts, feature_encoder
 from grainline.training.recipe import DataConfig
 from grainline.training.step import step
+from grainline.training.text_cache import CachedTexts
+from grainline.types import texts_of
+
+Capture = pytest.CaptureFixture[str]
 
 SCENES = "scenes:train?count=16&size=32"
 RULES = r"[{pattern: 'towers\.image\..*', lr_factor: 0}, {pattern: '.*'}]"
@@ -64,6 +80,44 @@ def kept(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "features"
 
 
+AUTO = """
+method: METHOD
+model: {pretrained: FOLDER, image: {tune: frozen}, text: {tune: frozen}, width: 32}
+data: {paths: ["SCENES"], crop: null, workers: 0, features: auto, texts: {captions: random, per_image: 2}}
+train: {max_steps: 6, global_batch_size: 8, precision: fp32, log_every: 1, save_every: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random CLIP."""
+    folder = tmp_path_factory.mktemp("pair")
+    whole("clip", folder)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRAINLINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+def automatic(home: Path, pair: Path, method: str = "clip") -> Path:
+    """A recipe that caches both sides of a CLIP, as a file."""
+    path = home / "auto.yaml"
+    text = AUTO.replace("METHOD", method).replace("FOLDER", str(pair))
+    path.write_text(text.replace("SCENES", SCENES))
+    return path
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise AssertionError("an image was decoded, or an encoder was run")
+
+
+def losses(run: Path) -> list[float]:
+    return [line["terms"]["loss"] for line in logged(run) if line["kind"] == "train"]
+
+
 def recipe(home: Path, checkpoint: Path, method: str = "clip") -> Path:
     """A recipe that freezes a GroupViT, as a file."""
     path = home / f"{method}.yaml"
@@ -89,20 +143,15 @@ def test_training_from_features_is_training_with_the_encoder(
     plain = trained(tmp_path / "plain", file)
     before = (kept / "features.npy").read_bytes()
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("an image was decoded, or the encoder was run")
-
     with monkeypatch.context() as patch:
         patch.setattr("grainline.data.transforms.decode", refused)
         patch.setattr("grainline.data.transforms.EvalTransform.__call__", refused)
         patch.setattr("grainline.encoders.pretrained.adapters.ImageEncoder.forward", refused)
         fast = trained(tmp_path / "fast", file, f"data.features={kept}")
-    losses = [
-        [line["terms"]["loss"] for line in logged(run) if line["kind"] == "train"] for run in (plain, fast)
-    ]
-    assert len(losses[0]) == 10
-    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
-    assert losses[1] != losses[0]  # half precision: the features were read
+    exact, near = losses(plain), losses(fast)
+    assert len(exact) == 10
+    assert near == pytest.approx(exact, abs=1e-3)
+    assert near != exact  # half precision: the features were read
     weights = [load_file(run / "last" / "model.safetensors") for run in (plain, fast)]
     theirs = load_file(checkpoint / "model.safetensors")
     frozen = {name: x for name, x in weights[1].items() if name.startswith("towers.image.model.")}
@@ -129,7 +178,7 @@ def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, ke
         seen = method.towers.image(pixels)
     for tokens in (False, True):
         found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
-        rows = torch.stack([found.features(i, source[i].key) for i in range(3)])
+        rows = torch.stack([found.features(i, source[i].key, Random(0)) for i in range(3)])
         assert rows.dtype == torch.float16
         torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
         assert rows.shape[1] == (4 if tokens else 1)
@@ -181,8 +230,7 @@ def test_a_run_starts_with_its_own_features(tmp_path: Path, capsys: pytest.Captu
     kept = [f"data.features={tmp_path / 'features'}", f"init_from={run}"]
     later = trained(tmp_path / "later", scratch, *kept)
     plain = trained(tmp_path / "plain", scratch, f"init_from={run}")
-    losses = [line["terms"]["loss"] for one in (later, plain) for line in logged(one) if "terms" in line]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    assert losses(later) == pytest.approx(losses(plain), abs=1e-3)
     changed = trained(tmp_path / "changed", scratch, "train.optimizer.rules=[{pattern: '.*'}]")
     assert call("train", scratch, "--out", tmp_path / "x", "--set", kept[0], f"init_from={changed}") == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -236,15 +284,20 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), MISSING_IMAGE])
     transform = EvalTransform(8)
     found = make_features(
-        listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
+        listed,
+        lambda x: x.float().mean((2, 3))[:, None],
+        tmp_path / "f",
+        Views(transform),
+        encoder="e",
+        row=(1, 3),
     )
     assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
-        kept.features(1, "b")
+        kept.features(1, "b", Random(0))
     assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
     with pytest.raises(UserError, match="c has the features of another image"):
-        kept.features(0, "c")
+        kept.features(0, "c", Random(0))
     plain, fast = (
         TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
         for crop in (SameTransform(transform), kept)
@@ -267,7 +320,7 @@ def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> 
             source,
             lambda x: torch.full((len(x), 1, 2), 7e4),
             tmp_path / "f",
-            transform,
+            Views(transform),
             encoder="e",
             row=(1, 2),
         )
@@ -287,12 +340,12 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     out = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
-        make_features(source, dies, out, transform, encoder="e", row=(1, 3))
+        make_features(source, dies, out, Views(transform), encoder="e", row=(1, 3))
     with pytest.raises(UserError, match="was made with encoder e"):
-        make_features(source, dies, out, transform, encoder="other", row=(1, 3))
+        make_features(source, dies, out, Views(transform), encoder="other", row=(1, 3))
     with pytest.raises(UserError, match="of other squares"):
-        make_features(source, dies, out, EvalTransform(8, "squash"), encoder="e", row=(1, 3))
-    assert make_features(source, dies, out, transform, encoder="e", row=(1, 3)).resumed == 6
+        make_features(source, dies, out, Views(EvalTransform(8, "squash")), encoder="e", row=(1, 3))
+    assert make_features(source, dies, out, Views(transform), encoder="e", row=(1, 3)).resumed == 6
     assert calls == [6, 6, 6, 4]
     rows = np.load(out / "features.npy")
     expected = torch.stack([transform(source[i].image) for i in range(16)]).float().mean((2, 3)) / 255
@@ -328,3 +381,223 @@ def test_segments_that_may_be_empty_are_not_stored() -> None:
     assert feature_encoder(method, tokens=False)(black).shape == (1, 1, method.towers.to_image.in_features)
     with pytest.raises(UserError, match="segments may be empty"):
         feature_encoder(method, tokens=True)(black)
+
+
+# data.features: auto
+
+
+@pytest.mark.parametrize("method", ["clip", "maxsim", "laps", "vse"])
+def test_frozen_towers_are_computed_once_and_training_is_the_same(
+    method: str, pair: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    file = automatic(tmp_path, pair, method)
+    plain = trained(tmp_path / "plain", file, "data.features=null")
+    assert not cache.exists()
+    capsys.readouterr()
+    first = trained(tmp_path / "first", file)
+    said = capsys.readouterr().out
+    assert re.search(r"computing the features of 16 images once, into .*/features/\w{16}/features\n", said)
+    assert re.search(r"texts of 16 images: \d+ texts; \d+ s, [\d.]+ images a second", said)
+    with monkeypatch.context() as patch:
+        for name in ("data.transforms.decode", "data.transforms.EvalTransform.__call__"):
+            patch.setattr(f"grainline.{name}", refused)
+        for side in ("ImageEncoder", "TextEncoder"):
+            patch.setattr(f"grainline.encoders.pretrained.adapters.{side}.forward", refused)
+        again = trained(tmp_path / "again", file)
+    assert "computing" not in capsys.readouterr().out
+    assert losses(first) == losses(again) == pytest.approx(losses(plain), abs=2e-3, rel=5e-4)
+    assert losses(first) != losses(plain)  # half precision
+    theirs, ours = (load_file(run / "last" / "model.safetensors") for run in (plain, first))
+    for name, x in theirs.items():
+        torch.testing.assert_close(ours[name], x, atol=2e-3, rtol=0)
+    assert len(list(cache.iterdir())) == 2
+    assert call("train", file, "--out", first, "--resume", "--checkpoint", "step-00000003") == 0
+    resumed = load_file(first / "last" / "model.safetensors")
+    assert all(torch.equal(x, ours[name]) for name, x in resumed.items())
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_texts_that_are_not_cached_are_computed(pair: Path, cache: Path, tmp_path: Path) -> None:
+    file = automatic(tmp_path, pair)
+    crops = ("model.image.tune=last:1", "data.crop={}", "data.texts.subset=0.5")
+    plain = trained(tmp_path / "plain", file, "data.features=null", *crops)
+    assert losses(trained(tmp_path / "run", file, *crops)) == pytest.approx(losses(plain), abs=2e-3)
+    assert [path.name for home in cache.iterdir() for path in home.iterdir() if path.is_dir()] == ["texts"]
+
+
+def looked_up(pair: Path) -> tuple[Model, CachedTexts, Any, list[list[int]]]:
+    """A model, its cached texts, a batch of texts, and the rows of it that were computed."""
+    values = {"pretrained": str(pair), "image": {}, "text": {"tune": "frozen"}, "width": 32}
+    begun = start(Description("clip", method_config("clip", values, "test")))
+    model = Model(begun.description, begun.method().eval(), load_tokenizer(str(pair)))
+    source = open_source(SCENES, size=16)
+    cfg = DataConfig(features="auto", texts=TextsConfig(captions="random"))
+    found = cached_texts(cfg, source, model, None, torch.device("cpu"))
+    assert found is not None
+    captions = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
+    texts = texts_of(encode_parts(model.tokenizer, captions, model.method.context, 1).ids)
+    computed: list[list[int]] = []
+    forward = model.method.towers.text.forward
+
+    def watched(ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        computed.append(mask.sum(1).tolist())
+        return forward(ids, mask)
+
+    model.method.towers.text.forward = watched
+    return model, found, texts, computed
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_text_encoder_behind_its_cache_gives_the_same(pair: Path) -> None:
+    model, found, texts, computed = looked_up(pair)
+    ids, mask = flat_parts(texts)
+    ids, mask = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (ids, mask))  # a row of padding
+    tower, method = model.method.towers.text, model.method
+    with torch.no_grad():
+        exact = tower(ids, mask)
+    found.install(method)
+    assert torch.equal(tower(ids, mask).tokens, exact.tokens)  # in evaluation
+    computed.clear()
+    train_mode(method)
+    near = tower(ids, mask)
+    lengths, other = mask.sum(1).tolist(), len(open_source(SCENES, size=16)[0].captions)
+    assert computed == [[lengths[other], lengths[-2]]]  # the texts that are no captions
+    torch.testing.assert_close(near.pooled, exact.pooled, atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(near.tokens[mask], exact.tokens[mask], atol=2e-3, rtol=1e-3)
+    assert near.mask is mask
+    assert not torch.equal(near.pooled, exact.pooled)
+
+
+def test_a_cut_cache_is_one_line(pair: Path, cache: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = automatic(tmp_path, pair)
+    trained(tmp_path / "run", file)
+    files = sorted(cache.glob("*/*/[fs]*s.*"))
+    assert {path.name for path in files} == {"features.json", "features.npy", "states.f16"}
+    for number, path in enumerate(files):
+        whole_file = path.read_bytes()
+        path.write_bytes(whole_file[: len(whole_file) // 3])
+        said = complaint(capsys, "train", file, "--out", tmp_path / f"cut{number}")
+        assert f"delete {path.parent.parent}, and training makes them again" in said
+        path.write_bytes(whole_file)
+
+
+def test_texts_that_a_killed_run_left_out_are_added(
+    pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.training.text_cache.RECORDS", 5)
+    looked_up(pair)
+    (home,) = cache.iterdir()
+    complete = {path.name: path.read_bytes() for path in (home / "texts").iterdir()}
+    for name in complete:
+        (home / "texts" / name).unlink()
+    (home / "texts").rmdir()
+    encode, calls = CLIP_METHOD.encode_texts, []
+
+    def dies(self: Any, texts: Any) -> Any:
+        calls.append(len(texts.item))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(CLIP_METHOD, "encode_texts", dies)
+    with pytest.raises(KeyboardInterrupt):
+        looked_up(pair)
+    with (home / "texts.partial" / "states.f16").open("ab") as file:
+        file.write(b"half of a batch")
+    looked_up(pair)
+    assert len(calls) == 3 + 2  # of four batches
+    assert {path.name: path.read_bytes() for path in (home / "texts").iterdir()} == complete
+
+
+def test_a_second_run_waits_for_the_cache_of_the_first(pair: Path, cache: Path, capsys: Capture) -> None:
+    looked_up(pair)
+    (home,) = cache.iterdir()
+    (home / "texts").rename(home / "aside")
+    taken, done = multiprocessing.Event(), multiprocessing.Event()
+    other = multiprocessing.get_context("fork").Process(target=holding, args=(home, taken, done))
+    other.start()
+    assert taken.wait(60)
+    capsys.readouterr()
+    waiting = threading.Timer(1.5, done.set)
+    waiting.start()
+    looked_up(pair)
+    other.join()
+    said = capsys.readouterr().out
+    assert f"is being written by process {other.pid}" in said
+    assert "computing" not in said
+
+
+def holding(home: Path, taken: Any, done: Any) -> None:
+    """Another process that writes the cache, and ends when it is complete."""
+    with one_writer(home, "the cache"):
+        taken.set()
+        done.wait(60)
+        (home / "aside").rename(home / "texts")
+
+
+def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Path, tmp_path: Path) -> None:
+    file = automatic(tmp_path, pair)
+    crop = CropConfig(scale=(0.3, 0.9), flip=True)
+    changes = ("data.views=3", "data.crop={scale: [0.3, 0.9], flip: true}", "model.text.tune=all")
+    trained(tmp_path / "run", file, *changes)
+    ((folder,),) = ([*home.glob("features")] for home in cache.iterdir())
+    rows, source, square = np.load(folder / "features.npy"), open_source(SCENES, size=16), EvalTransform(16)
+    method: Any = load(tmp_path / "run").method
+    for i in (0, 7):
+        key = source[i].key
+        views = [square(source[i].image)]
+        views += [TrainTransform(16, crop)(source[i].image, Random(f"{key}/{v}")) for v in (1, 2)]
+        with torch.no_grad():
+            expected = method.towers.image(torch.stack(views)).pooled
+        np.testing.assert_allclose(rows[3 * i : 3 * i + 3, 0], expected.numpy(), atol=3e-3)
+    transform = EvalTransform(16)
+    encoder = json.loads((folder / "features.json").read_text())["settings"]["encoder"]
+    found = CachedFeatures(folder, source, transform, encoder, tokens=False)
+    drawn = [found.features(4, source[4].key, Random(seed)).numpy() for seed in range(40)]
+    which = [next(v for v in range(3) if (rows[12 + v, :1] == one).all()) for one in drawn]
+    assert which == [int(Random(seed).random() * 3) for seed in range(40)]
+    assert set(which) == {0, 1, 2}
+    assert losses(tmp_path / "run") == losses(trained(tmp_path / "again", file, *changes))
+
+
+WRONG = {
+    "a crop": (("data.crop={}",), "a random crop is another: set data.crop to null, or data.views"),
+    "views without a crop": (("data.views=2",), "views above 1 are random crops in a cache"),
+    "views of a folder": (
+        ("data.views=2", "data.features=x", "data.crop={}"),
+        "set features to auto, and crop",
+    ),
+    "nothing frozen": (
+        ("model.image.tune=all", "model.text.tune=null"),
+        "caches what frozen encoders give, and none is",
+    ),
+    "views of what learns": (
+        ("model.image.tune=last:1", "data.views=2", "data.crop={}"),
+        "data.views is 2, and the image encoder learns",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_cannot_be_cached_is_one_line(
+    kind: str, pair: Path, cache: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    changes, words = WRONG[kind]
+    file = automatic(tmp_path, pair)
+    assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *changes)
+    assert not cache.exists()
+
+
+def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.data.cache.BATCH", 3)
+    source = open_source(SCENES, size=32)
+
+    def encode(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02 * int(x[0, 0, 0, 0] % 3))  # batches end in another order
+        return x.float().mean((2, 3))[:, None]
+
+    for threads in (1, 3):
+        out = tmp_path / str(threads)
+        make_features(source, encode, out, Views(EvalTransform(8)), encoder="e", row=(1, 3), threads=threads)
+    for name in ("features.npy", "keys.npy"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()

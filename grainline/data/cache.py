@@ -10,10 +10,14 @@ A folder, complete or absent; while it is written it is FOLDER.partial, and an i
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from random import Random
+from threading import Lock
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,88 +25,177 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
-from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record, Source
+from grainline.data.transforms import (
+    DRAWS,
+    Crop,
+    CropConfig,
+    Draws,
+    EvalTransform,
+    ImageInput,
+    TrainTransform,
+)
 from grainline.errors import UserError
 from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
 from grainline.system import open_regular, regular
 
+T = TypeVar("T")
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # images that are read and computed at a time
 
 
 class Kind(NamedTuple):
-    """A kind of folder: superpixels or features."""
+    """A kind of folder: superpixels, features or states of texts."""
 
     name: str  # of the command that makes it, and of the field of `data` that names it
     format: str  # name and version, as the manifest says it
     rows: str  # name of the array
     dtype: Any  # of numpy
+    home: Path | None = None  # the folder of the cache that holds it, where training makes it by itself
 
     @property
     def again(self) -> str:
-        return f"make them again with `grainline data {self.name}`"
+        made = f"delete {self.home}, and training makes them again"
+        return made if self.home else f"make them again with `grainline data {self.name}`"
+
+    @property
+    def elsewhere(self) -> str:
+        return "set GRAINLINE_CACHE to another folder" if self.home else "choose another --out"
 
 
-def make(
+def make(  # noqa: PLR0913 - each is a choice of the caller
     kind: Kind,
     source: Source,
     compute: Callable[[Tensor], Tensor],
     out: Path,
-    transform: EvalTransform,
+    views: "Views",
     *,
     row: tuple[int, ...],
     settings: Mapping[str, Any],
+    threads: int = 1,
     progress: Progress | None = None,
 ) -> Written:
     """Write the rows of all images of a source, or those that an interrupted run left out.
 
-    compute    [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
-    transform  makes a square of side S of an image
-    settings   what `compute` depends on
+    compute   [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
+    views     makes squares of side S of an image
+    settings  what `compute` depends on
+    threads   that call `compute`, each with a batch of its own; 1: this one, while others decode ahead
 
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
+    transform, number, reading = views.transform, views.number, Lock()
     header = {"grainline": kind.format, "source": source.fingerprint(), "size": transform.size}
     header |= {"settings": dict(settings), "records": len(source), "transform": _settings_of(transform)}
+
+    def read(batch: int) -> tuple[list[int], dict[int, int], list[Tensor]]:
+        """The places of rows, the digests of keys, and the squares."""
+        places: list[int] = []
+        digests: dict[int, int] = {}
+        squares: list[Tensor] = []
+        for index in range(batch * BATCH, min((batch + 1) * BATCH, len(source))):
+            with suppress(CorruptSample):
+                with reading:  # a source may have one position in its file
+                    record = source[index]
+                squares += views(record)
+                places += range(index * number, (index + 1) * number)
+                digests[index] = digest(record.key)
+        return places, digests, squares
+
+    def computed(
+        done: tuple[list[int], dict[int, int], list[Tensor]],
+    ) -> tuple[dict[int, Any], dict[int, int]]:
+        places, digests, squares = done
+        made = compute(torch.stack(squares)).cpu().numpy() if squares else ()
+        return dict(zip(places, made, strict=True)), digests
+
+    with completing(kind, out, header) as folder:
+        if folder is not None:
+            mode: Any = "r+" if folder.batches else "w+"
+            rows = _Rows(open_memmap(folder.path / kind.rows, mode, kind.dtype, (len(source) * number, *row)))
+            keys = _Rows(open_memmap(folder.path / KEYS, mode, np.uint64, (len(source),)))
+            left, together = range(folder.batches, -(-len(source) // BATCH)), threads > 1
+            work: Any = (lambda batch: computed(read(batch))) if together else read
+            with closing(_ahead(work, left, max(2, threads))) as results:
+                for batch, result in zip(left, results, strict=True):
+                    some, digests = result if together else computed(result)
+                    rows.write(some)
+                    keys.write(digests)
+                    folder.log.write(as_line({"batch": batch, "images": len(digests)}))
+                    folder.log.flush()
+                    if progress is not None:
+                        progress(min((batch + 1) * BATCH, len(source)), len(source))
+    resumed = len(source) if folder is None else min(folder.batches * BATCH, len(source))
+    images = int((np.load(out / KEYS) != 0).sum())
+    skipped = {"without an image": len(source) - images} if images < len(source) else {}
+    return Written({"image": images}, skipped, resumed)
+
+
+def _ahead(function: Callable[[int], T], numbers: Iterable[int], threads: int) -> Generator[T, None, None]:
+    """function of each number, in order; threads compute a few ahead, one number each."""
+    ahead: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for number in numbers:
+                ahead.append(pool.submit(function, number))
+                if len(ahead) > threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for one in ahead:
+                one.cancel()
+
+
+class Partial(NamedTuple):
+    """A folder that is being written."""
+
+    path: Path
+    log: BinaryIO  # a line for each batch whose numbers are on the disk
+    batches: int  # that were there before
+
+
+@contextmanager
+def completing(kind: Kind, out: Path, header: Mapping[str, Any]) -> Iterator[Partial | None]:
+    """The partial folder, which is complete and in its place when the block ends; None where it is already.
+
+    header  what the content depends on. UserError where `out`, whole or partial, has another
+    """
     partial = out.with_name(out.name + ".partial")
 
     def check(path: Path) -> None:
         with open_regular(path) as file:
             _require_same(partial, json.loads(file.readline()), header)
 
-    with writing(out):
+    with writing(out, kind.elsewhere):
         if out.is_dir():
             _require_same(out, _manifest(kind, out), header)
-            return _result(out, len(source))
+            yield None
+            return
         partial.mkdir(parents=True, exist_ok=True)
         with resuming(partial / LOG, header, check) as (log, batches):
-            mode: Any = "r+" if batches else "w+"
-            rows = _Rows(open_memmap(partial / kind.rows, mode, kind.dtype, (len(source), *row)))
-            keys = _Rows(open_memmap(partial / KEYS, mode, np.uint64, (len(source),)))
-            for number in range(batches, -(-len(source) // BATCH)):
-                end = min((number + 1) * BATCH, len(source))
-                squares: dict[int, Tensor] = {}
-                digests: dict[int, int] = {}
-                for index in range(number * BATCH, end):
-                    with suppress(CorruptSample):
-                        record = source[index]
-                        squares[index] = transform(record.image, record.key)
-                        digests[index] = digest(record.key)
-                if squares:
-                    computed = compute(torch.stack(list(squares.values()))).cpu().numpy()
-                    rows.write(dict(zip(squares, computed, strict=True)))
-                keys.write(digests)
-                log.write(as_line({"batch": number, "images": len(squares)}))
-                log.flush()
-                if progress is not None:
-                    progress(end, len(source))
+            yield Partial(partial, log, batches)
             write_text(partial / f"{kind.name}.json", sealed_json(header))
         (partial / LOG).unlink()
         os.rename(partial, out)
         sync(out.parent)
-    return _result(out, min(batches * BATCH, len(source)))
+
+
+class Views(NamedTuple):
+    """The squares of an image that are cached: that of evaluation, then random crops, always the same."""
+
+    transform: EvalTransform
+    number: int = 1
+    crop: CropConfig | None = None
+
+    def __call__(self, record: Record) -> list[Tensor]:
+        squares = [self.transform(record.image, record.key)]
+        if self.number > 1:
+            crop = TrainTransform(self.transform.size, self.crop)
+            draws = (Random(f"{record.key}/{view}") for view in range(1, self.number))
+            squares += [crop(record.image, draw, record.key) for draw in draws]
+        return squares
 
 
 class _Rows:
@@ -146,18 +239,18 @@ class CachedRows:
 
     def open(self, row: tuple[int, ...]) -> None:
         """Open the rows, which have this shape. Raises UserError where they do not."""
-        records = self.manifest["records"]
-        self.rows = _Rows(self._map(self.kind.rows, (records, *row)))
+        records, self.views = self.manifest["records"], self.manifest["settings"].get("views", 1)
+        self.rows = _Rows(self._map(self.kind.rows, (records * self.views, *row)))
         self.keys = np.array(self._map(KEYS, (records,)))
 
-    def row(self, index: int, key: str, first: int | None = None) -> np.ndarray:
-        """The row, or its first parts, of the record at a position. UserError where it is that of another."""
+    def row(self, index: int, key: str, first: int | None = None, view: int = 0) -> np.ndarray:
+        """The row, or its first parts, of a view of a record. UserError where it is that of another."""
         if int(self.keys[index]) != digest(key):
             name = self.kind.name
             wrong = f"has the {name} of another image" if self.keys[index] else f"has no {name}"
             raise UserError(f"{self.folder}: {key} {wrong}: the data has changed; {self.kind.again}")
         try:
-            return self.rows.read(index, first or self.rows.shape[1])
+            return self.rows.read(index * self.views + view, first or self.rows.shape[1])
         except (OSError, ValueError) as error:
             raise UserError(f"{self.rows.path} was changed or cut ({error}); {self.kind.again}") from None
 
@@ -224,13 +317,6 @@ def _short(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _result(out: Path, resumed: int) -> Written:
-    keys = np.load(out / KEYS)
-    images = int((keys != 0).sum())
-    skipped = {"without an image": len(keys) - images} if images < len(keys) else {}
-    return Written({"image": images}, skipped, resumed)
-
-
 # Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
 # uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
@@ -256,10 +342,8 @@ def make_superpixels(
     def neighbours(pixels: Tensor) -> Tensor:
         return neighbour_of(segment(pixels).cpu(), int(settings["cell"])).to(torch.uint8)
 
-    transform, row = EvalTransform(size), (size, size)
-    return make(
-        SUPERPIXELS, source, neighbours, out, transform, row=row, settings=settings, progress=progress
-    )
+    views, row = Views(EvalTransform(size)), (size, size)
+    return make(SUPERPIXELS, source, neighbours, out, views, row=row, settings=settings, progress=progress)
 
 
 class CachedSuperpixels(CachedRows):
@@ -279,20 +363,22 @@ class CachedSuperpixels(CachedRows):
 
 
 # Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe, which then
-# neither decodes images nor runs the encoder. features.npy [N, 1 + L, W] float16: the summary of each image,
-# then its L image tokens (0 without --tokens), at the encoder's width W.
+# neither decodes images nor runs the encoder. features.npy [N * V, 1 + L, W] float16: of each of the V views
+# of an image the summary, then its L image tokens (0 without --tokens), at the encoder's width W.
 
 FEATURES = Kind("features", "features 1", "features.npy", np.float16)
 
 
-def make_features(
+def make_features(  # noqa: PLR0913 - each is a choice of the caller
     source: Source,
     encode: Callable[[Tensor], Tensor],
     out: Path,
-    transform: EvalTransform,
+    views: Views,
     *,
     encoder: str,
     row: tuple[int, int],
+    kind: Kind = FEATURES,
+    threads: int = 1,
     progress: Progress | None = None,
 ) -> Written:
     """Write the features of all images of a source, as `make` does.
@@ -310,15 +396,26 @@ def make_features(
             raise UserError("the image encoder gives numbers above 65504, or none, so they cannot be kept")
         return half
 
-    settings = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
-    return make(FEATURES, source, halved, out, transform, row=row, settings=settings, progress=progress)
+    settings: dict[str, Any] = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
+    if views.number > 1 and views.crop is not None:
+        settings |= {"views": views.number, "crop": views.crop.model_dump(mode="json")}
+    return make(
+        kind, source, halved, out, views, row=row, settings=settings, threads=threads, progress=progress
+    )
 
 
 class CachedFeatures(CachedRows, Crop):
     """The cached features of images in place of a crop; no image is decoded."""
 
     def __init__(
-        self, folder: Path, source: Source, transform: EvalTransform, encoder: str, *, tokens: bool
+        self,
+        folder: Path,
+        source: Source,
+        transform: EvalTransform,
+        encoder: str,
+        *,
+        tokens: bool,
+        kind: Kind = FEATURES,
     ) -> None:
         """
         encoder  fingerprint of the image encoder that training begins with
@@ -326,7 +423,7 @@ class CachedFeatures(CachedRows, Crop):
 
         Raises UserError where the folder was made from other data, with another encoder or without tokens.
         """
-        super().__init__(FEATURES, folder, source, transform, {"encoder": encoder})
+        super().__init__(kind, folder, source, transform, {"encoder": encoder})
         settings = self.manifest["settings"]
         if tokens and not settings["tokens"]:
             raise UserError(
@@ -337,15 +434,16 @@ class CachedFeatures(CachedRows, Crop):
         self.tokens = tokens
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
-        for _ in range(DRAWS):
-            rng.random()
+        """No pixels. `features` takes the random numbers."""
         return torch.empty(3, 0, 0, dtype=torch.uint8)
 
-    def features(self, index: int, key: str) -> Tensor:
-        """[1 + L, W] half precision, [1, W] without tokens, of the record at a position.
+    def features(self, index: int, key: str, rng: Draws) -> Tensor:
+        """[1 + L, W] half precision, [1, W] without tokens, of one view of the record at a position.
 
         Raises CorruptSample for an image without features, and UserError for the features of another image.
         """
+        draws = [rng.random() for _ in range(DRAWS)]
         if not self.keys[index]:
             raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
-        return torch.from_numpy(self.row(index, key, None if self.tokens else 1).astype(np.float16))
+        view, first = int(draws[0] * self.views), None if self.tokens else 1
+        return torch.from_numpy(self.row(index, key, first, view).astype(np.float16))

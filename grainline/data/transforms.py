@@ -49,14 +49,15 @@ class Crop(ABC):
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         """[3, size, size] uint8; [3, 0, 0] where cached features replace the image.
 
-        Raises CorruptSample, which names `where`. Every call takes DRAWS numbers from rng.
+        Raises CorruptSample, which names `where`. Every call takes DRAWS numbers from rng; where there are
+        features, `features` takes them.
         """
 
     def regions(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
         """[size, size] int64 superpixels of the record at a position; None without a cache."""
         return None
 
-    def features(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
+    def features(self, index: int, key: str, rng: Draws) -> Tensor | None:  # noqa: ARG002
         """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
         return None
 

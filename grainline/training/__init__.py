@@ -13,5 +13,6 @@ recipe      The fields of a recipe, and reading one.
 report      Validation, and OUT/report.html: curves, corrupt samples, settings.
 run         `grainline.train`: from a recipe to a run in its folder.
 step        One training step, GradCache, LoRA, activation checkpointing, compilation.
+text_cache  What a frozen text encoder gives for the texts of a source, in front of the encoder in training.
 tune        `tune` of a pretrained side as rules of the optimizer; layers by depth; what adapters freeze.
 """

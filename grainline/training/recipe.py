@@ -54,7 +54,9 @@ class DataConfig(Config):
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
-    features: str | None = None  # folder of `grainline data features`, for a frozen image encoder
+    # Folder of `grainline data features`, or `auto`: what frozen encoders give is computed once and cached.
+    features: str | None = None
+    views: int = Field(1, ge=0, le=1000)  # squares of an image that `auto` caches, all but one random crops
     descriptions: tuple[str, ...] = ()  # files of `grainline data describe`, or `long`: each record's own
     descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
     workers: int = Field(1, ge=0)  # processes that load images, for each training process
@@ -76,7 +78,11 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _same_squares(self) -> "DataConfig":
-        for name, folder in (("superpixels", self.superpixels), ("features", self.features)):
+        auto = self.features == "auto"
+        if self.views > 1 and (not auto or self.crop is None):
+            raise ValueError("views above 1 are random crops in a cache: set features to auto, and crop")
+        features = None if auto else self.features
+        for name, folder in (("superpixels", self.superpixels), ("features", features)):
             if folder and self.crop is not None:
                 raise ValueError(
                     f"cached {name} are of the square that evaluation reads, and a random crop is another: "

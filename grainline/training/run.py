@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from grainline.data.cache import CachedFeatures
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
@@ -36,7 +37,7 @@ from grainline.training.inputs import (
 )
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
-from grainline.training.precompute import make_crop
+from grainline.training.precompute import cached_texts, make_crop
 from grainline.training.recipe import Recipe, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
@@ -126,14 +127,15 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         if rank() == 0:
             write_settings(out, description, recipe)
         train_set = TrainSet(
-            described, tokenizer, make_crop(recipe.data, source, method, start_point, resume_from),
+            described, tokenizer, make_crop(recipe.data, source, method, start_point, resume_from, device),
             recipe.data.texts, context=method.context, seed=recipe.train.seed, parts=method.parts,
             chunking=method.chunking, provider=provider,
         )  # fmt: skip
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
-            notes, recipe.data.features is not None, callbacks,
+            notes, isinstance(train_set.crop, CachedFeatures),
+            cached_texts(recipe.data, described, model, resume_from, device), callbacks,
             not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
         )  # fmt: skip
         before = log_stamp(out)

@@ -1,0 +1,196 @@
+"""What a frozen text encoder gives for the texts of a source, computed once and read in training.
+
+    states.f16  [R, W] of each text its summary, then the states of its real tokens, in half precision
+    index.u64   [K, 3] of each text the digest of its token ids, its first row, and its number of tokens
+    texts.json  settings and the fingerprint of the source, with a checksum
+
+A text is found by its token ids, so whatever reads texts in training finds those that were computed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grainline.data.cache import LOG, Kind, Partial, completing
+from grainline.data.lines import Progress, Written, as_line
+from grainline.data.record import CorruptSample, Source
+from grainline.data.texts import TextsConfig
+from grainline.encoders.base import TextTokens
+from grainline.errors import UserError
+from grainline.methods.base import Method
+from grainline.system import READ, read_at
+from grainline.types import by_host, upload
+
+TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
+INDEX = "index.u64"
+RECORDS = 64  # whose texts are computed at a time
+EMPTY, MISSING = -1, -2  # in place of the number of a text
+
+Read = tuple[Tensor, Tensor, TextTokens]
+"""Ids [M, L] and mask [M, L] that a text encoder read, and what it gave."""
+
+
+def make_texts(
+    kind: Kind,
+    source: Source,
+    cfg: TextsConfig,
+    read: Callable[[list[str]], list[Read]],
+    out: Path,
+    settings: dict[str, Any],
+    progress: Progress | None = None,
+) -> Written:
+    """Write what an encoder gives for the texts of all records, or those that an interrupted run left out.
+
+    cfg       which texts training takes
+    read      lets the encoder read some texts
+    settings  what its output depends on, `width` among them
+
+    Raises UserError also for numbers that half precision cannot hold.
+    """
+    header = {"grainline": kind.format, "source": source.fingerprint(), "size": 0, "transform": {}}
+    header |= {"settings": settings, "records": len(source)}
+    with completing(kind, out, header) as folder:
+        if folder is not None:
+            with open(folder.path / INDEX, "ab") as index, open(folder.path / kind.rows, "ab") as states:
+                texts, rows = _cut(folder, index, states, 2 * int(settings["width"]))
+                known = {int(one) for one in _index(folder.path)[:, 0]}
+                for batch in range(folder.batches, -(-len(source) // RECORDS)):
+                    end = min((batch + 1) * RECORDS, len(source))
+                    some = list(_texts_of(source, range(batch * RECORDS, end), cfg))
+                    for key, part in _distinct(read(some) if some else []):
+                        if key not in known:
+                            known.add(key)
+                            index.write(np.array([key, rows, len(part) - 1], np.uint64).tobytes())
+                            states.write(part.tobytes())
+                            texts, rows = texts + 1, rows + len(part)
+                    for file in (index, states):
+                        file.flush()
+                        os.fsync(file.fileno())
+                    folder.log.write(as_line({"batch": batch, "texts": texts, "rows": rows}))
+                    folder.log.flush()
+                    if progress is not None:
+                        progress(end, len(source))
+    resumed = len(source) if folder is None else min(folder.batches * RECORDS, len(source))
+    return Written({"text": len(_index(out))}, {}, resumed)
+
+
+def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple[int, int]:
+    """Cut both files behind the batches in the log; the number of texts and rows. size: bytes of a row"""
+    lines = (folder.path / LOG).read_bytes().splitlines()[: folder.batches + 1]
+    last: dict[str, int] = json.loads(lines[-1]) if folder.batches else {"texts": 0, "rows": 0}
+    for file, length in ((index, 24 * last["texts"]), (states, size * last["rows"])):
+        if os.fstat(file.fileno()).st_size < length:
+            raise UserError(f"{file.name} is shorter than {LOG} beside it says: delete {folder.path}")
+        file.truncate(length)
+    return last["texts"], last["rows"]
+
+
+def _texts_of(source: Source, places: range, cfg: TextsConfig) -> Iterator[str]:
+    """The texts of some records as `choose_text` takes them, without subsets of their sentences."""
+    for place in places:
+        try:
+            record = source[place]
+        except CorruptSample:  # training counts it
+            continue
+        if record.captions:
+            yield from (record.whole,) if cfg.captions == "whole" else record.captions
+
+
+def _distinct(reads: list[Read]) -> Iterator[tuple[int, np.ndarray]]:
+    """The digest of each text that was read, and its rows [1 + L, W] in half precision."""
+    for ids, mask, tokens in reads:
+        keys, lengths = _digests(ids.cpu(), mask.cpu())
+        both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu()
+        for key, length, rows in zip(keys, lengths, both, strict=True):
+            part = rows[: 1 + length].half()
+            if not bool(part.isfinite().all()):
+                raise UserError("the text encoder gives numbers above 65504, or none, so they cannot be kept")
+            if key > 0:
+                yield key, part.numpy()
+
+
+def _digests(ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:
+    """The digest of the real tokens of each text [M, L], and their number; 0 where padding is not behind."""
+    lengths = mask.sum(1)
+    behind = (mask == (torch.arange(mask.shape[1]) < lengths[:, None])).all(1).tolist()
+    numbers, keys = lengths.tolist(), []
+    for row, length, plain in zip(ids.numpy().astype(np.int64), numbers, behind, strict=True):
+        found = hashlib.sha256(row[:length].tobytes()).digest()[:8]
+        keys.append(max(1, int.from_bytes(found, "little")) if plain else 0)
+    return keys, numbers
+
+
+def _index(folder: Path) -> np.ndarray:
+    return np.fromfile(folder / INDEX, np.uint64).reshape(-1, 3)
+
+
+class CachedTexts:
+    """The texts of a folder in front of the text encoder of a method: `install` puts it there.
+
+    In training a text is read where it was computed before, up to half precision; others are computed. In
+    evaluation all are.
+    """
+
+    def __init__(self, kind: Kind, folder: Path, width: int) -> None:
+        """Raises UserError for a folder that cannot be read."""
+        self.kind, self.folder, self.width = kind, folder, width
+        try:
+            index = _index(folder)
+            self.file = os.open(folder / kind.rows, READ)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder} cannot be read ({error}); {kind.again}") from None
+        order = index[:, 0].argsort()
+        self.keys, self.rows = index[order, 0], index[order, 1:].astype(np.int64)
+
+    def install(self, method: Method) -> None:
+        """Read in place of computing, where the method is in training mode."""
+        self.method, encoder = method, method.towers.text
+        if len(self.keys):
+            self.compute, encoder.forward = encoder.forward, self
+
+    def __call__(self, ids: Tensor, mask: Tensor) -> TextTokens:
+        """ids [M, L], mask [M, L] -> TextTokens of the same L; those of padding are 0"""
+        if not self.method.training:
+            return self.compute(ids, mask)
+        places = by_host(self._places, ids, mask)
+        missing = (places == MISSING).nonzero()[:, 0]
+        if len(missing) == len(ids):
+            return self.compute(ids, mask)
+        host = torch.zeros(len(ids), 1 + ids.shape[1], self.width, dtype=torch.float16)
+        for row, place in enumerate(places.tolist()):
+            if place >= 0:
+                part = self._read(place)
+                host[row, : len(part)] = torch.from_numpy(part)
+        both = upload(host, ids.device).float()
+        if len(missing):
+            rows = upload(missing, ids.device)
+            with torch.no_grad():
+                fresh = self.compute(ids[rows], mask[rows])
+            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1).float()
+        return TextTokens(both[:, 0], both[:, 1:], mask)
+
+    def _places(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The number of each text in the index: [M] int64 on the host; EMPTY without tokens, or MISSING."""
+        keys, lengths = _digests(ids.cpu(), mask.cpu())
+        wanted = np.array(keys, np.uint64)
+        at = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+        fits = (self.keys[at] == wanted) & (self.rows[at, 1] == np.array(lengths))
+        return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, at, MISSING)))
+
+    def _read(self, place: int) -> np.ndarray:
+        """The rows [1 + L, W] of a text. UserError where the file was cut."""
+        first, tokens = self.rows[place]
+        size = 2 * self.width * (1 + int(tokens))
+        try:
+            part = np.frombuffer(bytearray(read_at(self.file, size, 2 * self.width * int(first))), np.float16)
+            return part.reshape(1 + int(tokens), self.width)
+        except (OSError, ValueError) as error:
+            path = self.folder / self.kind.rows
+            raise UserError(f"{path} was changed or cut ({error}); {self.kind.again}") from None
