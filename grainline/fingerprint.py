@@ -10,7 +10,7 @@ from torch import nn
 from grainline.config import Config
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 
-LATER = (("patches", "attention"), ("resize", None))
+LATER = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
 """Fields that came after the first indexes, with the values that these indexes have."""
 
 
@@ -25,7 +25,7 @@ def fingerprint(model: Any) -> str:
         if isinstance(x, dict):
             own = _without_paths(x)
             config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
-        elif name != "pretrained":
+        elif name not in ("pretrained", "dropout") and (name, x) not in LATER:
             config[name] = x
     return _digest([model.description.method, config, model.tokenizer.to_json()], model.method)
 

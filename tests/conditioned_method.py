@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grainline.encoders.towers import TowersConfig
 from grainline.methods import METHODS
 from grainline.methods.base import Method, dot
-from grainline.methods.clip import CLIPConfig
 from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import CrossPool
 from grainline.types import Clock, Encoded, Pair, Term, rows
@@ -19,7 +19,7 @@ from grainline.types import Clock, Encoded, Pair, Term, rows
 NAME = "seer"
 
 
-class SeerConfig(CLIPConfig):
+class SeerConfig(TowersConfig):
     """A CLIP with a block over it."""
 
     scoring: Literal["vectors", "conditioned"] = "vectors"

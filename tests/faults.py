@@ -548,7 +548,7 @@ STARTING = [
     Fault("encoders/towers.py", "tests/test_start.py", "the projection of a checkpoint is left fresh",
           "        layer.weight.copy_(matrix)\n", "        pass\n"),
     Fault("encoders/towers.py", "tests/test_start.py", "SigLIP gets a projection that it never had",
-          "        return nn.Identity()\n", "        pass\n"),
+          "        return Dropout(dropout)\n", "        pass\n"),
     Fault("encoders/pretrained/preprocess.py", "tests/test_pixels.py",
           "the filter of a checkpoint is not read",
           'out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]', "pass"),

@@ -136,6 +136,7 @@ def test_in_a_static_graph_every_row_is_distinct_and_back_again_outside() -> Non
     [
         ("siglip", ("image.pool=attention", "text.causal=false", "text.pool=mean")),
         ("maxsim", ("sentences=4", "image.stem=conv")),
+        ("clip", ("scoring=sentences",)),
         ("beta_clip", ("image.patches=values",)),  # its texts have no tokens
         ("caft", (*COMPOSER, *SQUARES)),
         ("flair", ("heads=2", "scoring=vectors", "chunks=3", "scale=9")),

@@ -215,3 +215,30 @@ def test_a_text_of_padding_scores_zero() -> None:
     silent: Texts = texts._replace(mask=torch.zeros_like(texts.mask))
     score = method.score(method.encode_images(images), method.encode_texts(silent))
     assert torch.equal(score, torch.zeros(4, 8))
+
+
+def test_a_clip_may_score_a_text_by_the_mean_of_its_sentences() -> None:
+    """Vectors, scores and gradients against sentences that a plain CLIP reads one by one."""
+    images, texts = batch()
+    fast, plain = build("clip-sentences").double(), build("clip").double()
+    read, image = fast.encode_texts(texts), fast.encode_images(images)
+    slow = []
+    for text in range(len(texts.item)):
+        sentences = [
+            plain.encode_texts(
+                rows(texts, [text])._replace(ids=ids[None, None], mask=mask[None, None])
+            ).vector
+            for ids, mask in zip(texts.ids[text], texts.mask[text], strict=True)
+            if mask.any()
+        ]
+        mean = sum(sentences, torch.zeros(1, read.vector.shape[1])) / max(1, len(sentences))
+        slow.append(mean / mean.norm().clamp(min=1e-12))
+    expected = plain.encode_images(images).vector @ torch.cat(slow).T
+    scores = fast.score(image, read)
+    torch.testing.assert_close(scores, expected)
+    weight = torch.randn_like(scores)
+    (scores * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for (name, a), b in zip(fast.towers.named_parameters(), plain.towers.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+    assert (read.mask.sum(1) == texts.mask.any(-1).sum(1)).all()

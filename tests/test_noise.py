@@ -1,9 +1,12 @@
 """Noise of layers by rows: who gets which numbers, and how they are spread."""
 
+import itertools
+
 import pytest
 import torch
 from make import build
 
+from grainline.encoders.towers import Projection
 from grainline.nn.hashing import (
     IMAGES,
     TEXTS,
@@ -16,6 +19,7 @@ from grainline.nn.hashing import (
     rows_of,
     shares,
     some_rows,
+    stays,
 )
 from grainline.types import Clock
 
@@ -131,3 +135,20 @@ def test_without_rows_the_generator_decides() -> None:
     torch.set_rng_state(state)
     assert torch.equal(module(torch.ones(3, 8)), first)
     assert random_bits(module, (2, 0), CPU).shape == (2, 0)
+
+
+def test_a_projection_drops_a_share_of_its_input_in_training_alone() -> None:
+    made = Projection(6, 4, 0.25).double()
+    x = torch.randn(4, 5, 6).double().requires_grad_()
+    with rows_of(CLOCK, IMAGES, IDS):
+        out = made(x)
+        mask = stays(made.drop, (4, 5, 6), CPU, 0.25)
+    weight = torch.randn(4, 5, 4).double()
+    (out * weight).sum().backward()
+    for i, j in itertools.product(range(4), range(5)):
+        left = torch.stack([x[i, j, k] / 0.75 if mask[i, j, k] else x[i, j, k] * 0 for k in range(6)])
+        torch.testing.assert_close(out[i, j], made.weight @ left)
+        torch.testing.assert_close(x.grad[i, j], (weight[i, j] @ made.weight) * mask[i, j] / 0.75)
+    assert 0 < int(mask.sum()) < mask.numel()
+    torch.testing.assert_close(made.eval()(x), x @ made.weight.T)
+    assert list(made.state_dict()) == ["weight"], "checkpoints of linear layers stay readable"

@@ -486,7 +486,7 @@ def test_other_ways_to_score_are_refused_in_one_line(folder: Path, tmp_path: Pat
     clip = saved(tiny_model("clip"), tmp_path / "clip")
     ask = ["evaluate", clip, "--data", "scenes:dev?count=3&size=40"]
     text = complaint(capsys, *ask, "--scoring", "conditioned")
-    assert "scoring is 'conditioned'; clip has one way to score: leave it out" in text
+    assert "--scoring: field 'scoring' is 'conditioned': it must be 'whole' or 'sentences'" in text
     for suite in ("similarity", "own-caption"):
         assert f"clip gives no vector of an image as a text sees it; --suite {suite}" in complaint(
             capsys, *ask, "--suite", suite

@@ -16,6 +16,7 @@ from grainline.encoders.pretrained.kind import PretrainedConfig, PretrainedImage
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
+from grainline.nn.hashing import Dropout
 from grainline.nn.pooling import unit
 from grainline.types import Encoded, Images, Texts, full, mirror
 
@@ -86,6 +87,7 @@ class TowersConfig(Config):
     image: ImageSide
     text: TextSide
     width: int | None = Field(None, gt=0)  # None: that of the checkpoint, WIDTH where none has one
+    dropout: float = Field(0.0, ge=0, lt=1)  # of what the projections into this space read, in training
     learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens
     masks_tokens: ClassVar[bool] = False  # and leaves out those that are not real
 
@@ -123,9 +125,11 @@ class Towers(nn.Module):
         self.space, self.learns_tokens = cfg.width or WIDTH, cfg.learns_tokens
         self.image, self.text, heads = _encoders(cfg)
         self.to_image, self.to_text = heads or (
-            _projection(cfg.image, self.image.width, self.space),
-            _projection(cfg.text, self.text.width, self.space),
+            _projection(cfg.image, self.image.width, self.space, cfg.dropout),
+            _projection(cfg.text, self.text.width, self.space, cfg.dropout),
         )
+        if heads and cfg.dropout:
+            raise ValueError("dropout goes with linear projections, and the heads of a GroupViT are none")
         for layer in (self.to_image, self.to_text):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -228,12 +232,23 @@ def _from_checkpoint(side: Config) -> Pretrained | None:
     return build_pretrained(side.architecture)
 
 
-def _projection(side: Config, width: int, space: int) -> nn.Module:
-    """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
+class Projection(nn.Linear):
+    """A linear layer without a bias that drops a share of its input in training."""
+
+    def __init__(self, width: int, space: int, dropout: float) -> None:
+        super().__init__(width, space, bias=False)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.drop(x))
+
+
+def _projection(side: Config, width: int, space: int, dropout: float) -> nn.Module:
+    """Into the shared space; dropout alone where the summaries of a checkpoint are its vectors already."""
     architecture = side.architecture if isinstance(side, PretrainedConfig) else None
     if architecture is not None and is_vector(architecture) and space_of(architecture) == space:
-        return nn.Identity()
-    return nn.Linear(width, space, bias=False)
+        return Dropout(dropout)
+    return Projection(width, space, dropout)
 
 
 def _fill(layer: nn.Module, matrix: Tensor | None, head: nn.Module | None) -> None:

@@ -92,8 +92,8 @@ def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tu
     ids = texts.ids.flatten(0, 1)[first]
     real = mirror(lambda mask, first: mask.flatten(0, 1)[first], texts.mask, first)
     with equal_texts(ids, real):
-        read = towers.text(ids, real)
-    vector = full(towers.to_text(read.pooled))[back].unflatten(0, mask.shape)
+        vector = full(towers.to_text(towers.text(ids, real).pooled))
+    vector = vector[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
 
 
