@@ -78,10 +78,10 @@ class TextsConfig(Config):
                 "drop_first, sampling and pad_front change sampled captions (drop_first subsets too): set "
                 "sampled_captions above 0"
             )
-        altered = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
-        if altered and (self.foils or self.splits_captions or self.chunks):
+        changes = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
+        if changes and (self.foils or self.splits_captions or self.chunks):
             raise ValueError(
-                f"{altered[0]} is for plain captions: it goes with no foils, sentences, phrases or chunks"
+                f"{changes[0]} is for plain captions: it goes with no foils, sentences, phrases or chunks"
             )
         others = (self.captions, self.per_image, self.subset, self.foils, self.splits_captions)
         if self.chunks and others != ("whole", 1, 0, 0, False):
