@@ -71,9 +71,8 @@ class TextsConfig(Config):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.splits_captions and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
-        if not self.sampled_captions and (
-            self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
-        ):
+        how = self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
+        if how and not self.sampled_captions:
             raise ValueError(
                 "drop_first, sampling and pad_front change sampled captions (drop_first subsets too): set "
                 "sampled_captions above 0"
@@ -305,8 +304,9 @@ def sampled_caption(captions: Sequence[Sequence[str]], cfg: TextsConfig, rng: Ra
         return joined(rng.sample(pieces, rng.randint(1, len(pieces))), cfg.splitter)
     number = min(rng.randint(1, cfg.max_sentences_per_chunk), len(pieces))
     runs = [caption[i : i + number] for caption in captions for i in range(len(caption) - number + 1)]
-    chosen = rng.choice(runs) if runs and rng.random() < 0.5 else rng.sample(pieces, number)
-    return joined(chosen, cfg.splitter)
+    if runs and rng.random() < 0.5:
+        return joined(rng.choice(runs), cfg.splitter)
+    return joined(rng.sample(pieces, number), cfg.splitter)
 
 
 # From texts to token ids. `Method.parts` and `Method.chunking` say how a method reads a text. The context is

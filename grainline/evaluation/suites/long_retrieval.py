@@ -86,7 +86,7 @@ PERTURBATIONS = {
     "first-removed": (without_first, "without its first sentence"),
     "swapped": (swapped, "with its first and its fourth sentence exchanged (the last, where it has fewer)"),
 }
-"""By the value of the option: what becomes of the sentences of a text, and the words for it."""
+"""What becomes of the sentences of a text, and the words for it."""
 
 
 def rejoined(text: str) -> str:
@@ -119,7 +119,6 @@ def one_line(text: str) -> str:
 
 
 SHORT = 2  # characters: FLAIR's file of single sentences has no piece as short as that
-
 _CUT = "cut at line breaks, </s> and periods and joined again by '. ', as FLAIR reads it"
 _SHARE = "the second turn of conversations, which describes the image"
 _SINGLE = (
@@ -300,9 +299,9 @@ class Under(FileSource):
         if rule.part:
             texts = ((i, source.text(i, rule.part)) for i in self._rows)
             self._rows = [i for i, text in texts if text.strip() or source.entries[i].fault]
-        left_out = len(source) - len(self._rows) if rule.part else 0
-        words = f"{left_out} images without {rule.part} are left out"
-        self.remarks = (*remarks(source), *[words] * bool(left_out))
+        self.remarks = remarks(source)
+        if rule.part and (empty := len(source) - len(self._rows)):
+            self.remarks += (f"{empty} images without {rule.part} are left out",)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -325,8 +324,8 @@ class Under(FileSource):
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
-        texts = map(self.text, range(len(self)))
-        return digest(part for pair in zip(self.keys(), texts, strict=True) for part in pair)
+        pairs = zip(self.keys(), map(self.text, range(len(self))), strict=True)
+        return digest(part for pair in pairs for part in pair)
 
 
 class Perturbed(SourceWrapper):
