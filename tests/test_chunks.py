@@ -2,17 +2,19 @@
 
 import json
 from collections import Counter
-from itertools import chain, pairwise, product
+from copy import copy
+from itertools import chain, pairwise, permutations, product
 from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, random_image
 
 from grainline.data.batches import collate
-from grainline.data.captions import joined, sentences
+from grainline.data.captions import joined, sentences, split_sentences
 from grainline.data.dataset import Batches, Draw, Sample, TrainSet
 from grainline.data.record import MISSING_CAPTION, Record
 from grainline.data.texts import (
@@ -107,7 +109,8 @@ def test_balanced_chunks_of_short_and_empty_texts() -> None:
 def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
     told = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
     whole = [piece for caption in told for piece in caption]
-    drawn = [sampled_caption(told, 3, Random(seed), "every_period").split(". ") for seed in range(3000)]
+    cfg = TextsConfig(splitter="every_period")
+    drawn = [sampled_caption(told, cfg, Random(seed)).split(". ") for seed in range(3000)]
     assert all(1 <= len(caption) <= 3 and len(set(caption)) == len(caption) for caption in drawn)
     shares = Counter(len(caption) for caption in drawn)
     assert all(0.29 < shares[size] / 3000 < 0.38 for size in (1, 2, 3))
@@ -118,7 +121,18 @@ def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
     assert ("b1", "c1") in twos  # any two in any order, across captions, but not as often
     assert all(twos[row] > 5 * twos["b1", "c1"] for row in rows)
     assert {piece for caption in drawn for piece in caption} == set(whole)
-    assert sampled_caption([["only"]], 3, Random(0), "rules") == "only"
+    assert sampled_caption([["only"]], TextsConfig(), Random(0)) == "only"
+
+
+def test_any_number_of_sentences_is_sampled_in_any_order() -> None:
+    cfg = TextsConfig(splitter="every_period", sampled_captions=1, sampling="any")
+    told = [["a1", "a2"], ["b1"]]
+    drawn = Counter(sampled_caption(told, cfg, Random(seed)) for seed in range(3000))
+    every = [". ".join(some) for number in (1, 2, 3) for some in permutations(["a1", "a2", "b1"], number)]
+    assert set(drawn) == set(every)
+    for text in every:  # all numbers equally likely, and all orders of a number
+        assert abs(drawn[text] - 1000 / sum(one.count(".") == text.count(".") for one in every)) < 110, text
+    assert sampled_caption(told, cfg.model_copy(update={"sampling": "all"}), Random(0)) == "a1. a2. b1"
 
 
 class Told(Shelf):
@@ -278,3 +292,76 @@ def test_sentences_of_the_benchmarks_are_as_many_as_the_paper_counts(shared_data
     for wanted, texts in sets.items():
         mean = sum(len(sentences(text, "period_space")) for text in texts) / len(texts)
         assert abs(mean - wanted) < 0.005
+
+
+DEBIAS = {"chunks": 0, "sampled_captions": 1, "sampling": "any", "drop_first": True, "pad_front": True}
+
+
+def debias_samples(source: Shelf, context: int, epochs: int, **cfg: object) -> list[list[list[int]]]:
+    """The ids of the whole caption and of the sampled one, of the first record in each epoch."""
+    data = TrainSet(source, TOKENIZER, CROP, TextsConfig(**(DEBIAS | cfg)), context=context, seed=1)
+    rows = [data[Draw(epoch, epoch, 0)].texts for epoch in range(epochs)]
+    return [[text.parts[0] for text in texts if text is not None] for texts in rows]
+
+
+def test_sampled_captions_lack_first_sentences_and_stand_behind_padding() -> None:
+    whole = TOKENIZER.encode([ONE], 60).ids[0]
+    starts = set()
+    for caption, sampled in debias_samples(Told((SHORT, (ONE,))), 60, 300):
+        assert caption == whole, "the whole text has its first sentence, and no padding in front"
+        assert sampled[0] == TOKENIZER.begin
+        assert sampled[-1] == TOKENIZER.end
+        assert len(sampled) <= 60
+        pad = next(i for i, number in enumerate(sampled[1:]) if number != 0)
+        starts.add(pad)
+        found = words([number for i, number in enumerate(sampled) if not 0 < i <= pad])
+        assert "a red circle stands left" not in found
+        pieces = {words(TOKENIZER.encode([one], 60).ids[0]) for one in split_sentences(ONE)[1:]}
+        assert any(found.startswith(piece) for piece in pieces)
+    assert min(starts) == 0
+    assert max(starts) > 40, "a short one may stand at the end of the context"
+
+
+def test_a_single_sentence_is_sampled_where_there_is_nothing_else() -> None:
+    (_, sampled), *_ = debias_samples(Told((("A red circle",), ())), 30, 1, pad_front=False)
+    assert words(sampled) == "a red circle"
+    rows = debias_samples(Told((SHORT, (ONE,))), 60, 1, pad_front=False, sampling="all")
+    rest = " ".join(split_sentences(ONE)[1:])
+    assert rows[0][1] == TOKENIZER.encode([rest], 60).ids[0], "all sentences but the first, in order"
+
+
+def test_a_subset_may_lack_the_first_sentence() -> None:
+    for epoch in range(20):
+        data = TrainSet(
+            Told(((ONE,), ())),
+            TOKENIZER,
+            CROP,
+            TextsConfig(subset=1, drop_first=True),
+            context=60,
+            seed=epoch,
+        )
+        (text,) = data[Draw(0, 0, 0)].texts
+        assert text is not None
+        assert "a red circle stands left" not in words(text.parts[0])
+
+
+@pytest.mark.parametrize(
+    ("cfg", "parts", "message"),
+    [
+        ({"sampled_captions": 0}, 1, "set sampled_captions above 0"),
+        ({"sampled_captions": 0, "sampling": "few", "pad_front": False}, 1, "set sampled_captions above 0"),
+        ({}, 2, "data.texts.pad_front is for methods that read a text in one part"),
+    ],
+)
+def test_wrong_settings_of_sampled_captions_are_one_line(
+    cfg: dict[str, object], parts: int, message: str
+) -> None:
+    with pytest.raises((UserError, ValidationError), match=message):
+        TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(**(DEBIAS | cfg)), context=60, seed=1, parts=parts)
+
+
+def test_padding_in_front_is_that_of_clip() -> None:
+    other = copy(TOKENIZER)
+    other.kind = "bert"
+    with pytest.raises(UserError, match="a tokenizer of bert has another padding"):
+        TrainSet(Shelf(1), other, CROP, TextsConfig(**DEBIAS), context=60, seed=1)

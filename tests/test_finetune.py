@@ -31,7 +31,7 @@ SMALL = (
 )
 FROZEN = "clip/finetune frozen"  # with positions that never learn
 HIMO = "himo/finetune"
-RECIPES = ("clip/finetune", FROZEN, "clip/locked", "clip/lora", "siglip/finetune", HIMO)
+RECIPES = ("clip/finetune", FROZEN, "clip/debias", "clip/locked", "clip/lora", "siglip/finetune", HIMO)
 Capture = pytest.CaptureFixture[str]
 
 

@@ -1,5 +1,6 @@
 """Retrieval with long captions: the files of each set, what a protocol reads of them, and the card."""
 
+import csv
 import json
 from collections.abc import Callable
 from io import StringIO
@@ -13,7 +14,16 @@ from rich.console import Console
 from runs import call, complaint, recipe
 from test_suite import Colours, Cosine, InMemory, painted, words
 
-from grainline.data.benchmarks.long_captions import DCI, DOCCI, IIW, LongCaptions, ShareGPT4V, Urban1k
+from grainline.data.benchmarks.long_captions import (
+    DCI,
+    DOCCI,
+    IIW,
+    LongCaptions,
+    Rows,
+    ShareGPT4V,
+    Urban1k,
+)
+from grainline.data.captions import split_sentences
 from grainline.data.formats import plain as jsonlist
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.plain import elements
@@ -29,6 +39,7 @@ from grainline.evaluation.suites.long_retrieval import (
     RULES,
     LongRetrievalOptions,
     LongRetrievalSuite,
+    Perturbed,
     under,
 )
 from grainline.evaluation.suites.retrieval import RetrievalSuite
@@ -132,6 +143,27 @@ def iiw(folder: Path) -> list[str]:
     return [str(written(folder / name / "data.jsonl", found)) for name, found in rows.items()]
 
 
+def long_dci(folder: Path) -> list[str]:
+    """The file that TULIP's script writes with pandas: divided by tabs, quotes around texts of two lines."""
+    images(folder, [f"sa_{i}.jpg" for i in TEN])
+    with (folder / "dci_long.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(
+            [["filepath", "title"], *([f"sa_{i}.jpg", text(i)] for i in TEN)]
+        )
+    return [str(folder / "dci_long.csv")]
+
+
+def goal(folder: Path, form: str = "../DCI/photos/sa_{}.jpg") -> list[str]:
+    """A file of GOAL, which names the folders of its authors."""
+    rows = [{"filename": form.format(f"{i:05}"), "caption": text(i)} for i in TEN]
+    images(folder, [Path(row["filename"]).name for row in rows])
+    return [str(written(folder / "test.json", rows))]
+
+
+def goal_docci(folder: Path) -> list[str]:
+    return goal(folder, "change/path/images/qual_test_{}.jpg")
+
+
 FIRST_LINES = [text(i).split("\n")[0] for i in TEN]
 MADE: dict[str, tuple[Callable[[Path], list[str]], type, str, list[str]]] = {
     "dci": (dci, DCI, "dci", REJOINED),
@@ -140,6 +172,9 @@ MADE: dict[str, tuple[Callable[[Path], list[str]], type, str, list[str]]] = {
     "urban-file": (urban_file, Urban1k, "urban-1k", FIRST_LINES),
     "sharegpt4v": (share, ShareGPT4V, "sv-1k", REJOINED),
     "iiw": (iiw, IIW, "iiw", REJOINED),
+    "long-dci": (long_dci, Rows, "long-dci", [text(i) for i in TEN]),
+    "goal-dci": (goal, Rows, "goal-dci", [text(i) for i in TEN]),
+    "goal-docci": (goal_docci, Rows, "goal-docci", [text(i) for i in TEN]),
 }
 
 
@@ -350,13 +385,146 @@ def test_a_protocol_reads_its_own_set_alone(protocol: str, tmp_path: Path) -> No
     for name in MADE:
         source = opened(name, tmp_path / name)
         own = {one.benchmark for one in (source.sources if isinstance(source, Joined) else [source])}  # type: ignore[attr-defined]
-        if own == {RULES[protocol].benchmark}:
+        if own <= {*RULES[protocol].benchmarks}:
             assert under(source, protocol)[1].protocol == protocol
             continue
         with pytest.raises(
             UserError, match=rf"^--protocol {protocol} reads the files of .*allowed here: default"
         ):
             under(source, protocol)
+
+
+@pytest.mark.parametrize("protocol", ["long-dci", "dci-fg-clip"])
+def test_the_extra_caption_alone_is_read_where_there_is_one(protocol: str, tmp_path: Path) -> None:
+    dci(tmp_path)
+    fields = {"image": "sa_0.jpg", "short_caption": "A dog.\nB.", "extra_caption": "A Cat."}
+    written(tmp_path / "complete" / "100-data.json", fields)
+    written(tmp_path / "complete" / "103-data.json", fields | {"image": "sa_3.jpg", "extra_caption": " "})
+    source, card = under(open_source(str(tmp_path)), protocol)
+    assert (len(source), card.pairs) == (9, 7602)
+    assert list(source.keys()) == [f"sa_{i}.jpg" for i in TEN if i != 3]  # type: ignore[attr-defined]
+    extra = ["A Cat.", *(text(i).split("\n")[1] for i in TEN if i not in (0, 3))]
+    lower = protocol == "dci-fg-clip"
+    assert texts(source) == [one.lower() if lower else one for one in extra]
+    assert source[0].image == open_source(str(tmp_path))[0].image
+    assert source[3].image == open_source(str(tmp_path))[4].image
+    assert source.remarks == ("1 images without extra_caption are left out",)  # type: ignore[attr-defined]
+
+
+def test_test_and_qual_test_of_docci_are_the_set_of_goal(tmp_path: Path) -> None:
+    (path,) = docci(tmp_path)
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    written(Path(path), [row | {"split": row["split"].replace("dev", "test")} for row in rows])
+    source, card = under(open_source(f"docci:{path}?split=test,qual_test"))
+    assert (len(source), card.protocol, card.pairs) == (11, "goal-docci", 5100)
+
+
+@pytest.mark.parametrize(
+    "row", [{"filepath": "dog_1.jpg", "title": "A."}, {"filename": "sa_1.jpg", "caption": "A."}]
+)
+def test_tables_of_other_images_are_tables(row: dict[str, str], tmp_path: Path) -> None:
+    images(tmp_path, [next(iter(row.values()))])
+    assert isinstance(open_source(str(written(tmp_path / "a.jsonl", [row]))), Table)
+    with pytest.raises(UserError, match="is not Long-DCI, nor DCI or DOCCI of GOAL"):
+        open_source(f"long-captions:{tmp_path / 'a.jsonl'}")
+
+
+@pytest.mark.parametrize("name", ["docci", "iiw"])
+def test_single_sentences_are_many_texts_of_an_image(name: str, tmp_path: Path) -> None:
+    source = opened(name, tmp_path)
+    single, card = under(source, f"{name}-fg")
+    pieces = [(f"{words(COLOURS[i])} 3", "5 m", "Wide", "Near") for i in TEN]  # "it 3": as FLAIR's file
+    assert [single[i].captions[:4] for i in TEN] == pieces
+    assert {single[i].captions[4:] for i in TEN} == {(f"it {i}",) for i in TEN}
+    assert card.captions == "each sentence, many an image"
+
+
+def test_sentences_are_ranked_one_by_one(tmp_path: Path) -> None:
+    told = [f"{words(COLOURS[i])}. {words(COLOURS[i])} is it. ab." for i in TEN]
+    images(tmp_path, [f"test_{i}.jpg" for i in TEN])
+    fields = {"example_id": "x", "split": "test"}
+    rows = [fields | {"image_file": f"test_{i}.jpg", "description": told[i]} for i in TEN]
+    source = open_source(str(written(tmp_path / "docci_descriptions.jsonlines", rows)))
+    data, result = measured(source, "docci-fg")
+    assert (len(data.strings), data.captions) == (20, "each"), "two letters are no text"
+    assert result.metric("text to image R@1").queries == 20
+    assert [result.metric(f"{way} R@1").value for way in ("image to text", "text to image")] == [100, 100]
+    suite = LongRetrievalSuite(LongRetrievalOptions(protocol="docci-fg"))
+    with pytest.raises(UserError, match="--captions is 'whole'; protocol docci-fg ranks each sentence"):
+        suite.encode(Colours(), source, Settings(captions="whole"))  # type: ignore[arg-type]
+
+
+def test_sentences_in_flairs_own_file_are_captions(tmp_path: Path) -> None:
+    images(tmp_path, ["docci/test_00001.jpg", "dci/sa_2.jpg"])
+    notes = [
+        {"image_id": n > 1, "image": image, "caption": f"Sentence {n}", "caption_id": n}
+        for n, image in enumerate(["docci/test_00001.jpg"] * 2 + ["dci/sa_2.jpg"])
+    ]
+    source = open_source(
+        str(written(tmp_path / "a" / "t.json", {"annotations": notes})), images=str(tmp_path)
+    )
+    assert [source[i].captions for i in range(2)] == [("Sentence 0", "Sentence 1"), ("Sentence 2",)]
+
+
+PARAGRAPH = ["A street.", "Two dogs run.", "It rains.", "The sky is grey.", "A car waits."]
+
+
+@pytest.mark.parametrize(
+    ("perturb", "number", "expected"),
+    [
+        ("first-removed", 5, [1, 2, 3, 4]),
+        ("first-removed", 2, [1]),
+        ("first-removed", 1, [0]),
+        ("swapped", 5, [3, 1, 2, 0, 4]),
+        ("swapped", 4, [3, 1, 2, 0]),
+        ("swapped", 3, [2, 1, 0]),
+        ("swapped", 1, [0]),
+    ],
+)
+def test_sentences_are_removed_or_exchanged(perturb: str, number: int, expected: list[int]) -> None:
+    record = painted(0)._replace(captions=("Short.",), long=" ".join(PARAGRAPH[:number]), others=("No.",))
+    source = Perturbed(InMemory([record]), perturb, "whole")
+    assert source[0].whole == " ".join(PARAGRAPH[i] for i in expected)
+    assert source.unchanged == ({0} if number == 1 else set())
+    assert Perturbed(InMemory([record]), perturb, "first")[0] == record, "the first caption is one sentence"
+
+
+def test_results_with_other_sentences_are_compared_query_by_query(trained: Path, tmp_path: Path) -> None:
+    rows = [{"image": f"{i}.jpg", "caption": f"Scene {i}. It has {i} dogs. Rain."} for i in range(4)]
+    rows.append({"image": "4.jpg", "caption": "Alone."})
+    images(tmp_path, [f"{i}.jpg" for i in range(5)])
+    data = str(written(tmp_path / "rows.jsonl", rows))
+    asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", data)
+    before, after = tmp_path / "a.json", tmp_path / "b.json"
+    assert call(*asked, "--json", before) == 0
+    changed = (*asked, "--set", "perturb=first-removed", "--compare-to", before, "--json")
+    assert call(*changed, after) == 0
+    result, words_ = read(after), "each text without its first sentence"
+    assert f"perturb=first-removed: {words_}" in result.notes
+    assert f"{before} was made with other perturb: none" in result.notes
+    assert result.settings["card"]["text"].endswith(
+        "; first-removed: without its first sentence; 1 of one sentence stay"
+    )
+    assert len(result.settings["compared_to"]["differences"]) == len(result.metrics)
+    again = tmp_path / "c.json"
+    assert call(*changed, again) == 0
+    assert read(again).queries == result.queries
+
+
+def test_what_a_model_reads_first_decides() -> None:
+    """The right colour stands first, that of the next image fourth: exchanged, every query is wrong."""
+    told = [f"{words(COLOURS[i])} is it. It rains. Wind. {words(COLOURS[(i + 1) % 10])} too." for i in TEN]
+    assert {len(split_sentences(one)) for one in told} == {4}
+    rows = InMemory([painted_as(i, told[i]) for i in TEN])
+    for perturb, share in (("none", 100), ("swapped", 0)):
+        suite = LongRetrievalSuite(LongRetrievalOptions(perturb=perturb))
+        data = suite.encode(Colours(), rows)  # type: ignore[arg-type]
+        result = suite.measure(Cosine(), data, Settings(resamples=5))
+        assert result.metric("text to image R@1").value == share
+
+
+def painted_as(i: int, caption: str) -> Record:
+    return Record(f"p{i}", Image.new("RGB", (8, 8), COLOURS[i]), (caption,))
 
 
 def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
@@ -463,6 +631,10 @@ def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> 
             ("--set", "protocol=sv-1k"),
             "reads the files of SV-1k (ShareGPT4V), and scenes:dev?count=4 is not these",
         ),
+        (
+            ("--set", "protocol=docci-fg", "perturb=swapped"),
+            "perturb changes texts of several sentences; docci-fg has single ones",
+        ),
         (("--captions", "each"), "--captions is 'each'; long-retrieval reads one text an image"),
         (
             ("--suite", "retrieval", "--set", "protocol=dci"),
@@ -493,6 +665,11 @@ def test_the_real_files_are_as_they_were_described(shared_data: Path, tmp_path: 
     assert isinstance(whole, Joined)
     read_as = [one._rule.text(one._source.text(i)) for one in whole.sources for i in range(len(one))]  # type: ignore[attr-defined]
     assert round(mean_pieces(read_as), 2) == 10.16, "Table 6 of CAFT"
+    single, _ = under(open_sources([str(file) for file in files], images=str(tmp_path)), "iiw-fg")
+    assert isinstance(single, Joined)
+    pieces = [piece for told in read_as for piece in told.split(". ") if len(piece) > 2]
+    assert len(pieces) == 6204, "captions in FLAIR's own file"
+    assert len(single.sources[0][0].captions) == read_as[0].count(". ") + 1
     streets, card = under(open_source(str(city), images=str(tmp_path)))
     assert (card.protocol, len(streets), card.pairs) == ("urban-1k", 1000, 1000)
     read_as = [streets._rule.text(streets._source.text(i)) for i in range(1000)]  # type: ignore[attr-defined]

@@ -10,10 +10,11 @@ import torch
 from runs import call, complaint, logged
 from safetensors.torch import load_file
 
+from grainline.data.captions import crop_words
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample
-from grainline.data.texts import TextsConfig, crop_words
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.loading import load

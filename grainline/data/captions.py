@@ -19,6 +19,7 @@ import html
 import re
 from collections.abc import Sequence
 from itertools import groupby, pairwise
+from random import Random
 from typing import Literal, NamedTuple
 
 import ftfy
@@ -26,6 +27,20 @@ import ftfy
 Mode = Literal["rules", "period_space", "every_period"]
 
 _CUTS = {"period_space": re.compile(r"\. "), "every_period": re.compile(r"\.|\n|</s>")}
+
+
+def crop_words(text: str, probability: float, rng: Random) -> str:
+    """The text, or with a probability a run of its words, of random length and place.
+
+    >>> crop_words("a dog runs over wet sand", 1.0, Random(3)), crop_words("a dog runs", 0.0, Random(3))
+    ('a dog runs over wet', 'a dog runs')
+    """
+    words = text.split()
+    if not probability or rng.random() >= probability or len(words) < 2:
+        return text
+    number = rng.randint(1, len(words))
+    start = rng.randrange(len(words) - number + 1)
+    return " ".join(words[start : start + number])
 
 
 class Sentence(NamedTuple):
@@ -120,6 +135,15 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
 def split_sentences(text: str, splitter: Mode = "rules") -> list[str]:
     """The sentences of a text, without their places."""
     return [sentence.text for sentence in sentences(text, splitter)]
+
+
+def without_first(pieces: Sequence[str]) -> Sequence[str]:
+    """The sentences behind the first, which often sums up the others; a single sentence stays.
+
+    >>> without_first(["A dog.", "It runs."]), without_first(["A dog."])
+    (['It runs.'], ['A dog.'])
+    """
+    return pieces[1:] or pieces
 
 
 def joined(pieces: Sequence[str], mode: Mode) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from grainline.data.captions import split_sentences
+from grainline.data.captions import crop_words, split_sentences
 from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
@@ -22,7 +22,6 @@ from grainline.data.texts import (
     TextsConfig,
     TokenizedParts,
     choose_text,
-    crop_words,
     encode_parts,
     encode_split,
     foil_pairs,
@@ -125,6 +124,8 @@ def phrase_provider(cfg: TextsConfig) -> Provider:
     return open_provider(cfg.phrases.provider) if cfg.phrases.max_phrases else Rules()
 
 
+PADDING = 0  # the token that OpenAI and open_clip pad texts of CLIP with; behind the end it is never read
+
 TRIES = 100  # replacements before a source counts as unusable
 
 
@@ -160,10 +161,16 @@ class TrainSet(Dataset[Sample]):
                 f"data.texts.chunks is {cfg.chunks}, but the method reads {amount(parts, 'part')} "
                 "of a text at most; it is for methods that compose chunks into a whole"
             )
-        if cfg.word_dropout and (parts > 1 or chunking is not None):
+        for name in ("word_dropout", "pad_front"):
+            if getattr(cfg, name) and (parts > 1 or chunking is not None):
+                raise UserError(
+                    f"data.texts.{name} is for methods that read a text in one part, and this one reads it "
+                    "in several; leave it out"
+                )
+        if cfg.pad_front and tokenizer.kind != "clip":
             raise UserError(
-                "data.texts.word_dropout is for methods that read a text in one part, and this one reads it "
-                "in several; set it to 0"
+                f"data.texts.pad_front pads with the token {PADDING}, as open_clip does, and a tokenizer of"
+                f" {tokenizer.kind} has another padding; leave it out"
             )
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
@@ -244,7 +251,7 @@ class TrainSet(Dataset[Sample]):
         texts: list[Text | None] = [Text(long.ids[i], CAPTION) for i in range(len(captions))]
         texts += _fill([Text(ids, SENTENCE) for ids in long.ids[len(captions) : first]], cfg.sentences)
         texts += _fill([Text(ids, PHRASE) for ids in short.ids], cfg.phrases.max_phrases)
-        texts += [Text(ids, LOOSE) for ids in long.ids[last:]]
+        texts += [Text(self._padded(ids, rng), LOOSE) for ids in long.ids[last:]]
         texts += [Text(long.ids[i], FOIL) for i in used if first <= i < last]
         return texts, sum(long.truncated[i] for i in used) + sum(short.truncated)
 
@@ -253,6 +260,13 @@ class TrainSet(Dataset[Sample]):
             ids, truncated = encode_word_dropout(self.tokenizer, texts, context, self.cfg.word_dropout, rng)
             return TokenizedParts([[row] for row in ids], truncated)
         return encode_parts(self.tokenizer, texts, context, self.parts, self.chunking)
+
+    def _padded(self, parts: list[list[int]], rng: Random) -> list[list[int]]:
+        """The only part of a text, with padding behind its begin token where the config asks for it."""
+        if not self.cfg.pad_front:
+            return parts
+        begin, *rest = parts[0]
+        return [[begin, *[PADDING] * rng.randint(0, self.context - len(parts[0])), *rest]]
 
     def _chunks(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
         """A long caption in chunks as one text, then sampled captions. Raises CorruptSample."""
@@ -280,10 +294,9 @@ class TrainSet(Dataset[Sample]):
         ]
         if not captions:
             raise CorruptSample(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
-        return [
-            sampled_caption(captions, cfg.max_sentences_per_chunk, rng, cfg.splitter)
-            for _ in range(cfg.sampled_captions)
-        ]
+        if cfg.drop_first:  # a single sentence is such a first one, unless there is nothing else
+            captions = [pieces[1:] for pieces in captions if len(pieces) > 1] or captions
+        return [sampled_caption(captions, cfg, rng) for _ in range(cfg.sampled_captions)]
 
 
 def _fill(texts: list[Text], number: int) -> list[Text | None]:

@@ -40,6 +40,7 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "foil-coco": "grainline.data.benchmarks.contests:FoilCoco",  # before COCO's own form, which it has too
     "coco-val2017": "grainline.data.formats.listed:CocoVal2017",
     "coco-karpathy": "grainline.data.formats.listed:CocoKarpathy",
+    "flickr-tokens": "grainline.data.formats.listed:FlickrTokens",
     "cola": "grainline.data.benchmarks.cola:Cola",
     "fg-ovd": "grainline.data.benchmarks.fgovd:FgOvd",
     "refcoco": "grainline.data.benchmarks.refcoco:RefCoco",
@@ -51,6 +52,7 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "himo-docci": "grainline.data.benchmarks.long_captions:HimoDocci",
     "docci": "grainline.data.benchmarks.long_captions:DOCCI",
     "iiw": "grainline.data.benchmarks.long_captions:IIW",
+    "long-captions": "grainline.data.benchmarks.long_captions:Rows",
     "sharegpt4v": "grainline.data.benchmarks.long_captions:ShareGPT4V",
     "hexagons": "grainline.data.benchmarks.hexagons:Hexagons",
     "svo-probes": "grainline.data.benchmarks.contests:SvoProbes",
@@ -60,7 +62,7 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
 }
 
 _BY_SUFFIX = {"tar": "tars", **dict.fromkeys(("jsonl", "ndjson", "jsonlines", "csv", "tsv"), "table")}
-_BY_SUFFIX |= {"json": "json", "parquet": "parquet", "p": "refcoco"}
+_BY_SUFFIX |= {"json": "json", "parquet": "parquet", "p": "refcoco", "token": "flickr-tokens"}
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 _EXTERNAL = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)(?::(.*))?")  # my_module:MySource:PATH
 

@@ -37,12 +37,16 @@ class TextsConfig(Config):
     per_image: int = Field(1, ge=0)  # captions drawn independently for each image; 0: sampled captions alone
     subset: float = Field(0.0, ge=0, le=1)  # share of the texts reduced to a random subset of their sentences
     subset_max_sentences: int | None = Field(None, ge=1)  # size of a subset at most; None: any
+    drop_first: bool = False  # subsets and sampled captions lack the first sentence, which sums up the others
     foils: int = Field(0, ge=0)  # hard negatives beside the captions, from sources that have them
     splitter: Mode = "rules"
     sentences: int = Field(0, ge=0)  # single sentences beside the caption, at most
     phrases: PhrasesConfig = PhrasesConfig()  # phrases beside the caption
     chunks: int = Field(0, ge=0)  # random sub-captions of a long caption; 0: as the method reads it
     sampled_captions: int = Field(0, ge=0)  # captions of a few random sentences of all texts
+    # their sentences: a few, as often as not in a row (FLAIR); any number in random order; all in order
+    sampling: Literal["few", "any", "all"] = "few"
+    pad_front: bool = False  # sampled captions stand behind padding of random length: later positions learn
     word_crop: float = Field(0.0, ge=0, le=1)  # share of the captions cropped to a run of words
     word_dropout: float = Field(0.0, ge=0, le=1)  # share of the words that are masked, replaced or deleted
     max_sentences_per_chunk: int = Field(3, ge=1)  # of a chunk and of a sampled caption
@@ -67,11 +71,17 @@ class TextsConfig(Config):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.splits_captions and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
-        for name in ("word_crop", "word_dropout"):
-            if getattr(self, name) and (self.foils or self.splits_captions or self.chunks):
-                raise ValueError(
-                    f"{name} is for plain captions: it goes with no foils, sentences, phrases or chunks"
-                )
+        how = self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
+        if how and not self.sampled_captions:
+            raise ValueError(
+                "drop_first, sampling and pad_front change sampled captions (drop_first subsets too): set "
+                "sampled_captions above 0"
+            )
+        changes = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
+        if changes and (self.foils or self.splits_captions or self.chunks):
+            raise ValueError(
+                f"{changes[0]} is for plain captions: it goes with no foils, sentences, phrases or chunks"
+            )
         others = (self.captions, self.per_image, self.subset, self.foils, self.splits_captions)
         if self.chunks and others != ("whole", 1, 0, 0, False):
             raise ValueError(
@@ -100,7 +110,8 @@ def choose_text(record: Record, cfg: TextsConfig, rng: Random) -> str:
         text = rng.choice(record.captions)
     if rng.random() >= cfg.subset:
         return text
-    return _subset([split_sentences(text, cfg.splitter)], set(), cfg.subset_max_sentences, rng)[0] or text
+    pieces = split_sentences(text, cfg.splitter)
+    return _subset([pieces[cfg.drop_first :] or pieces], set(), cfg.subset_max_sentences, rng)[0] or text
 
 
 def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
@@ -279,34 +290,23 @@ def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> lis
     return [joined(pieces[end - size : end], splitter) for size, end in zip(sizes, ends, strict=True)]
 
 
-def sampled_caption(
-    captions: Sequence[Sequence[str]], max_sentences: int, rng: Random, splitter: Mode
-) -> str:
-    """Up to `max_sentences` of the split captions of an image as one text: FLAIR's diverse sampling.
+def sampled_caption(captions: Sequence[Sequence[str]], cfg: TextsConfig, rng: Random) -> str:
+    """Sentences of the split captions of an image as one text, as `cfg.sampling` says.
 
-    With probability 1/2 they are a run of one caption, any such run; otherwise, and where no caption is long
-    enough, they are random ones in random order.
+    few  FLAIR's diverse sampling: 1 to `max_sentences_per_chunk`, with probability 1/2 any run of a caption,
+         otherwise, and where none is long enough, random ones in random order
+    any  1 to all in random order, as DeBias-CLIP (arXiv 2602.22419) samples them
     """
     pieces = [piece for caption in captions for piece in caption]
-    number = min(rng.randint(1, max_sentences), len(pieces))
+    if cfg.sampling == "all":
+        return joined(pieces, cfg.splitter)
+    if cfg.sampling == "any":
+        return joined(rng.sample(pieces, rng.randint(1, len(pieces))), cfg.splitter)
+    number = min(rng.randint(1, cfg.max_sentences_per_chunk), len(pieces))
     runs = [caption[i : i + number] for caption in captions for i in range(len(caption) - number + 1)]
     if runs and rng.random() < 0.5:
-        return joined(rng.choice(runs), splitter)
-    return joined(rng.sample(pieces, number), splitter)
-
-
-def crop_words(text: str, probability: float, rng: Random) -> str:
-    """The text, or with a probability a run of its words, of random length and place.
-
-    >>> crop_words("a dog runs over wet sand", 1.0, Random(3)), crop_words("a dog runs", 0.0, Random(3))
-    ('a dog runs over wet', 'a dog runs')
-    """
-    words = text.split()
-    if not probability or rng.random() >= probability or len(words) < 2:
-        return text
-    number = rng.randint(1, len(words))
-    start = rng.randrange(len(words) - number + 1)
-    return " ".join(words[start : start + number])
+        return joined(rng.choice(runs), cfg.splitter)
+    return joined(rng.sample(pieces, number), cfg.splitter)
 
 
 # From texts to token ids. `Method.parts` and `Method.chunking` say how a method reads a text. The context is

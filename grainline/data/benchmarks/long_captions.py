@@ -6,6 +6,8 @@ Urban1k/                       Urban-1k: caption/NUMBER.txt and image/NUMBER.jpg
 annotations.json               Urban-1k as one file: annotations[] of image_id, image, caption
 share-captioner_....json       ShareGPT4V: a list of rows with image and conversations
 data.jsonl                     ImageInWords: IIW-400, DOCCI_Test, DCI_Test; rows with IIW
+dci_long.csv                   Long-DCI of TULIP: filepath and title, divided by tabs
+DCI_test.json, docci_test.json GOAL's selections of DCI and DOCCI: a list of rows with filename and caption
 """
 
 import os
@@ -49,8 +51,11 @@ class LongCaptions(ListedImages):
         self.which = f", the folder of the images of {type(self).__name__}"
         return entries
 
-    def text(self, index: int) -> str:
-        """The text at a position as the file has it, blanks and line breaks included."""
+    def text(self, index: int, part: str = "") -> str:  # noqa: ARG002 - of sets whose texts have parts
+        """The text at a position as the file has it, blanks and line breaks included.
+
+        part  a field of the file, where the text is made of several; "": the whole text
+        """
         return self.entries[index].record.long or ""
 
     def __getitem__(self, index: int) -> Record:
@@ -100,16 +105,21 @@ class DCI(LongCaptions):
 
     def rows(self, content: Any) -> Iterator[Entry]:
         """Short and extra caption are two lines, as the class of the authors joins them."""
+        self._extra: dict[str, str] = {}
         for name in _names(content, "json"):
             fields = _json(os.path.join(content, name))
             if not _has_texts(fields, DCI_FIELDS) or not fields["image"].strip():
                 yield wrong_row(name, f"no JSON with {', '.join(DCI_FIELDS)}")
                 continue
             image, short, extra = (printable(fields[field]) for field in DCI_FIELDS)
+            self._extra.setdefault(image.strip(), extra)
             if extra.strip():
                 yield _entry(image, f"{short}\n{extra}", short.strip())
             else:
                 yield _entry(image, short)
+
+    def text(self, index: int, part: str = "") -> str:
+        return self._extra.get(self.entries[index].record.key, "") if part else super().text(index)
 
 
 class DOCCI(LongCaptions):
@@ -128,7 +138,7 @@ class DOCCI(LongCaptions):
     def rows(self, content: Any) -> list[Entry]:
         splits = (str(row.fields.get("split")) for row in content if not row.error)
         wanted = self.choose_splits(splits, "test")
-        self.benchmark = "docci" if wanted == ["test"] else ""
+        self.benchmark = {("test",): "docci", ("qual_test", "test"): "goal-docci"}.get((*sorted(wanted),), "")
         selected = [row for row in content if row.error or row.fields.get("split") in wanted]
         return [_of_row(row, "image_file", "description") for row in selected]
 
@@ -239,6 +249,44 @@ class IIW(LongCaptions):
                 places = (name, *(os.path.join(folder, name) for folder in folders))
                 entry = entry._replace(places=places)
             yield entry
+
+
+class Rows(LongCaptions):
+    """A table with an image and its text in each row, told from others by the names of its images."""
+
+    form = "Long-DCI, nor DCI or DOCCI of GOAL: rows with filepath and title, or with filename and caption"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        return bool(_set_of_rows(content))
+
+    def load(self) -> list[Row]:
+        return read_rows(self._file)
+
+    def rows(self, content: Any) -> Iterator[Entry]:
+        """The folders of GOAL's files are those of its authors, so the name of an image is its place."""
+        self.benchmark = _set_of_rows(content)
+        image, text, _ = SETS_OF_ROWS[self.benchmark]
+        for row in content:
+            entry = _of_row(row, image, text)
+            name = os.path.basename(entry.record.key)
+            yield entry if entry.fault else _entry(name, entry.record.long or "")
+
+
+SETS_OF_ROWS = {  # by set: the columns, image and text, and the images
+    "long-dci": ("filepath", "title", r"sa_\d+\.jpg"),
+    "goal-dci": ("filename", "caption", r".*/sa_\d+\.jpg"),
+    "goal-docci": ("filename", "caption", r".*/(qual_)?test_\d{5}\.jpg"),
+}
+
+
+def _set_of_rows(content: Any) -> str:
+    """The set of SETS_OF_ROWS that rows are; "" for others."""
+    first = first_fields(content)
+    for name, (image, text, pattern) in SETS_OF_ROWS.items():
+        if first.keys() == {image, text} and re.fullmatch(pattern, str(first[image])):
+            return name
+    return ""
 
 
 def dci_folder(path: str) -> str | None:

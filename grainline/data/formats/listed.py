@@ -1,6 +1,7 @@
-"""Sources whose images are files that one file of annotations lists: their base class, and COCO captions."""
+"""Sources whose images are files that one file of annotations lists: their base class, COCO and Flickr."""
 
 import os
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 from grainline.data.decode import image_size
 from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checked, has_rows, strings
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.plain import data_error, load_json
+from grainline.data.formats.plain import data_error, load_json, read_text
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
-from grainline.errors import UserError
+from grainline.errors import UserError, shorten_words
 
 
 class Entry(NamedTuple):
@@ -124,9 +125,10 @@ class ListedImages(FileSource):
 #
 #     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
 #     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
+#     flickr-tokens:results_20130124.token?images=DIR         all 31,783 images of Flickr30k
 #
-# Both take the first five captions of an image, as the field does: in the order of the file for Karpathy, by
-# annotation id for the official one. `left_out` counts the others.
+# All take the first five captions of an image, as the field does: in the order of the file, by annotation id
+# for the official one of COCO. `left_out` counts the others.
 
 CAPTIONS = 5
 
@@ -244,6 +246,32 @@ class CocoVal2017(_Coco):
             else _entry((row.file_name, os.path.join(year, row.file_name)), captions[row.id])
             for row in rows
         ]
+
+
+class FlickrTokens(_Coco):
+    """The token file of Flickr30k or Flickr8k: lines of NAME#NUMBER, a tab and a caption."""
+
+    form = "a token file of Flickr: lines of NAME.jpg#NUMBER, a tab and a caption"
+
+    def load(self) -> list[tuple[int, str, re.Match[str] | None]]:
+        lines = enumerate(read_text(self._file).split("\n"), 1)
+        return [(number, line, _TOKEN(line.rstrip("\r"))) for number, line in lines if line.strip()]
+
+    def accepts(self, content: Any) -> bool:
+        return any(match for _, _, match in content)
+
+    def images(self, content: Any) -> list[Entry]:
+        captions: dict[str, list[str]] = {}
+        rows: list[Entry] = []
+        for number, line, match in content:
+            if match:
+                captions.setdefault(match[1], []).extend(strings(match[2]))
+            else:
+                rows.append(wrong_row(f"line {number}", f"{shorten_words(line)}, not NAME#NUMBER and a tab"))
+        return [_entry((name,), captions[name]) for name in captions] + rows
+
+
+_TOKEN = re.compile(r"([^\t]+)#\d+\t(.*)").fullmatch
 
 
 def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:

@@ -7,7 +7,7 @@ their own too.
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -66,8 +66,8 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     name = "retrieval"
     Options = RetrievalOptions
     model_fields = Suite.model_fields | {LISTED, EXACT}
-    pooled_must_match = ("shortlist",)
-    noted_if_other = ("shortlist",)
+    pooled_must_match: ClassVar[tuple[str, ...]] = ("shortlist",)
+    noted_if_other: ClassVar[tuple[str, ...]] = ("shortlist",)
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     figure = HEAT
     takes_vectors = True
