@@ -317,7 +317,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, size, "
+            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, tune, rate, size, "
             "resize, patches; or name, width",
         ),
         (
@@ -326,7 +326,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
-            "; or pretrained, quick_gelu, architecture, context, stretch, frozen_positions",
+            "; or pretrained, quick_gelu, architecture, tune, rate, context, stretch, frozen_positions",
         ),
         (
             {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},
