@@ -164,6 +164,13 @@ def goal_docci(folder: Path) -> list[str]:
     return goal(folder, "change/path/images/qual_test_{}.jpg")
 
 
+class Readers(Colours):
+    """Reads any text, as the number of its characters."""
+
+    def encode(self, *, images: Any = None, texts: Any = None) -> Any:
+        return super().encode(images=images, texts=texts and [f"{len(one)} 1 1" for one in texts])
+
+
 FIRST_LINES = [text(i).split("\n")[0] for i in TEN]
 MADE: dict[str, tuple[Callable[[Path], list[str]], type, str, list[str]]] = {
     "dci": (dci, DCI, "dci", REJOINED),
@@ -409,6 +416,9 @@ def test_the_extra_caption_alone_is_read_where_there_is_one(protocol: str, tmp_p
     assert source[0].image == open_source(str(tmp_path))[0].image
     assert source[3].image == open_source(str(tmp_path))[4].image
     assert source.remarks == ("1 images without extra_caption are left out",)  # type: ignore[attr-defined]
+    suite = LongRetrievalSuite(LongRetrievalOptions(protocol=protocol))
+    data = suite.encode(Readers(), open_source(str(tmp_path)))  # type: ignore[arg-type]
+    assert data.positions == (0, 1, 2, *range(4, 10)), "the page reads images from the whole set"
 
 
 def test_test_and_qual_test_of_docci_are_the_set_of_goal(tmp_path: Path) -> None:
@@ -501,6 +511,7 @@ def test_results_with_other_sentences_are_compared_query_by_query(trained: Path,
     assert call(*changed, after) == 0
     result, words_ = read(after), "each text without its first sentence"
     assert f"perturb=first-removed: {words_}" in result.notes
+    assert result.data["path"] == f"{data}, first-removed"
     assert f"{before} was made with other perturb: none" in result.notes
     assert result.settings["card"]["text"].endswith(
         "; first-removed: without its first sentence; 1 of one sentence stay"

@@ -82,11 +82,10 @@ def swapped(pieces: Sequence[str]) -> Sequence[str]:
     return out
 
 
-PERTURBATIONS = {
+PERTURBATIONS = {  # what becomes of the sentences of a text, and the words for it
     "first-removed": (without_first, "without its first sentence"),
     "swapped": (swapped, "with its first and its fourth sentence exchanged (the last, where it has fewer)"),
 }
-"""What becomes of the sentences of a text, and the words for it."""
 
 
 def rejoined(text: str) -> str:
@@ -263,14 +262,14 @@ class LongRetrievalSuite(RetrievalSuite):
         captions = inputs.settings.captions or "whole"
         source, card = under(inputs.source, self.options.protocol, captions)
         perturb = self.options.perturb
-        if perturb == "none":
-            data = super().walk(inputs._replace(source=source))
-        else:
-            changed = Perturbed(source, perturb, captions)
-            data = super().walk(inputs._replace(source=changed))
+        changed = source if perturb == "none" else Perturbed(source, perturb, captions)
+        data = super().walk(inputs._replace(source=changed))
+        if isinstance(changed, Perturbed):
             stay = sum(parts_of_workers(len(changed.unchanged)))
             words = f"{PERTURBATIONS[perturb][1]}; {stay:,} of one sentence stay"
             card = card._replace(text=f"{card.text}; {perturb}: {words}")
+        if isinstance(source, Under):  # the page reads images from the source without the rule
+            data = data._replace(positions=tuple(source.rows[i] for i in data.positions))
         return data._replace(collected={self.name: card})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
@@ -295,24 +294,24 @@ class Under(FileSource):
     def __init__(self, source: LongCaptions, rule: Rule) -> None:
         self.path = source.path
         self._source, self._rule = source, rule
-        self._rows: Sequence[int] = range(len(source))[: rule.rows]
+        self.rows: Sequence[int] = range(len(source))[: rule.rows]
         if rule.part:
-            texts = ((i, source.text(i, rule.part)) for i in self._rows)
-            self._rows = [i for i, text in texts if text.strip() or source.entries[i].fault]
+            texts = ((i, source.text(i, rule.part)) for i in self.rows)
+            self.rows = [i for i, text in texts if text.strip() or source.entries[i].fault]
         self.remarks = remarks(source)
-        if rule.part and (empty := len(source) - len(self._rows)):
+        if rule.part and (empty := len(source) - len(self.rows)):
             self.remarks += (f"{empty} images without {rule.part} are left out",)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def text(self, index: int) -> str:
         """The text at a position as the rule reads it."""
-        return self._rule.text(self._source.text(self._rows[index], self._rule.part))
+        return self._rule.text(self._source.text(self.rows[index], self._rule.part))
 
     def __getitem__(self, index: int) -> Record:
         text = self.text(index)
-        record = self._source.record(self._rows[index], text)
+        record = self._source.record(self.rows[index], text)
         if not self._rule.single:
             return record
         return record._replace(captions=tuple(one for one in text.split(". ") if len(one) > SHORT))
@@ -320,7 +319,7 @@ class Under(FileSource):
     def keys(self) -> Iterable[str]:
         """The names of the images."""
         keys = list(self._source.keys())
-        return (keys[i] for i in self._rows)
+        return (keys[i] for i in self.rows)
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
@@ -337,6 +336,7 @@ class Perturbed(SourceWrapper):
     def __init__(self, source: Source, name: str, captions: str) -> None:
         """name: of PERTURBATIONS; captions: as in `under`"""
         super().__init__(source)
+        self.path = f"{source.path}, {name}"
         self._first, self._change = captions == "first", PERTURBATIONS[name][0]
         self.unchanged: set[int] = set()  # positions of texts of one sentence, as far as they were read
 
