@@ -210,7 +210,7 @@ def with_patches(description: Description, patches: str | None) -> Description:
 def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
     """The checkpoints of both sides; a common one is read once."""
     options: dict[str, dict[str, Any]] = {}
-    for name, fields in (("image", ("size", "resize")), ("text", ("context", "stretch"))):
+    for name, fields in (("image", ("size", "resize")), ("text", ("context", "stretch", "pool"))):
         whole: Any = getattr(config, name)
         side = checkpoint_of(whole)
         if side is None:

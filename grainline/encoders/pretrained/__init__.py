@@ -19,6 +19,7 @@ Only this folder knows names of other programs' parameters, classes and settings
     llava           Descriptions by LLaVA, through the transformers library.
     packages        Pretrained weights that packages of the Python registry carry: checked, never imported.
     preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
+    sentence_folders  Folders of sentence-transformers: pooling and the layers behind it.
     siglip_towers   SigLIP and SigLIP 2 for images of one size.
     text_towers     Text encoders that know no images.
 """
@@ -34,6 +35,7 @@ from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.hub import download
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
+from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
 from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.nn.positions import Stretch
@@ -64,7 +66,7 @@ KINDS = {
     "groupvit": Row("groupvit:GroupViT"),
     "vit": Row("image_towers:ViT"),
     "swin": Row("image_towers:Swin"),
-    "bert": Row("text_towers:Bert"),
+    "bert": Row("text_towers:Text"),
     "efficientnet_lite": Row("efficientnet_lite:EfficientNetLiteKind", "_conv_stem.weight"),
 }
 """By their name; of a model of the transformers library its `model_type`."""
@@ -78,6 +80,7 @@ def load_pretrained(
     stretch: Stretch = "keep",
     quick_gelu: bool | None = None,
     resize: Literal["crop", "squash"] | None = None,
+    pool: Pool | None = None,
 ) -> Pretrained:
     """The encoders of a checkpoint, in evaluation mode and float32.
 
@@ -91,8 +94,9 @@ def load_pretrained(
                 do not. Weights do not show it: give True for OpenAI's weights in a file of another kind.
     resize      how an image becomes a square, in place of the checkpoint's way: its short side and the
                 middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
+    pool        how the states of a text encoder are summed up, in place of the checkpoint's way
     """
-    options = Options(size, context, stretch, quick_gelu)
+    options = Options(size, context, stretch, quick_gelu, pool)
     source = _read(name, options)
     kind = kind_of(source.architecture)
     copy = source._replace(architecture=json.loads(json.dumps(source.architecture)), state=dict(source.state))
@@ -144,7 +148,7 @@ def _read(name: str | Path, options: Options) -> Source:
                 f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
             )
         place = download(str(name))
-    if (place / "config.json").is_file():
+    if any((place / name).is_file() for name in ("config.json", "modules.json")):
         return _named_by(place).read(place, options)
     if place.is_dir():
         place, settings = _open_clip(place)
@@ -155,7 +159,7 @@ def _read(name: str | Path, options: Options) -> Source:
 
 def _named_by(folder: Path) -> Kind:
     """The kind that config.json names. Code of the folder is never run: a kind in the table needs none."""
-    config = read_settings(folder / "config.json")
+    config = read_settings(transformer_of(folder) / "config.json")
     kind = str(config.get("model_type", "model of no model_type"))
     if kind == "siglip2":
         raise UserError(

@@ -15,7 +15,13 @@ from typing import Any
 from grainline.errors import UserError
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
-SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]  # settings, tokenizers, chat templates
+SETTINGS = [
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "[0-9]_*/*",
+]  # settings, tokenizers, sentence-transformers
 WEIGHTS = {  # the first of these files that there is, and what belongs to it
     "model.safetensors": "model.safetensors",
     "model.safetensors.index.json": "model-*.safetensors",
@@ -89,7 +95,7 @@ def wanted(files: Collection[str]) -> list[str]:
     """Which files of a model to fetch: settings, tokenizer, and the weights in one of their forms.
 
     >>> wanted({"config.json", "pytorch_model.bin", "model.safetensors", "tf_model.h5"})
-    ['*.json', '*.txt', '*.model', '*.jinja', 'model.safetensors']
+    ['*.json', '*.txt', '*.model', '*.jinja', '[0-9]_*/*', 'model.safetensors']
     """
     weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), None)
     return SETTINGS if weights is None else [*SETTINGS, weights]

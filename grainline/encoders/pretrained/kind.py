@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from grainline.config import Config
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.sentence_folders import Pool
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
@@ -52,6 +53,7 @@ class PretrainedTextConfig(PretrainedConfig):
 
     context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
     stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
+    pool: Pool | None = None  # how states of tokens are summed up; None: as the checkpoint does it
     frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
 
     @model_validator(mode="after")
@@ -77,6 +79,7 @@ class Options(NamedTuple):
     context: int | None = None
     stretch: Stretch = "keep"
     quick_gelu: bool | None = None
+    pool: Pool | None = None
 
 
 class Source(NamedTuple):
@@ -151,6 +154,8 @@ class Kind(ABC):
     def fit(self, source: Source, options: Options) -> Source:
         """The same with positions for another size of images and another length of texts."""
         sides, state = sides_of(source.architecture), source.state
+        if options.pool is not None:
+            raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
         if options.size is not None and self.grid is not None:
             image = sides["image"]
             if options.size != image["image_size"]:  # 14 divides no 384, and yet there are such models

