@@ -119,5 +119,12 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
 
 def tokenizer_of(folder: Path) -> str | None:
     """The folder, where it holds a tokenizer."""
-    files = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
+    files = (
+        "tokenizer.json",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "spm.model",
+    )
     return str(folder) if any((folder / file).is_file() for file in files) else None
