@@ -8,21 +8,18 @@ from typing import Any
 import checkpoints
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 from PIL import Image
 from torch import nn
 from transformers import AddedToken
-from vocabularies import CORPUS, PROBES, gemma_folder, siglip_folder
+from vocabularies import CORPUS, PROBES, folder_of
 
-from grainline.data.tokenizers.library_tokenizer import settings
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.convert import to_hugging_face
-from grainline.errors import UserError
-from grainline.export.huggingface import convert, parity
+from grainline.export.huggingface import _writer, convert, parity
 from grainline.loading import load
 
 TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]
@@ -36,8 +33,7 @@ def trained_clip(folder: Path) -> Path:
 
 def checkpoint(kind: str, folder: Path) -> Path:
     """A small model with random weights and the kind of tokenizer that it has on the hub."""
-    make = {"clip": trained_clip, "siglip": siglip_folder, "siglip2": gemma_folder}[kind]
-    read = load_tokenizer(make(folder))
+    read = load_tokenizer(trained_clip(folder) if kind == "clip" else folder_of(kind, folder))
     torch.manual_seed(0)
     changes: dict[str, Any] = {"vocab_size": read.vocab, "max_position_embeddings": 14}
     if kind == "clip":
@@ -79,16 +75,14 @@ def test_what_the_library_saves_of_a_converted_folder_is_read_by_us(kind: str, t
     assert again.meta() == ours.meta()
 
 
-def test_capital_letters_stay_where_the_checkpoint_reads_them(tmp_path: Path) -> None:
-    folder = siglip_folder(tmp_path, json=False, do_lower_case=False)
-    assert settings(load_tokenizer(folder), context=14, pad=1, masked=False)["do_lower_case"] is False
-    assert settings(load_tokenizer(siglip_folder(tmp_path)), context=14, pad=1, masked=False)["do_lower_case"]
-
-
-def test_a_piece_of_texts_does_not_become_a_special_token(tmp_path: Path) -> None:
-    read = load_tokenizer(trained_clip(tmp_path))
-    assert "pad_token" not in settings(read, context=14, pad=0, masked=True)
-    assert settings(read, context=14, pad=read.vocab - 1, masked=True)["pad_token"] == "<|endoftext|>"
+@pytest.mark.parametrize(("pad", "name"), [(0, None), (599, "<|endoftext|>")])
+def test_a_piece_of_texts_does_not_become_a_special_token(pad: int, name: str | None, tmp_path: Path) -> None:
+    found = load_pretrained(checkpoint("clip", tmp_path / "in"))
+    other = found._replace(architecture=found.architecture | {"pad": pad})
+    _writer(other, load_tokenizer(tmp_path / "in"))(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written.get("pad_token") == name
+    assert written["tokenizer_class"] == "CLIPTokenizer"
 
 
 def test_padding_that_only_our_description_knows_is_written_into_the_config(tmp_path: Path) -> None:
@@ -127,66 +121,25 @@ def added(folder: Path, *tokens: Any, form: str = "tokenizer.json", **special: A
     return folder
 
 
-SPECIAL = AddedToken("<S>", special=True, lstrip=True)
-
-
 @pytest.mark.parametrize("form", ["tokenizer.json", "added_tokens.json", "decoder"])
 @pytest.mark.parametrize(
-    "tokens",
-    [("<sks0>",), ("a<sks0>", " <sks1> "), (AddedToken("<S>", special=True, lstrip=True),), ("dog",)],
+    "tokens", [("a<sks0>", " <sks1> "), (AddedToken("<S>", special=True, lstrip=True),), ("dog",)]
 )
-def test_added_tokens_of_a_clip_are_refused_by_name(tokens: Any, form: str, tmp_path: Path) -> None:
-    """Each of them changes the ids that the library gives, whether the model's table has grown or not."""
+def test_added_tokens_are_read_and_written_as_the_library_reads_them(
+    tokens: Any, form: str, tmp_path: Path
+) -> None:
     folder = added(tmp_path / "in", *tokens, form=form)
-    with pytest.raises(UserError, match=rf"has added tokens \(.*{tokens[0]}.*\), which are not read"):
-        load_tokenizer(folder)
-    read = load_tokenizer(folder / "plain")
-    ids = {"vocab_size": read.vocab, "bos_token_id": read.begin, "eos_token_id": read.end}
-    checkpoints.clip(**ids).save_pretrained(folder)
-    for use in (load, lambda source: convert(source, tmp_path / "out")):
-        with pytest.raises(UserError, match="has added tokens"):
-            use(str(folder))
-    assert not (tmp_path / "out").exists()
-
-
-def test_padding_by_a_word_is_no_added_token(tmp_path: Path) -> None:
-    folder, texts = added(tmp_path, pad_token="!"), ["a dog!"]
-    with pytest.warns(UserWarning, match="pads with '!', which in a text is a word here"):
-        read = load_tokenizer(folder)
-    assert read.encode(texts, 9) == load_tokenizer(folder / "plain").encode(texts, 9)
-
-
-@pytest.mark.parametrize("tokens", [["<y>"], [{"content": "<y>"}], {"y_token": "<y>"}])
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_special_tokens_that_settings_add_are_added_tokens(file: str, tokens: Any, tmp_path: Path) -> None:
-    name = "extra_special_tokens" if isinstance(tokens, dict) else "additional_special_tokens"
-    folder = added(tmp_path)
-    (folder / file).write_text(json.dumps({name: tokens}))
-    with pytest.raises(UserError, match=r"has added tokens \(<y>\)"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("kind", ["siglip", "siglip2", "bert", "spiece"])
-def test_added_tokens_of_other_kinds_are_read_or_refused(kind: str, tmp_path: Path) -> None:
-    if kind in ("siglip", "siglip2"):
-        file = {"siglip": siglip_folder, "siglip2": gemma_folder}[kind](tmp_path) / "tokenizer.json"
-        backend = tokenizers.Tokenizer.from_file(str(file))
-        backend.add_tokens(["<sks0>"])
-        backend.save(str(file))
-    else:
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(300))]
-        siglip_folder(tmp_path, json=False)
-        if kind == "bert":
-            (tmp_path / "spiece.model").unlink()
-            (tmp_path / "tokenizer_config.json").write_text("{}")
-            (tmp_path / "vocab.txt").write_text("\n".join(words))
-        (tmp_path / "added_tokens.json").write_text('{"<sks0>": 500}')
-    if kind == "siglip2":
-        read = load_tokenizer(tmp_path)
-        assert read.pieces(read.encode(["a <sks0> dog"], 20).ids[0]).count("<sks0>") == 1
-    else:
-        with pytest.raises(UserError, match=r"has added tokens \(<sks0>\), which are not read"):
-            load_tokenizer(tmp_path)
+    if not (folder / "tokenizer_config.json").is_file():
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+    texts = [*TEXTS, *(f"a {token}dog" for token in tokens)]
+    ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.encode(texts, 14).ids == theirs(texts, truncation=True, max_length=14)["input_ids"]
+    ids = {"vocab_size": ours.vocab, "bos_token_id": ours.begin, "eos_token_id": ours.end}
+    checkpoints.clip(**ids, max_position_embeddings=14).save_pretrained(folder)
+    convert(str(folder), tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again(texts, truncation=True)["input_ids"] == ours.encode(texts, 14).ids
+    assert load(tmp_path / "out").tokenizer.encode(texts, 14) == ours.encode(texts, 14)
 
 
 # What convert would notice

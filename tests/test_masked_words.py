@@ -7,7 +7,6 @@ from random import Random
 import pytest
 import vocabularies
 from test_dataset import CROP, LONG, TOKENIZER, Shelf
-from test_library_tokenizer import MAKERS
 
 from grainline.data.dataset import Draw, Sample, TrainSet
 from grainline.data.record import Record
@@ -24,19 +23,19 @@ HIDING = MaskTokens(4, tuple(range(10, 60)))
 @pytest.fixture(scope="module")
 def tokenizers_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokenizer]:
     home = tmp_path_factory.mktemp("tokenizers")
-    made = {kind: load_tokenizer(make(home / kind)) for kind, make in MAKERS.items()}
-    return {"clip": TOKENIZER, **made}
+    made = {kind: load_tokenizer(vocabularies.folder_of(kind, home / kind)) for kind in vocabularies.KINDS}
+    return made | {"clip": TOKENIZER}
 
 
 # Words
 
 
-@pytest.mark.parametrize("kind", ["clip", *MAKERS])
+@pytest.mark.parametrize("kind", vocabularies.KINDS)
 def test_words_joined_are_the_text(kind: str, tokenizers_of: dict[str, TextTokenizer]) -> None:
     tokenizer = tokenizers_of[kind]
     plain = encode_parts(tokenizer, TEXTS, 500, 1)
     for text, (ids,) in zip(TEXTS, plain.ids, strict=True):
-        first, last = int(tokenizer.begin is not None), int(tokenizer.end is not None)
+        first, last = len(tokenizer.prefix), len(tokenizer.suffix)
         words = tokenizer.words(text)
         assert [number for word in words for number in word] == ids[first : len(ids) - last]
         assert all(words)
@@ -72,10 +71,11 @@ def test_pieces_of_one_word_stand_together(tokenizers_of: dict[str, TextTokenize
     )
 
 
-def test_only_bert_hides_and_never_behind_special_tokens(
+def test_kinds_that_learnt_a_mask_hide_and_never_by_special_tokens(
     tokenizers_of: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
-    assert [kind for kind, one in tokenizers_of.items() if one.mask_tokens is not None] == ["bert"]
+    masked = {kind for kind, one in tokenizers_of.items() if one.mask_tokens is not None}
+    assert masked == {"bert", "cased", "mpnet", "roberta", "xlm-r", "deberta"}
     bert = tokenizers_of["bert"]
     bert.save(tmp_path)
     for tokenizer in (bert, load_tokenizer(tmp_path)):

@@ -1,4 +1,4 @@
-"""Small tokenizers of BERT, SigLIP 2 and SigLIP as the hub has them, and sentencepiece written plainly."""
+"""Small tokenizers of all kinds as folders on the hub have them, and sentencepiece written plainly."""
 # ruff: noqa: RUF001 (typographic marks are what is tested)
 
 import json
@@ -14,6 +14,8 @@ from typing import Any
 
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
+
+from grainline.data.tokenizers.tokenizer import Tokenizer
 
 CORPUS = [
     "A brown dog runs over the wet sand, and the dog's owner follows it.",
@@ -32,6 +34,7 @@ PROBES = [
     "under_score #hash @at 50% $3.50 http://x.org/?a=b&c=d",
     "Ünïcödé Ελληνικά ΣΟΦΟΣ, русский, 日本語 İstanbul 🐕 5² a´b ² ´",
     "x" * 120,
+    "two  blanks,\n a new line \t“curly” & &amp; ﬁnal １２",
 ]
 
 
@@ -98,7 +101,7 @@ TABLE = {"²": "2", "´": " \u0301"}  # what a character becomes; the second bri
 
 
 @cache
-def pieces(fallback: bool = False) -> list[tuple[str, float]]:
+def pieces() -> list[tuple[str, float]]:
     """Pieces of words of the corpus with the logarithms of how often they occur, no two sums alike."""
     counts: Counter[str] = Counter()
     for line in [*CORPUS, "ΣΟΦΟΣ σοφός"]:  # small letters of these two end differently
@@ -106,12 +109,11 @@ def pieces(fallback: bool = False) -> list[tuple[str, float]]:
             marked = "▁" + word
             counts.update(marked[i:j] for i in range(len(marked)) for j in range(i + 1, len(marked) + 1))
     noise, special = random.Random(0), ["<pad>", "</s>", "<unk>"]
-    bytes_ = [f"<0x{i:02X}>" for i in range(256)] if fallback else []
     scored = [
         (p, math.log(n / 500) + noise.random() / 100)
         for p, n in sorted(counts.items(), key=lambda x: (-x[1], x[0]))[:400]
     ]
-    return [*((p, 0.0) for p in [*special, *bytes_]), *scored]
+    return [*((p, 0.0) for p in special), *scored]
 
 
 def charsmap() -> bytes:
@@ -136,21 +138,7 @@ def charsmap() -> bytes:
     return struct.pack("<I", len(array)) + array + texts
 
 
-def spiece(fallback: bool = False) -> bytes:
-    """The content of a spiece.model."""
-    from transformers.utils.sentencepiece_model_pb2_new import ModelProto
-
-    model = ModelProto()
-    for number, (piece, score) in enumerate(pieces(fallback)):
-        kind = {0: 3, 1: 3, 2: 2}.get(number, 6 if piece.startswith("<0x") else 1)
-        model.pieces.add(piece=piece, score=score, type=kind)
-    model.trainer_spec.model_type, model.trainer_spec.unk_id = 1, 2
-    model.trainer_spec.byte_fallback = fallback
-    model.normalizer_spec.precompiled_charsmap = charsmap()
-    return model.SerializeToString()
-
-
-def siglip_json(lower: bool = True) -> str:
+def siglip_json() -> str:
     """The tokenizer.json that other programs make of a spiece.model."""
     backend = tokenizers.Tokenizer(models.Unigram(pieces(), unk_id=2))
     steps = [
@@ -159,24 +147,17 @@ def siglip_json(lower: bool = True) -> str:
         normalizers.Strip(),
         normalizers.Precompiled(charsmap()),
     ]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase()] * lower + steps)
+    backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
     backend.add_special_tokens(["</s>", "<unk>"])
     backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     return backend.to_str()
 
 
-def siglip_folder(folder: Path, *, json: bool = True, model: bool = True, **config: Any) -> Path:
-    """SigLIP with tokenizer.json, with spiece.model, or with both."""
-    files: dict[str, Any] = {"tokenizer_json": siglip_json()} if json else {}
-    files |= {"spiece_model": spiece()} if model else {}
-    said = {
-        "tokenizer_class": "SiglipTokenizer",
-        "do_lower_case": True,
-        "eos_token": "</s>",
-        "pad_token": "</s>",
-    }
-    return write(folder, tokenizer_config_json=said | config, **files)
+def siglip_folder(folder: Path, **config: Any) -> Path:
+    named = {"tokenizer_class": "SiglipTokenizer", "do_lower_case": True, "eos_token": "</s>"}
+    content = named | {"pad_token": "</s>"} | config
+    return write(folder, tokenizer_config_json=content, tokenizer_json=siglip_json())
 
 
 def siglip_text(text: str, lower: bool = True) -> str:
@@ -189,9 +170,9 @@ def siglip_text(text: str, lower: bool = True) -> str:
 class Sentencepiece:
     """Normalisation and the best way through all pieces, written from their definitions."""
 
-    def __init__(self, fallback: bool = False) -> None:
-        self.pieces, self.fallback = pieces(fallback), fallback
-        self.score = {p: s for p, s in self.pieces[3:] if not p.startswith("<0x")}
+    def __init__(self) -> None:
+        self.pieces = pieces()
+        self.score = dict(self.pieces[3:])
 
     def encode(self, text: str, out_type: type = str) -> list[str]:
         assert out_type is str
@@ -228,12 +209,61 @@ class Sentencepiece:
         return found[::-1]
 
     def ids(self, tokens: list[str]) -> list[int]:
-        """Ids of pieces; of an unknown piece 2, or of its bytes."""
+        """Ids of pieces; of an unknown piece 2."""
         number = {p: i for i, (p, _) in enumerate(self.pieces)}
-        found: list[int] = []
-        for token in tokens:
-            if token in self.score:
-                found.append(number[token])
-            else:
-                found += [number[f"<0x{b:02X}>"] for b in token.encode()] if self.fallback else [2]
-        return found
+        return [number[token] if token in self.score else 2 for token in tokens]
+
+
+# Folders of all kinds
+
+
+def _made(kind: str) -> Any:
+    """A tokenizer of transformers."""
+    import transformers
+
+    library: Any = transformers
+    if kind in ("bert", "cased", "mpnet"):
+        words = bert_words(kind != "cased")
+        if kind == "mpnet":
+            names = {"[CLS]": "<s>", "[SEP]": "</s>", "[MASK]": "<mask>", "[PAD]": "<pad>"}
+            return library.MPNetTokenizer(vocab={names.get(word, word): i for word, i in words.items()})
+        return library.BertTokenizer(vocab=words, do_lower_case=kind == "bert")
+    if kind == "clip":
+        model = json.loads(Tokenizer.train(CORPUS, 600).to_json())["model"]
+        return library.CLIPTokenizer(vocab=model["vocab"], merges=[tuple(x) for x in model["merges"]])
+    if kind == "roberta":
+        learner = tokenizers.Tokenizer(models.BPE())
+        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        special, letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=500, special_tokens=special, initial_alphabet=letters, show_progress=False
+        )
+        learner.train_from_iterator(CORPUS, trainer)
+        model = json.loads(learner.to_str())["model"]
+        return library.RobertaTokenizer(vocab=model["vocab"], merges=[tuple(x) for x in model["merges"]])
+    if kind in ("gemma", "siglip2"):
+        vocabulary, merges = gemma()
+        if kind == "gemma":
+            return library.GemmaTokenizer(vocab=vocabulary, merges=merges)
+        ends = {"add_bos_token": False, "add_eos_token": True}
+        return library.Siglip2Tokenizer(vocab=vocabulary, merges=merges, **ends)
+    name, special, last = {
+        "t5": ("T5Tokenizer", ["<pad>", "</s>", "<unk>"], []),
+        "xlm-r": ("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+        "deberta": ("DebertaV2Tokenizer", ["[PAD]", "[CLS]", "[SEP]", "[UNK]"], ["[MASK]"]),
+    }[kind]
+    scored = [*((x, 0.0) for x in special), *pieces()[3:], *((x, 0.0) for x in last)]
+    return getattr(library, name)(vocab=scored)
+
+
+KINDS = "bert", "cased", "mpnet", "clip", "roberta", "gemma", "siglip2", "t5", "xlm-r", "deberta", "siglip"
+
+
+def folder_of(kind: str, folder: Path, *added: Any) -> Path:
+    """A folder as the hub has it, with added tokens."""
+    if kind == "siglip":
+        return siglip_folder(folder)
+    library = _made(kind)
+    library.add_tokens(list(added))
+    library.save_pretrained(folder)
+    return folder

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.tokenizers.library_tokenizer import write_settings
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import EvalTransform
@@ -67,7 +66,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
-        names = ("tokenizer.json", "tokenizer_meta.json")
+        names = ("tokenizer.json", "tokenizer_meta.json", "tokenizer_config.json")
         existing = next((place.parent / name for name in names if (place.parent / name).is_file()), None)
         if tokenizer is not None and existing is not None:
             raise UserError(
@@ -179,14 +178,17 @@ def _sides(towers: Pretrained) -> tuple[ImageEncoder, TextEncoder]:
 def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], None]:
     """Writes the tokenizer into a Hugging Face folder, with what its AutoTokenizer wants to know."""
     assert towers.text is not None
-    context, pad = towers.text.context, towers.architecture["pad"]
     masked = not is_vector(towers.architecture)  # SigLIP reads its padding
-
-    def write(folder: Path) -> None:
-        tokenizer.save(folder)
-        write_settings(tokenizer, folder, context=context, pad=pad, masked=masked)
-
-    return write
+    settings = {
+        "model_max_length": towers.text.context,
+        "padding_side": "right",
+        "model_input_names": ["input_ids", "attention_mask"] if masked else ["input_ids"],
+        "clean_up_tokenization_spaces": False,
+    }
+    pad = towers.architecture["pad"]
+    if pad in tokenizer.special:  # the library would make a special token of any other
+        settings["pad_token"] = tokenizer.special[pad]
+    return lambda folder: tokenizer.save(folder, settings)
 
 
 def towers_of(model: Model, source: str) -> Pretrained:

@@ -28,7 +28,7 @@ from grainline.data.descriptions import Descriptions, WithDescriptions, require_
 from grainline.data.formats.joined import without_images
 from grainline.data.open_source import open_sources, register
 from grainline.data.record import CorruptSample, Source
-from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenizer
+from grainline.data.tokenizers.tokenizer import CONFIG, CONTENT, META, TextTokenizer, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
@@ -63,7 +63,7 @@ def as_changes(
 MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so a resumed run may change them."""
 
-INITIAL_FILES = {LOCK, "tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
+INITIAL_FILES = {LOCK, CONTENT, META, CONFIG, "model.json", "recipe.yaml"}
 INITIAL_FILES |= {temporary_path(Path(name)).name for name in ("model.json", "recipe.yaml")}
 """Files that a folder may hold before its log exists. A run killed that early starts again from scratch."""
 

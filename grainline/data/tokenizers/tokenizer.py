@@ -1,25 +1,23 @@
-"""The interface of a tokenizer, what all tokenizers share, and CLIP-shaped byte-pair encoding; word dropout.
+"""What the package asks of a tokenizer, byte-pair encodings trained on captions, and word dropout.
 
-Byte-pair encoding: a text is cleaned (`captions.clean`) and lower-cased; CLIP's pattern splits it into words,
-digits and runs of other marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges
-are applied in the order in which they were learnt. Tokenizers of the transformers library leave out most of
-the cleaning.
+Byte-pair encoding: CLIP's pattern splits a cleaned, lower-cased text into words, digits and runs of other
+marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges are applied in the order in
+which they were learnt.
 """
 
+import copy
 import hashlib
 import json
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import models, normalizers, processors
+from tokenizers import decoders, models, normalizers, processors
 
 from grainline.data.captions import clean
 from grainline.data.tokenizers import bpe
@@ -32,9 +30,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
 
-CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
+CONTENT, META, CONFIG = "tokenizer.json", "tokenizer_meta.json", "tokenizer_config.json"
+KINDS = "clip", "transformers", "open_clip", "bert", "siglip", "siglip2"
+"""Texts are cleaned and lower-cased, left as they are, or cleaned; the last three are of earlier versions."""
 
 _CACHED_WORDS = 200_000  # about 40 MB
+_MASKS = {"[CLS]": "[MASK]", "<s>": "<mask>"}  # by the first token: others that name a mask never trained it
+_PLACEHOLDER = re.compile(r"\[unused\d+\]").fullmatch
 
 
 class Tokenized(NamedTuple):
@@ -51,109 +53,163 @@ class MaskTokens(NamedTuple):
     pieces: tuple[int, ...]  # the tokens of texts: no special token, no placeholder
 
 
-class TextTokenizer(ABC):
-    """Abstract: text to ids and back. Read-only, and cheap to send to another process."""
+class TextTokenizer:
+    """Text to ids and back. Read-only, and cheap to send to another process."""
 
     vocab: int  # one more than the highest id
-    begin: int | None  # the token before every text
-    end: int | None  # the token behind every text, which stays when a text is truncated
-    around: int  # the number of begin and end tokens
-    kind: str  # clip, bert, siglip or siglip2
+    prefix: tuple[int, ...]  # the tokens before every text; begin: the first of them, or None
+    suffix: tuple[int, ...]  # those behind it, which stay when it is truncated; end: the last, or None
+    around: int  # the number of both
     mask_tokens: MaskTokens | None = None  # None: the vocabulary has no mask token
-    _backend: tokenizers.Tokenizer
 
-    @abstractmethod
+    def __init__(
+        self, backend: tokenizers.Tokenizer, kind: str, settings: Mapping[str, Any], where: str
+    ) -> None:
+        """backend: all steps; kind: one of KINDS; settings: tokenizer_config.json; where: for messages"""
+        if kind not in KINDS:
+            raise UserError(f"{where} is of kind {kind}; known are {', '.join(KINDS)}")
+        self._backend, self.kind = backend, kind
+        reader = "CLIPTokenizer" if kind == "clip" else "PreTrainedTokenizerFast"
+        self.settings = {"tokenizer_class": reader, **settings}
+        self._words: dict[str, list[int]] = {}
+        if kind == "clip":
+            backend.normalizer = None  # its part is done by `cleaned`
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
+        vocabulary = backend.get_vocab()
+        if len(vocabulary) < SMALLEST:
+            raise UserError(
+                f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
+                "a failed download leaves such a shell: fetch the tokenizer's files again"
+            )
+        self.vocab = max(vocabulary.values()) + 1
+        added = backend.get_added_tokens_decoder()
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        frame = backend.encode("a")
+        inner = [i for i, special in enumerate(frame.special_tokens_mask) if not special]
+        if not inner:
+            raise UserError(f"{where} has no token for the letter a; fetch the tokenizer's files again")
+        self.prefix, self.suffix = tuple(frame.ids[: inner[0]]), tuple(frame.ids[inner[-1] + 1 :])
+        self.around = len(self.prefix + self.suffix)
+        self.begin, self.end = (self.prefix or (None,))[0], (self.suffix or (None,))[-1]
+        mask = _MASKS.get(str(backend.id_to_token(self.prefix[0]))) if self.prefix else None
+        if mask in self.special.values():
+            ordinary = (i for x, i in vocabulary.items() if i not in self.special and not _PLACEHOLDER(x))
+            self.mask_tokens = MaskTokens(vocabulary[str(mask)], tuple(sorted(ordinary)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_words": {}}
+
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts of any length, cleaned, without begin and end tokens."""
+        """The ids of texts of any length, without begin and end tokens."""
+        inputs = [self.cleaned(text) for text in texts]
+        if self.kind != "clip":
+            encodings = self._backend.encode_batch_fast(inputs, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        # no merge crosses a blank, so each word is encoded only once
+        lines = [text.split(" ") for text in inputs]
+        if len(self._words) > _CACHED_WORDS:
+            self._words.clear()
+        new = list({word for line in lines for word in line} - self._words.keys())
+        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+        self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return [[number for word in line for number in self._words[word]] for line in lines]
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
+        """Encoded texts, truncated to `context` tokens. UserError if none fits."""
         assert not isinstance(texts, str)
         return self.build_inputs(self.token_ids(texts), context)
 
     def build_inputs(self, rows: Sequence[list[int]], context: int) -> Tokenized:
-        """Ids between begin and end token, truncated to `context` tokens. UserError if none fits."""
-        if context <= self.around:
-            frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[self.around]
-            raise UserError(
-                f"the context is {context} tokens; it must be at least {self.around + 1} ({frame})"
-            )
+        """Ids between begin and end tokens, truncated to `context` tokens. UserError if none fits."""
         room = context - self.around
-        begin, end = ([] if token is None else [token] for token in (self.begin, self.end))
-        ids = [[*begin, *row[:room], *end] for row in rows]
+        if room < 1:
+            raise UserError(
+                f"the context is {context} tokens; it must be at least {self.around + 1}: "
+                f"{self.around} stand around every text"
+            )
+        ids = [[*self.prefix, *row[:room], *self.suffix] for row in rows]
         return Tokenized(ids, [max(len(row) - room, 0) for row in rows])
 
-    @abstractmethod
     def cleaned(self, text: str) -> str:
-        """The text in which spans count."""
-
-    @abstractmethod
-    def _token_spans(self, text: str) -> list[tuple[int, int]]:
-        """The place of each id of `token_ids([text])` in cleaned(text)."""
+        """The text in which spans count: of a checkpoint the text itself, half characters as `?`."""
+        if self.kind == "transformers":
+            return text.encode("utf-8", "replace").decode()
+        return clean(text).lower() if self.kind == "clip" else clean(text)
 
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
         """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
 
-        Begin and end tokens are empty spans at the ends; bytes of one character share its span. Blanks may
-        belong to no token; a token of nothing else is an empty span.
+        Begin and end tokens, and blanks alone, are empty spans; bytes of one character share its span.
         """
-        spans = self._token_spans(text)
+        text = self.cleaned(text)
+        spans, last = list[tuple[int, int]](), 0
+        for start, end in self._backend.encode(text, add_special_tokens=False).offsets:
+            word = text[start:end].strip()
+            start = text.index(word, start) if word else last
+            last = start + len(word)
+            spans.append((start, last))
         included = spans[: context - self.around]
-        last = included[-1][1] if len(included) < len(spans) else len(self.cleaned(text))
-        return [(0, 0)] * (self.begin is not None) + included + [(last, last)] * (self.end is not None)
-
-    def _input(self, text: str) -> str:
-        """What the tokenizers library reads of a text."""
-        return self.cleaned(text)
+        last = included[-1][1] if len(included) < len(spans) else len(text)
+        return [(0, 0)] * len(self.prefix) + included + [(last, last)] * len(self.suffix)
 
     def words(self, text: str) -> list[list[int]]:
         """The ids of a text of any length, word by word, without begin and end tokens.
 
         A word is one of the library: a run of letters; of CLIP also a single digit or a run of other marks,
-        of BERT also a mark.
+        of BERT also a mark; of sentencepiece what follows a blank, marks included.
         """
-        encoding = self._backend.encode(self._input(text), add_special_tokens=False)
-        pairs = zip(encoding.word_ids, encoding.ids, strict=True)
-        return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
+        encoding, before = self._backend.encode(self.cleaned(text), add_special_tokens=False), None
+        words: list[list[int]] = []
+        for word, number, piece in zip(encoding.word_ids, encoding.ids, encoding.tokens, strict=True):
+            if not words or word != before or piece.startswith("▁"):
+                words.append([])
+            words[-1].append(number)
+            before = word
+        return words
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary: `</w>` ends a word (CLIP), `##` continues one (BERT), `▁` is a blank."""
         return [str(self._backend.id_to_token(number)) for number in ids]
 
-    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text, begin and end tokens left out."""
+        """Readable text, special tokens left out; of CLIP in lower case, one space after every word."""
+        pieces = self.pieces(number for number in ids if number not in self.special)
+        text = (self._backend.decoder or decoders.ByteLevel()).decode(pieces)
+        return str(text).replace(SUFFIX, " ").strip()
 
-    @abstractmethod
     def to_json(self) -> str:
         """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+        full = self._backend
+        if self.kind == "clip":
+            full, blanks = copy.deepcopy(full), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+            full.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
+        return full.to_str(pretty=True)
 
     def meta(self) -> dict[str, Any]:
         """The content of `tokenizer_meta.json` except its checksum."""
-        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
+        pad = {"pad": 0} if self.kind == "clip" else {}
+        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end} | pad
 
-    def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+    def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        """Write `tokenizer.json`, its checksum and `tokenizer_config.json`, with more settings where given.
+
+        Equal tokenizers write equal bytes.
+        """
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         content = (self.to_json() + "\n").encode()
         (home / CONTENT).write_bytes(content)
         (home / META).write_text(meta_text(self, content), encoding="utf-8")
+        config = json.dumps(self.settings | dict(settings or {}), indent=2, ensure_ascii=False)
+        (home / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
     """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json` if it is given."""
     seal = {} if content is None else {"sha256": hashlib.sha256(content).hexdigest()}
     return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
-
-
-def check_full(vocabulary: Mapping[str, int], where: str) -> None:
-    """Raises UserError for a vocabulary too small to be complete."""
-    if len(vocabulary) < SMALLEST:
-        raise UserError(
-            f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
-            "a failed download leaves such a shell: fetch the tokenizer's files again"
-        )
 
 
 class Tokenizer(TextTokenizer):
@@ -167,87 +223,20 @@ class Tokenizer(TextTokenizer):
     ['a', 'cat', "'s", 'hat', ',', '2', '4']
     """
 
-    begin: int
-    end: int
-    kind = "clip"
-
-    def __init__(
-        self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
-    ) -> None:
-        """where: the origin of the vocabulary, for error messages"""
-        check_full(vocabulary, where)
-        missing = [token for token in (BEGIN, END) if token not in vocabulary]
-        if missing:
-            raise unlike_clip(where, f"it has no {missing[0]}")
-        numbers = [number for number in vocabulary.values() if isinstance(number, int)]
-        if sorted(numbers) != list(range(len(vocabulary))):
-            raise unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
+    def __init__(self, merges: bpe.Merges, where: str = "the vocabulary") -> None:
+        """where: the origin of the merges, for error messages"""
+        vocabulary = bpe.vocabulary(merges)
         try:
-            model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)
+            model = models.BPE(vocab=vocabulary, merges=list(merges), end_of_word_suffix=SUFFIX)
         except Exception as error:  # the library knows no narrower one
-            raise unlike_clip(where, str(error)) from error
-        self._backend = tokenizers.Tokenizer(model)
-        self._backend.pre_tokenizer = bpe.splitter()
-        self._backend.add_special_tokens([BEGIN, END])
-        self._words: dict[str, list[int]] = {}
-        self.vocab = len(vocabulary)
-        self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
-        self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer.from_json, (self.to_json(),)
-
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        lines = [self.cleaned(text).split(" ") for text in texts]
-        # no merge crosses a blank, so each word is encoded only once
-        if len(self._words) > _CACHED_WORDS:
-            self._words.clear()
-        new = list({word for line in lines for word in line} - self._words.keys())
-        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-        self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
-        return [[number for word in line for number in self._words[word]] for line in lines]
-
-    def cleaned(self, text: str) -> str:
-        return clean(text).lower()
-
-    def _token_spans(self, text: str) -> list[tuple[int, int]]:
-        return list(self._backend.encode(self._input(text), add_special_tokens=False).offsets)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Lower case, one space after every word."""
-        letters = "".join(piece for piece in self.pieces(ids) if piece not in (BEGIN, END))
-        data = b"".join(
-            b" " if part == SUFFIX else bytes(bpe.BYTES[letter] for letter in part)
-            for part in re.split(f"({SUFFIX})", letters)
+            raise UserError(f"{where} holds no merges of CLIP: {error}; fetch it again") from error
+        backend = tokenizers.Tokenizer(model)
+        backend.pre_tokenizer = bpe.splitter()
+        backend.add_special_tokens([BEGIN, END])
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{BEGIN} $A {END}", special_tokens=[(token, vocabulary[token]) for token in (BEGIN, END)]
         )
-        return data.decode("utf-8", "replace").strip()
-
-    def to_json(self) -> str:
-        full = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        blanks = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
-        full.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
-        full.post_processor = processors.TemplateProcessing(
-            single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, self.begin), (END, self.end)]
-        )
-        return full.to_str(pretty=True)
-
-    @staticmethod
-    def from_json(text: str, where: str = "the tokenizer") -> "Tokenizer":
-        """From the content of a `tokenizer.json`. Raises UserError unless it is CLIP-shaped."""
-        try:
-            content = json.loads(text)
-            model = content["model"]
-            vocabulary = dict(model["vocab"]) | {x["content"]: x["id"] for x in content["added_tokens"]}
-            merges = bpe.pairs(x if isinstance(x, str) else " ".join(x) for x in model["merges"])
-            suffix = model["end_of_word_suffix"]
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise unlike_clip(where, "no byte-pair encoding in it") from error
-        if suffix != SUFFIX:
-            raise unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
-        return Tokenizer(vocabulary, merges, where)
-
-    def meta(self) -> dict[str, Any]:
-        return super().meta() | {"pad": self.pad}
+        super().__init__(backend, "clip", {}, where)
 
     @staticmethod
     def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
@@ -259,14 +248,7 @@ class Tokenizer(TextTokenizer):
             raise UserError(
                 f"vocab is {vocab}; a trained tokenizer needs {bpe.SMALLEST} at least (all bytes twice)"
             )
-        merges = bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST)
-        return Tokenizer(bpe.vocabulary(merges), merges)
-
-
-def unlike_clip(where: str, why: str) -> UserError:
-    return UserError(
-        f"{where} is not a CLIP-shaped tokenizer: {why}; give one of CLIP, SigLIP, SigLIP 2 or BERT"
-    )
+        return Tokenizer(bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST))
 
 
 # Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words

@@ -172,5 +172,6 @@ def _pad(folder: Path, config: Mapping[str, Any]) -> int:
 
 def tokenizer_of(folder: Path) -> str | None:
     """The folder, where it holds a tokenizer."""
-    files = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
+    pieces = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
+    files = ("tokenizer.json", "vocab.json", "vocab.txt", *pieces)
     return str(folder) if any((folder / file).is_file() for file in files) else None

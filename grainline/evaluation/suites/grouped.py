@@ -61,7 +61,7 @@ def tokens_of(
         spans = _spans(tokenizer, part, ids, context, [cut - start for cut in cuts])
         if spans is None:
             return None
-        first = before + int(tokenizer.begin is not None)
+        first = before + len(tokenizer.prefix)
         out += [Token(start + a, start + b, first + i) for i, (a, b) in enumerate(spans)]
         before += len(ids)
     return out
@@ -80,7 +80,7 @@ def _spans(
     tokenizer: TextTokenizer, part: str, ids: list[int], context: int, cuts: Sequence[int]
 ) -> list[tuple[int, int]] | None:
     """The characters of each token but begin and end."""
-    begin, end = int(tokenizer.begin is not None), int(tokenizer.end is not None)
+    begin, end = len(tokenizer.prefix), len(tokenizer.suffix)
     whole = ids[begin : len(ids) - end]
     words = word_spans(part)
     further = [
@@ -91,13 +91,9 @@ def _spans(
         pieces = [one[begin : len(one) - end] for one in encoded]
         if list(chain.from_iterable(pieces))[: context - tokenizer.around] == whole:
             return [span for span, piece in zip(spans, pieces, strict=True) for _ in piece][: len(whole)]
-    place = [i for a, b in words for i in range(a, b + 1)][:-1]  # with one blank behind a word
-    plain, cleaned = " ".join(part.split()), tokenizer.cleaned(part)
-    if len(cleaned) != len(plain) or cleaned.lower() != plain.lower() or not place:
-        return None
-    spans = tokenizer.spans(part, context)
-    spans = spans[begin : len(spans) - end]
-    return [(place[a], place[b - 1] + 1) if b > a else (place[0], place[0]) for a, b in spans]
+    spans, cleaned = tokenizer.spans(part, context), tokenizer.cleaned(part)
+    same = len(cleaned) == len(part) and cleaned.lower() == part.lower()
+    return spans[begin : len(spans) - end] if same else None
 
 
 Ranges = tuple[tuple[int, int], ...]  # runs of characters, ends excluded
