@@ -391,13 +391,14 @@ def test_karpathy_gives_one_split_and_the_first_five_captions(data: Path, karpat
 def test_a_token_file_of_flickr_gives_each_image_with_its_captions(data: Path) -> None:
     lines = [f"{name}.jpg#{n}\tA {name} {n} ." for name in ("b", "a") for n in range(5)]
     file = data / "results_20130124.token"
-    file.write_text("\n".join([*lines, "no tab", "", "a.jpg#5\tMore ."]) + "\r\n")
+    file.write_text("\n".join([*lines, "no tab", "", "a.jpg#5\tMore .", "c.jpg#0\t \r"]) + "\n")
     source = open_source(str(file))
-    assert list(source.keys()) == ["b.jpg", "a.jpg", "line 11"]  # type: ignore[attr-defined]
+    assert list(source.keys()) == ["b.jpg", "a.jpg", "c.jpg", "line 11"]  # type: ignore[attr-defined]
     assert source[1].captions == tuple(f"A a {n} ." for n in range(5))
     assert source.remarks == ("1 captions beyond the first 5 of their image are left out",)  # type: ignore[attr-defined]
     with pytest.raises(CorruptSample, match=r"corrupt row: .*line 11 .no tab, not NAME#NUMBER and a tab"):
-        source[2]
+        source[3]
+    assert cause(source, 2) == "missing caption"
     (data / "test_1k.txt").write_text("\n".join(lines))
     assert len(open_source(f"flickr-tokens:{data / 'test_1k.txt'}?images={data}")) == 2
     with pytest.raises(UserError, match="is not a token file of Flickr"):

@@ -255,7 +255,7 @@ class FlickrTokens(_Coco):
 
     def load(self) -> list[tuple[int, str, re.Match[str] | None]]:
         lines = enumerate(read_text(self._file).split("\n"), 1)
-        return [(number, line, _TOKEN(line.rstrip("\r"))) for number, line in lines if line.strip()]
+        return [(number, line, _TOKEN(line)) for number, line in lines if line.strip()]
 
     def accepts(self, content: Any) -> bool:
         return any(match for _, _, match in content)
