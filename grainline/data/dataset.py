@@ -30,6 +30,7 @@ from grainline.data.texts import (
     sampled_caption,
     windows,
 )
+from grainline.data.tokenizers.bpe import BEGIN, END
 from grainline.data.tokenizers.tokenizer import TextTokenizer, encode_word_dropout
 from grainline.data.transforms import Crop
 from grainline.errors import UserError, amount
@@ -167,10 +168,11 @@ class TrainSet(Dataset[Sample]):
                     f"data.texts.{name} is for methods that read a text in one part, and this one reads it "
                     "in several; leave it out"
                 )
-        if cfg.pad_front and tokenizer.kind != "clip":
+        frame = tokenizer.pieces(tokenizer.prefix + tokenizer.suffix)
+        if cfg.pad_front and frame != [BEGIN, END]:
             raise UserError(
-                f"data.texts.pad_front pads with the token {PADDING}, as open_clip does, and a tokenizer of"
-                f" {tokenizer.kind} has another padding; leave it out"
+                f"data.texts.pad_front pads with token {PADDING}, as open_clip does behind {BEGIN} and {END};"
+                f" the tokenizer has {' and '.join(frame) or 'nothing'} around a text: leave it out"
             )
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
