@@ -65,11 +65,11 @@ class Start(NamedTuple):
 
     def _fill_parts(self, method: Method, published: Published) -> None:
         """The weights of the method's own layers, strictly; a line where another method leaves them out."""
-        config: Any = self.description.config
-        name = config.image.pretrained
+        side = checkpoint_of(self.description.config.image)
+        name = "the checkpoint" if side is None else side.pretrained
         if self.text is not self.image or published.method != self.description.method:
-            line = f"{name} has layers of {published.method}, which are left out: {self.description.method}"
-            print(f"{line} takes its encoders", file=sys.stderr)
+            line = f"{name} has layers of {published.method} too, which go with that method and both sides"
+            print(f"{line}: left out", file=sys.stderr)
             return
         own = {key: x for key, x in method.state_dict().items() if not key.startswith("towers.")}
         wrong = state_dict_mismatch(published.parts, own)
