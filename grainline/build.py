@@ -6,6 +6,8 @@ again, without the checkpoints.
 """
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from grainline.encoders.pretrained.kind import (
     PretrainedConfig,
     PretrainedImageConfig,
     PretrainedTextConfig,
+    Published,
     checkpoint_of,
 )
 from grainline.encoders.superpixels import Superpixels
@@ -25,6 +28,7 @@ from grainline.errors import UserError
 from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.methods import method_class
 from grainline.methods.base import Method
+from grainline.weights import state_dict_mismatch
 
 FORMAT = 2  # of model.json
 TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
@@ -39,7 +43,10 @@ class Description(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A complete description, and the checkpoints with the first weights of the method."""
+    """A complete description, and the checkpoints with the first weights of the method.
+
+    A checkpoint of a published method gives the layers of that method too, where both sides come from it.
+    """
 
     description: Description
     image: Pretrained | None = None
@@ -49,10 +56,26 @@ class Start(NamedTuple):
         """The method with fresh weights, except on the sides that come from a checkpoint."""
         method = build(self.description)
         method.towers.fill(self.image, self.text)
+        if self.image is not None and self.image.published.parts:
+            self._fill_parts(method, self.image.published)
         for part in method.towers.image.modules():
             if isinstance(part, Superpixels) and part.cfg.checkpoint is not None:
                 part.fill(Path(part.cfg.checkpoint))
         return method
+
+    def _fill_parts(self, method: Method, published: Published) -> None:
+        """The weights of the method's own layers, strictly; a line where another method leaves them out."""
+        side = checkpoint_of(self.description.config.image)
+        name = "the checkpoint" if side is None else side.pretrained
+        if self.text is not self.image or published.method != self.description.method:
+            line = f"{name} has layers of {published.method} too, which go with that method and both sides"
+            print(f"{line}: left out", file=sys.stderr)
+            return
+        own = {key: x for key, x in method.state_dict().items() if not key.startswith("towers.")}
+        wrong = state_dict_mismatch(published.parts, own)
+        if wrong:
+            raise UserError(f"the layers of {published.method} in {name} do not fit these settings: {wrong}")
+        method.load_state_dict(published.parts, strict=False)
 
     def tokenizer(self, name: str | None = None) -> TextTokenizer:
         """That of the text side's checkpoint, or the named one; UserError for another vocabulary."""
@@ -84,6 +107,8 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
     values["width"] = config.width or _width(*direct)
     if image is not None and text is not None and _same(config):
         values |= _logits(values, image)
+        if image.published.method == description.method:
+            _fill_open(values, config, image.published.config)
     return Start(_with_config(description, values, "the checkpoint"), image, text)
 
 
@@ -236,6 +261,15 @@ def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrain
                 f"{source} is a {kind}, which has no {name} side; name another for model.{name}.pretrained"
             )
     return loaded.get("image"), loaded.get("text")
+
+
+def _fill_open(values: dict[str, Any], config: Config, own: Mapping[str, Any]) -> None:
+    """Put the fields of a published method into those that the config leaves open."""
+    for name, x in own.items():
+        if isinstance(x, dict):
+            _fill_open(values[name], getattr(config, name), x)
+        elif name not in config.model_fields_set:
+            values[name] = x
 
 
 def _same(config: TowersConfig) -> bool:

@@ -1,6 +1,6 @@
 """From a path or a name to a model: run folders, saved models, checkpoints of others, the Hugging Face hub.
 
-A run folder gives its last weights. A CLIP or SigLIP of others is loaded without conversion.
+A run folder gives its last weights. A checkpoint of others is loaded without conversion.
 """
 
 from pathlib import Path
@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
-from grainline.config import HUB_NAME, trusting
+from grainline.config import HUB_FILE, trusting
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
+from grainline.encoders.pretrained.archive import lone_weights
 from grainline.encoders.pretrained.hub import download
 from grainline.errors import UserError, checked, path_of
 from grainline.files import existing_folder, original_name
@@ -30,6 +31,7 @@ def load(
     device: str | None = None,
     scoring: str | None = None,
     patches: str | None = None,
+    context: int | None = None,
     revision: str | None = None,
     token: str | None = None,
     trust_code: bool = False,
@@ -37,14 +39,15 @@ def load(
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. A folder
-    that `Model.save` wrote is read as well. Anything else is a name of the Hugging Face hub, or a CLIP,
-    SigLIP or GroupViT as `load_pretrained` takes it: a folder, or a file of weights. `from_pretrained` is the
-    same function.
+    that `Model.save` wrote is read as well. Anything else is a name of the Hugging Face hub, or a checkpoint
+    of others as `load_pretrained` takes it: a folder, or a file of weights (docs/pretrained.md has the
+    kinds). `from_pretrained` is the same function.
 
     device           "cpu", "cuda", ...; None takes CUDA where there is one
     scoring          how the method scores pairs, where it has several ways; None: that of its config
     patches          what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD
                      is measured on CLIP); None: that of its config
+    context          longest text in tokens, for a checkpoint of others: 77 reads an FG-CLIP by its short way
     revision, token  of a name on the hub: branch, tag or commit (None: the newest), and the token for private
                      models (None: the one that you are logged in with)
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
@@ -54,7 +57,9 @@ def load(
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
     if run is None:
-        model = _load_others(path, folder, scoring, patches)
+        model = _load_others(path, folder, scoring, patches, context)
+    elif context is not None:
+        raise UserError(f"context is for checkpoints of others, and {path} is a run, which has its own")
     else:
         home, weights = run
         with trusting(everything=trust_code):
@@ -73,10 +78,12 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: str | None) -> Model:
-    """A CLIP, SigLIP or GroupViT that others trained, as a method."""
+def _load_others(
+    name: str | Path, folder: Path, scoring: str | None, patches: str | None, context: int | None
+) -> Model:
+    """A checkpoint that others trained, as the method that it was published with, else by its kind."""
     settings = {"pretrained": str(folder.resolve() if Path(name).exists() else name)}
-    checkpoint = load_pretrained(folder)
+    checkpoint = load_pretrained(folder, context=context)
     kind = checkpoint.architecture["kind"]
     if space_of(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
@@ -84,9 +91,10 @@ def _load_others(name: str | Path, folder: Path, scoring: str | None, patches: s
             f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
             "that begins with it"
         )
-    method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
-    description = Description(method, method_config(method, settings, str(name)))
-    start_point = start(with_patches(scored(description, scoring), patches), checkpoint)
+    method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
+    start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)
+    description = with_patches(scored(start_point.description, scoring), patches)
+    start_point = start_point._replace(description=description)
     return Model(start_point.description, start_point.method(), start_point.tokenizer())
 
 
@@ -99,10 +107,10 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
     place = path_of(path, "the path of the model").resolve()  # "." has no name of its own
     folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if folder is None and not place.exists():
-        if HUB_NAME.fullmatch(str(path)) is None:
+        if HUB_FILE.fullmatch(str(path)) is None:
             raise UserError(
                 f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
-                "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
+                "`grainline train --out` wrote, or a checkpoint of others by its folder, file or name"
             )
         return None
     if place.is_file() and place.suffix.lower() in DATA:
@@ -110,10 +118,12 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)
+    if home is None and lone_weights(place.iterdir()):
+        return None
     if home is None:
         raise UserError(
             f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
-            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has"
+            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has, nor one file of weights"
         )
     steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
     steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones

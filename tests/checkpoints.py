@@ -219,8 +219,8 @@ class OpenAI(nn.Module):
 class LongCLIP(OpenAI):
     """Two tables of positions: one for the first 20, one for the rest."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, vocab: int = VOCAB) -> None:
+        super().__init__(vocab=vocab)
         self.positional_embedding_res = nn.Parameter(torch.randn(CONTEXT, 64))
 
     def positions(self) -> Tensor:

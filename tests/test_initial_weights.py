@@ -68,7 +68,7 @@ def test_encoders_of_other_sizes_are_refused(
     clip_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for changes, said in (
-        (["model.width=8"], "towers.to_image.weight is (16, 32) in the run"),
+        (["model.width=8"], "towers.to_image.weight is (16, 32) in"),
         (["model.image.depth=2"], "has no towers.image.stack.blocks.1"),
         (["data.tokenizer=x"], "leave data.tokenizer out"),
         (["init_from=nowhere/at/all"], "no model at"),
@@ -81,9 +81,11 @@ def test_encoders_of_other_sizes_are_refused(
         assert "Traceback" not in err
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_neither_run_nor_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, "init_from=some/name") == 2
-    assert "init_from is some/name, which is no run of grainline" in capsys.readouterr().err
+    assert "the Hugging Face hub gave no model of that name" in capsys.readouterr().err
 
 
 def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:

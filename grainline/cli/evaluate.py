@@ -79,6 +79,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             " published for fg-ovd (default: as the model has them)."
         ),
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest text in tokens, for a checkpoint of others: 77 reads FG-CLIP by its short way."
+        ),
+    ] = None,
     compare_to: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
     ] = None,
@@ -116,8 +122,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     result = run(
         model, data, load_suite(suite, changes or ()), vectors=vectors or None, pairs=pairs, scores=scores,
         similarity=similarity, captions=captions, batch_size=batch_size, max_corrupt=max_corrupt, seed=seed,
-        memory=memory * 2**20, images=images, scoring=scoring, patches=patches, compare_to=compare_to,
-        json=json, html=html, png=png,
+        memory=memory * 2**20, images=images, scoring=scoring, patches=patches, context=context,
+        compare_to=compare_to, json=json, html=html, png=png,
         descriptions=lambda opened: descriptions_for(opened, str(model), descriptions),
     )  # fmt: skip
     for table in tables(result):

@@ -57,6 +57,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     images: str | None = None,
     scoring: str | None = None,
     patches: str | None = None,
+    context: int | None = None,
     compare_to: str | Path | None = None,
     json: str | Path | None = None,
     html: str | Path | None = None,
@@ -82,6 +83,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     memory        bytes of a tile of scores
     scoring       how pairs are scored, for methods with several ways
     patches       image tokens of a CLIP: "attention" or "values"
+    context       longest text in tokens, for a checkpoint of others
     compare_to    path of an earlier result on the same data; the differences are added to the result
     json, html, png  files for the result, the page and the figure
     descriptions  of the images, for a model that reads them
@@ -110,7 +112,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if others:
         evaluation = _of_vectors(suite, open_vectors(vectors, pairs, scores, similarity, images), settings)
     else:
-        loaded = _loaded(model, scoring, patches)
+        loaded = _loaded(model, scoring=scoring, patches=patches, context=context)
         if png:
             suite.check_figure(loaded)
         source = open_data(data, images=images, size=loaded.method.size)
@@ -139,11 +141,12 @@ def _write(
         suite.draw(png, evaluation)
 
 
-def _loaded(model: Any, scoring: str | None, patches: str | None) -> Model:
+def _loaded(model: Any, **options: Any) -> Model:
     if not isinstance(model, Model):
-        return load(str(model), scoring=scoring, patches=patches)
-    if scoring is not None or patches is not None:
-        raise UserError("scoring and patches go with the path of a model: grainline.load(PATH, scoring=...)")
+        return load(str(model), **options)
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UserError(f"{given[0]} goes with the path of a model: grainline.load(PATH, {given[0]}=...)")
     return model
 
 

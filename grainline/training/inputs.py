@@ -33,7 +33,7 @@ from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.distributed import all_gather_objects, rank
 from grainline.errors import UserError
 from grainline.files import LOCK, NoLocks, discard, one_writer, reason, temporary_path, writing
-from grainline.loading import find_run, load
+from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.training.log import LOG_FILE
@@ -178,11 +178,7 @@ TOWERS = "towers."  # encoders and projections: the part that an earlier run mus
 
 
 def read_source_run(path: str) -> Model:
-    """The model of a run, or of a folder inside one. Raises UserError for anything else."""
-    if find_run(path) is None:
-        raise UserError(
-            f"init_from is {path}, which is no run of grainline; for other checkpoints use model.pretrained"
-        )
+    """The model that `init_from` names: of a run, of a folder inside one, or a checkpoint of others."""
     return load(path, device="cpu")
 
 
@@ -197,14 +193,14 @@ def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> li
     missing = [x for x in state if x.startswith(TOWERS) and not x.startswith(added) and x not in weights]
     if missing:
         raise UserError(
-            f"the run {path} has no {missing[0]} ({len(missing)} tensors are missing): init_from needs a run "
-            "with the same encoders"
+            f"{path} has no {missing[0]} ({len(missing)} tensors are missing): init_from needs a model with "
+            "the same encoders; a checkpoint of others brings its own as model.pretrained"
         )
     common = [name for name in state if name in weights]
     for name in common:
         if weights[name].shape != state[name].shape:
             raise UserError(
-                f"{name} is {tuple(weights[name].shape)} in the run {path} and {tuple(state[name].shape)} "
+                f"{name} is {tuple(weights[name].shape)} in {path} and {tuple(state[name].shape)} "
                 "here; give the model the sizes that the run has"
             )
     for name in common:

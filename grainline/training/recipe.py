@@ -175,7 +175,7 @@ class Recipe(Config):
 
     method: str
     model: dict[str, Any]  # the config of the method; checked when the recipe is read
-    init_from: str | None = None  # a run with initial weights, and the tokenizer
+    init_from: str | None = None  # a run or checkpoint with initial weights, and the tokenizer
     data: DataConfig = DataConfig()
     train: TrainConfig
 

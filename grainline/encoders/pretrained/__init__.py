@@ -19,6 +19,7 @@ Only this folder knows names of other programs' parameters, classes and settings
     llava           Descriptions by LLaVA, through the transformers library.
     packages        Pretrained weights that packages of the Python registry carry: checked, never imported.
     preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
+    published       FLAIR, beta-CLIP, FG-CLIP and LAPS, in the layouts of their authors.
     sentence_folders  Folders of sentence-transformers: pooling and the layers behind it.
     siglip_towers   SigLIP and SigLIP 2 for images of one size.
     text_towers     Text encoders that know no images.
@@ -30,8 +31,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from grainline.config import HUB_NAME
-from grainline.encoders.pretrained.archive import read_tensors
+from grainline.config import HUB_FILE
+from grainline.encoders.pretrained.archive import lone_weights, read_tensors
 from grainline.encoders.pretrained.hub import download
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
@@ -39,6 +40,7 @@ from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
 from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.nn.positions import Stretch
+from grainline.weights import state_dict_mismatch
 
 __all__ = [
     "Pretrained",
@@ -58,18 +60,23 @@ class Row(NamedTuple):
     tensor: str = (
         ""  # a file with a tensor of this name is of this kind; empty: it is read by its config.json
     )
+    architecture: str = ""  # a folder whose config.json has this among its `architectures` is of this kind
 
 
 KINDS = {
+    "flair": Row("published:Flair", "image_post.proj"),
+    "beta-clip": Row("published:BetaClip", "text_conditioned_patches_block.logit_scale"),
+    "fg-clip": Row("published:FgClip", architecture="FGCLIPModel"),
+    "laps": Row("published:Laps", "cross_net.aggr_net.scale"),
     "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
-    "siglip": Row("siglip_towers:Siglip"),
+    "siglip": Row("siglip_towers:Siglip", "visual.trunk.attn_pool.latent"),
     "groupvit": Row("groupvit:GroupViT"),
     "vit": Row("image_towers:ViT"),
     "swin": Row("image_towers:Swin"),
     "bert": Row("text_towers:Text"),
     "efficientnet_lite": Row("efficientnet_lite:EfficientNetLiteKind", "_conv_stem.weight"),
 }
-"""By their name; of a model of the transformers library its `model_type`."""
+"""By their name; of a model of the transformers library its `model_type`. The first that fits is taken."""
 
 
 def load_pretrained(
@@ -85,7 +92,8 @@ def load_pretrained(
     """The encoders of a checkpoint, in evaluation mode and float32.
 
     name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
-                open_clip or Long-CLIP
+                open_clip, Long-CLIP or a published method, a folder with one such file, or its name on the
+                hub: owner/name, owner/name/file
     size        side of the images, another than that of the checkpoint: positions become a finer or coarser
                 grid (`to_grid`)
     context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
@@ -104,9 +112,12 @@ def load_pretrained(
     if resize is not None:
         source.architecture.update({"resize": resize, "margin": 1.0})
     model = kind.model(source.architecture)
+    wrong = state_dict_mismatch(source.state, model.state_dict())
+    if wrong:
+        raise UserError(f"{name} does not fit the {kind.name} of its shapes: {wrong}; give it whole")
     model.load_state_dict(source.state, strict=True)
     towers = kind.split(model, source.architecture)
-    return towers._replace(tokenizer=source.tokenizer, left_out=source.left_out)
+    return towers._replace(tokenizer=source.tokenizer, left_out=source.left_out, published=source.published)
 
 
 def build_pretrained(architecture: Mapping[str, Any]) -> Pretrained:
@@ -143,7 +154,7 @@ def _read(name: str | Path, options: Options) -> Source:
     if str(name).startswith(PREFIX):
         place = package_file(str(name))
     if not place.exists():
-        if HUB_NAME.fullmatch(str(name)) is None:
+        if HUB_FILE.fullmatch(str(name)) is None:
             raise UserError(
                 f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
             )
@@ -151,7 +162,7 @@ def _read(name: str | Path, options: Options) -> Source:
     if any((place / name).is_file() for name in ("config.json", "modules.json")):
         return _named_by(place).read(place, options)
     if place.is_dir():
-        place, settings = _open_clip(place)
+        place, settings = _in_folder(place)
     stored = read_tensors(place)
     kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
     return kind_of({"kind": kind}).read_file(place, stored, options, settings)
@@ -160,7 +171,9 @@ def _read(name: str | Path, options: Options) -> Source:
 def _named_by(folder: Path) -> Kind:
     """The kind that config.json names. Code of the folder is never run: a kind in the table needs none."""
     config = read_settings(transformer_of(folder) / "config.json")
-    kind = str(config.get("model_type", "model of no model_type"))
+    classes = config.get("architectures") or ()
+    own = (name for name, row in KINDS.items() if row.architecture and row.architecture in classes)
+    kind = next(own, str(config.get("model_type", "model of no model_type")))
     if kind == "siglip2":
         raise UserError(
             f"{folder} is a SigLIP 2 for images of any shape (NaFlex), which is not supported; "
@@ -172,14 +185,15 @@ def _named_by(folder: Path) -> Kind:
     return kind_of({"kind": kind})
 
 
-def _open_clip(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The weights in a folder of open_clip, and its settings."""
+def _in_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The weights in a folder without config.json, and the settings of open_clip."""
     files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
     weights = next((file for file in files if file.is_file()), None)
     content = read_settings(folder / "open_clip_config.json")
-    if weights is None or not content:
-        raise UserError(
-            f"{folder} holds neither config.json nor open_clip_config.json with weights; "
-            "give a folder of one of both, or a file with a state dict"
-        )
-    return weights, content
+    lone = None if weights else lone_weights(folder.iterdir())
+    if lone is not None or (weights and content):
+        return lone or weights, content  # type: ignore[return-value]
+    raise UserError(
+        f"{folder} holds neither config.json nor open_clip_config.json with weights, and no file of weights "
+        "alone; give one of the three, or a file with a state dict"
+    )

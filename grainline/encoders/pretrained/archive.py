@@ -10,8 +10,9 @@ import collections
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ class Stored(NamedTuple):
     tensors: dict[str, Tensor]
     script: bool = False  # it is a TorchScript archive
     name: str = ""  # what open_clip calls the run that wrote it
+    settings: Mapping[str, Any] = MappingProxyType({})  # of the trainer that wrote it: its argparse.Namespace
 
 
 def read_tensors(path: Path) -> Stored:
@@ -72,11 +74,13 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile, Lightn
 
 def _state_dict(content: Any, path: Path) -> Stored:
     """The state dict inside a training checkpoint with epoch and optimizer, or the file itself."""
-    name, averages = "", list[str]()
+    name, averages, settings = "", list[str](), dict[str, Any]()
     for _ in range(4):  # wrappers inside of wrappers
         if not isinstance(content, Mapping) or all(isinstance(x, Tensor) for x in content.values()):
             break
         name = name or str(content.get("name", ""))
+        inert = (x.attributes for x in content.values() if isinstance(x, _Inert))
+        settings = settings or next((x for x in inert if isinstance(x, dict)), {})
         averages += [key for key in _AVERAGES if isinstance(content.get(key), Mapping)]
         inside = [key for key in _WRAPPERS if isinstance(content.get(key), Mapping)] or averages[:1]
         if len(inside) != 1:
@@ -94,7 +98,19 @@ def _state_dict(content: Any, path: Path) -> Stored:
     tensors = {key: x for key, x in content.items() if key != "n_averaged"}
     while prefix := next((p for p in _PREFIXES if tensors and all(k.startswith(p) for k in tensors)), ""):
         tensors = {key.removeprefix(prefix): x for key, x in tensors.items()}
-    return Stored(tensors, name=name)
+    return Stored(tensors, name=name, settings=settings)
+
+
+def lone_weights(files: Iterable[Path]) -> Path | None:
+    """The only file of weights among these; None where there is none.
+
+    UserError where there are several.
+    """
+    weights = sorted(file for file in files if file.suffix in (".pt", ".pth", ".safetensors"))
+    if len(weights) > 1:
+        names = ", ".join(file.name for file in weights)
+        raise UserError(f"{weights[0].parent} holds several files of weights, {names}: give one of them")
+    return next(iter(weights), None)
 
 
 def _is_script(path: Path) -> bool:

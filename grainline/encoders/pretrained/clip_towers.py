@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -114,7 +115,7 @@ class Clip(TwoSided):
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
         if settings:
             return _from_open_clip(file, stored, options.quick_gelu, settings)
-        return _from_file(file, stored, options.quick_gelu, {})
+        return from_file(file, stored, options.quick_gelu)
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText]:
         return ClipImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
@@ -123,7 +124,7 @@ class Clip(TwoSided):
         return int(architecture["config"]["projection_dim"])
 
 
-_NAMES = (  # theirs, those of transformers; the first that a name begins with decides
+NAMES = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
     ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
     ("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
@@ -137,13 +138,14 @@ _NAMES = (  # theirs, those of transformers; the first that a name begins with d
     ("ln_final.", "text_model.final_layer_norm."),
     ("text_projection", "text_projection.weight"),
 )
-_IN_BLOCKS = (
+IN_BLOCKS = (
     (".ln_1.", ".layer_norm1."),
     (".ln_2.", ".layer_norm2."),
     (".attn.", ".self_attn."),
     (".mlp.c_fc.", ".mlp.fc1."),
     (".mlp.c_proj.", ".mlp.fc2."),
 )
+_UNUSED = ("mask_net",)  # layers of SmartCLIP that only its training reads
 _NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in files, but no weights
 
 
@@ -157,7 +159,9 @@ def heads_of_text(width: int) -> int:
     return 0 if width % 64 else width // 64
 
 
-def _from_file(file: Path, stored: Stored, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
+def from_file(
+    file: Path, stored: Stored, quick_gelu: bool | None, settings: Mapping[str, Any] = MappingProxyType({})
+) -> Source:
     """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
     check_numbers(tidy := _tidy(stored.tensors), file)
     state = {name: x.float() for name, x in tidy.items()}
@@ -174,7 +178,8 @@ def _from_file(file: Path, stored: Stored, quick_gelu: bool | None, settings: Ma
             "as in open_clip; quick_gelu=True is for weights of OpenAI",
             file=sys.stderr,
         )
-    return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), ())
+    left_out = tuple(part for part in _UNUSED if any(name.startswith(f"{part}.") for name in stored.tensors))
+    return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
 
 
 def _is_quick(file: Path, stored: Stored) -> bool:
@@ -187,6 +192,7 @@ def _is_quick(file: Path, stored: Stored) -> bool:
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
     state = {name: x for name, x in tensors.items() if name not in _NUMBERS}
+    state = {name: x for name, x in state.items() if name.partition(".")[0] not in _UNUSED}
     if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
         state = {name.removeprefix("text."): x for name, x in state.items()}
     if {"positional_embedding", "positional_embedding_res"} <= state.keys():
@@ -218,7 +224,7 @@ def _deduced(
         raise UserError(
             f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it, but "
             f"{', '.join(sorted(state)[:2]) or 'nothing'}; allowed are state dicts of OpenAI, open_clip "
-            "(neither ResNets nor timm towers) and Long-CLIP"
+            "(no ResNets; of timm towers SigLIP alone, not EVA), Long-CLIP, FLAIR, beta-CLIP and LAPS"
         )
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
@@ -257,25 +263,39 @@ def _from_open_clip(
     file: Path, stored: Stored, quick_gelu: bool | None, content: Mapping[str, Any]
 ) -> Source:
     """The weights in a folder of open_clip, with the content of its open_clip_config.json."""
-    where = f"open_clip_config.json of {file.parent}"
-    bare = content.get("model_cfg") is None  # as in open_clip's own list of models
-    pixels = _section(content, "preprocess_cfg", {}, where)
-    if not bare:
-        check_known(content, ("model_cfg", "preprocess_cfg"), where)
-    model = content if bare else _section(content, "model_cfg", {}, where)
-    image, text = (_section(model, name, _PLAIN[name], where) for name in ("vision_cfg", "text_cfg"))
-    check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
+    where, pixels, model, image, text = open_clip_settings(file, content, _PLAIN)
     heads = {"head_width": image.get("head_width", 64), "heads": text.get("heads", 8)}
     if not all(type(number) is int and number > 0 for number in heads.values()):
         raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
     if not isinstance(model.get("quick_gelu", False), bool):
         raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
     quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
-    source = _from_file(
+    source = from_file(
         file, stored, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")}
     )
     config = source.architecture["config"]
-    sides = (image, config["vision_config"]), (text, config["text_config"]), (model, config)
+    check_shown(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
+    return source
+
+
+def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
+    """What open_clip_config.json is called, and its settings of pixels, model, images and texts.
+
+    plain  the settings of images and texts that are obeyed and that no tensor shows
+    """
+    where = f"open_clip_config.json of {file.parent}"
+    bare = content.get("model_cfg") is None  # as in open_clip's own list of models
+    pixels = _section(content, "preprocess_cfg", {}, where)
+    if not bare:
+        check_known(content, ("model_cfg", "preprocess_cfg"), where)
+    model = content if bare else _section(content, "model_cfg", {}, where)
+    image, text = (_section(model, name, plain[name], where) for name in ("vision_cfg", "text_cfg"))
+    check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
+    return where, pixels, model, image, text
+
+
+def check_shown(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+    """UserError where the settings of open_clip are not those that the tensors show: pairs of both."""
     wrong = [
         f"{name} {given[name]}, in the weights {tensors.get(ours)}"
         for given, tensors in sides
@@ -284,14 +304,13 @@ def _from_open_clip(
     ]
     if wrong:  # of what both say
         raise UserError(f"{where} contradicts the weights: {'; '.join(wrong)}; fetch both again")
-    return source
 
 
 _FREE = (
     "init_logit_scale", "custom_text", "cast_dtype", "output_dict", "nonscalar_logit_scale", "output_tokens",
     "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool",
     "timm_proj", "timm_drop", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "pad_id", "eos_id",
-    "mlp_ratio",
+    "mlp_ratio", "init_logit_bias",
 )  # fmt: skip
 """Settings of open_clip that change no vector of a plain CLIP, or that tensors show."""
 _SHOWN = {
@@ -308,13 +327,14 @@ _PLAIN: dict[str, dict[str, Any]] = {
 
 
 def _section(content: Mapping[str, Any], name: str, plain: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A part of a config. Each setting is shown by tensors, changes nothing, or is that of a plain CLIP."""
+    """A part of a config. Each setting is shown by tensors, changes nothing, or is in `plain` (None: any)."""
     given = {} if content.get(name) is None else content[name]
     if not isinstance(given, dict):
         raise UserError(f"{name} in {where} is {given!r}, not settings by name; fetch it again")
     if plain:
         named = ("head_width", "heads", *_FREE, *_SHOWN)
-        check_known({k: x for k, x in given.items() if x != plain.get(k)}, named, f"{where}, {name},")
+        obeyed = {k for k, x in given.items() if k in plain and plain[k] in (None, x)}
+        check_known({k: x for k, x in given.items() if k not in obeyed}, named, f"{where}, {name},")
     return given
 
 
@@ -322,7 +342,7 @@ def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
-        ours = _renamed(name, _NAMES, _IN_BLOCKS)
+        ours = renamed(name, NAMES, IN_BLOCKS)
         if "in_proj_" in name:
             for letter, part in zip("qkv", x.chunk(3), strict=True):
                 out[ours.replace("in_proj_", f"{letter}_proj.")] = part
@@ -334,9 +354,9 @@ def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `from_open_clip_names`."""
     out: dict[str, Tensor] = {}
-    names, parts = ([(b, a) for a, b in pairs] for pairs in (_NAMES, _IN_BLOCKS))
+    names, parts = ([(b, a) for a, b in pairs] for pairs in (NAMES, IN_BLOCKS))
     for name, x in state.items():
-        theirs = _renamed(name, names, parts)
+        theirs = renamed(name, names, parts)
         if ".q_proj." in name:
             key, value = (state[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "kv")
             out[theirs.replace("q_proj.", "in_proj_")] = torch.cat([x, key, value])
@@ -345,7 +365,8 @@ def to_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _renamed(name: str, names: Any, parts: Any) -> str:
+def renamed(name: str, names: Any, parts: Any = ()) -> str:
+    """A name with another beginning, the first of `names` that fits, and with all `parts` replaced."""
     for old, new in names:
         if name.startswith(old):
             name = new + name.removeprefix(old)

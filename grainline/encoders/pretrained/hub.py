@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from grainline.encoders.pretrained.archive import lone_weights
 from grainline.errors import UserError
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
@@ -35,21 +36,29 @@ WEIGHTS = {  # the first of these files that there is, and what belongs to it
 def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of a model in the cache of the hub, brought up to date where the hub can be reached.
 
+    name             owner/model: its folder; owner/model/file: that file of weights
     revision, token  as the hub's own functions take them
 
     Raises UserError where neither hub nor cache has it.
     """
     from huggingface_hub import HfApi, snapshot_download
 
+    repo, file = parted(name)
     try:
-        info = HfApi(token=token).model_info(name, revision=revision, timeout=PATIENCE)
-        patterns = wanted({file.rfilename for file in info.siblings or ()})
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=patterns))
+        info = HfApi(token=token).model_info(repo, revision=revision, timeout=PATIENCE)
+        names = {file.rfilename for file in info.siblings or ()}
+        patterns = [*SETTINGS, file] if file else wanted(names)
+        if file and file not in names:
+            raise UserError(f"{repo} on the hub has no file {file}; it has {', '.join(sorted(names))}")
+        folder = Path(snapshot_download(repo, revision=revision, token=token, allow_patterns=patterns))
+        return folder / file
+    except UserError:
+        raise
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         message = next(iter(str(error).strip().splitlines()), repr(error))
-    folder = cached(name, revision)
-    if folder is not None:
-        return folder
+    found = cached(name, revision)
+    if found is not None:
+        return found
     raise UserError(
         f"no folder {name} here, and the Hugging Face hub gave no model of that name "
         f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "
@@ -58,14 +67,31 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:
-    """The folder of a model in the cache of the hub, without asking the hub; None where it is not whole."""
-    from huggingface_hub import try_to_load_from_cache
+    """What `download` gives, out of the cache, without asking the hub; None where it is not whole."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
 
+    name, weights_file = parted(name)
+    if weights_file:
+        stored = try_to_load_from_cache(name, weights_file, revision=revision)
+        return Path(stored) if isinstance(stored, str) else None
     for settings in ("config.json", "open_clip_config.json", "model.json"):
         file = try_to_load_from_cache(name, settings, revision=revision)
         if isinstance(file, str) and any(Path(file).with_name(weights).is_file() for weights in WEIGHTS):
             return Path(file).parent  # half a model would hide why the rest did not come
+    with suppress(Exception):  # of the library: none of its files is in the cache
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        return folder if lone_weights(folder.iterdir()) else None
     return None
+
+
+def parted(name: str) -> tuple[str, str]:
+    """The model and the file in a name of the hub; the file is empty for a model as a whole.
+
+    >>> parted("owner/model/file.pt"), parted("owner/model")
+    (('owner/model', 'file.pt'), ('owner/model', ''))
+    """
+    owner, *rest = name.split("/", 2)
+    return "/".join([owner, *rest[:1]]), "".join(rest[1:])
 
 
 PUBLIC = {
@@ -98,6 +124,9 @@ def wanted(files: Collection[str]) -> list[str]:
     ['*.json', '*.txt', '*.model', '*.jinja', '[0-9]_*/*', 'model.safetensors']
     """
     weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), None)
+    if weights is None and not {"config.json", "open_clip_config.json"} & set(files):
+        lone = lone_weights(Path(file) for file in files)
+        weights = None if lone is None else str(lone)
     return SETTINGS if weights is None else [*SETTINGS, weights]
 
 

@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -82,6 +83,16 @@ class Options(NamedTuple):
     pool: Pool | None = None
 
 
+class Published(NamedTuple):
+    """The method of a checkpoint that a paper published, beside its encoders."""
+
+    method: str = ""  # its name; empty: the checkpoint has encoders alone
+    config: Mapping[str, Any] = MappingProxyType({})  # fields of its config that belong to the weights
+    parts: Mapping[str, Tensor] = MappingProxyType(
+        {}
+    )  # the weights of its own layers, by their names in its state dict
+
+
 class Source(NamedTuple):
     """A checkpoint that was read."""
 
@@ -89,6 +100,7 @@ class Source(NamedTuple):
     state: dict[str, Tensor]  # the weights, by the names of the model that `Kind.model` builds
     tokenizer: str | None = None  # folder or name of the tokenizer that belongs to it
     left_out: tuple[str, ...] = ()  # parts that were not read
+    published: Published = Published()
 
 
 class Pretrained(NamedTuple):
@@ -103,7 +115,8 @@ class Pretrained(NamedTuple):
     bias: Tensor | None = None  # [1] what is added to the scaled cosines
     tokenizer: str | None = None  # folder or name of the tokenizer that belongs to it
     left_out: tuple[str, ...] = ()  # parts of the checkpoint that were not read
-    heads: tuple[nn.Sequential, nn.Sequential] | None = None  # of GroupViT: two layers for each side
+    heads: tuple[nn.Sequential, nn.Sequential] | None = None  # for each side, in place of projections
+    published: Published = Published()
 
 
 class Kind(ABC):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
 from grainline.encoders.pretrained.archive import read_tensors
@@ -45,19 +45,38 @@ class LibraryKind(Kind):
         for settings in sides_of({"config": config}).values():
             _square(name, settings)
         self.check(name, config, options)
-        with quiet(), readable(folder):
+        state, left_out = self.filled(folder, config)
+        for file in stored_in(folder):  # the library makes floats of integers
+            check_numbers(read_tensors(file)[0], file)
+        pad = pad_of(folder, config.get("text_config", config))
+        if "pad_token_id" in config.get("text_config", {}):  # for models that read padding
+            config["text_config"]["pad_token_id"] = pad
+        image_size = sides_of({"config": config})["image"].get("image_size")
+        pixels = of_hugging_face(self.pixels, _processor(folder), name, image_size) if self.pixels else {}
+        architecture = {"kind": self.name, "config": plain(config), "pad": pad, **pixels}
+        return Source(architecture, state, tokenizer_of(folder), left_out)
+
+    def filled(
+        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """The weights by the names of the installed library, strictly, and what was left out.
+
+        name   of the checkpoint: a folder of the library, unless the weights are given
+        state  weights by the names of any version of the library
+        """
+        transformers = library()
+        given = {} if state is None else {"state_dict": dict(state)}
+        with quiet(), readable(name):
             model, report = getattr(transformers, self.model_class).from_pretrained(
-                name,
-                config=reader.from_dict(config),
+                str(name) if state is None else None,
+                config=getattr(transformers, self.config_class).from_dict(config),
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
+                **given,
                 **self._heads(),
             )
-        stored = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-        for file in stored:  # the library makes floats of integers
-            check_numbers(read_tensors(file)[0], file)
         unread = {key for key in report["unexpected_keys"] if re.fullmatch(self.left_out, key)}
         wrong = summarize_names(
             {
@@ -67,15 +86,9 @@ class LibraryKind(Kind):
             }
         )
         if wrong:
-            raise UserError(f"the weights of {name} do not fit its config.json: {wrong}; fetch both again")
-        pad = _pad(folder, config.get("text_config", config))
-        if "pad_token_id" in config.get("text_config", {}):  # for models that read padding
-            config["text_config"]["pad_token_id"] = pad
-        image_size = sides_of({"config": config})["image"].get("image_size")
-        pixels = of_hugging_face(self.pixels, _processor(folder), name, image_size) if self.pixels else {}
-        architecture = {"kind": self.name, "config": plain(config), "pad": pad, **pixels}
-        left_out = tuple(sorted({key.split(".")[0] for key in unread}))
-        return Source(architecture, model.state_dict(), tokenizer_of(folder), left_out)
+            which = "its config.json" if state is None else f"the {self.name} of their shapes"
+            raise UserError(f"the weights of {name} do not fit {which}: {wrong}; fetch them again")
+        return model.state_dict(), tuple(sorted({key.split(".")[0] for key in unread}))
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
         """UserError for settings that cannot be obeyed; `options` go into the config.
@@ -132,6 +145,11 @@ class TwoSided(LibraryKind):
         )
 
 
+def stored_in(folder: Path) -> list[Path]:
+    """The files of weights in a folder of the library."""
+    return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
 def _square(name: str, config: dict[str, Any]) -> None:
     """Sides of images and patches as one number each; some configs write [224, 224]."""
     for key in {"image_size", "patch_size"} & config.keys():
@@ -155,7 +173,7 @@ def _processor(folder: Path) -> dict[str, Any]:
     return read_settings(folder / "preprocessor_config.json") if nested is None else nested
 
 
-def _pad(folder: Path, config: Mapping[str, Any]) -> int:
+def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
     token = read_settings(folder / "tokenizer_config.json").get("pad_token")
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])

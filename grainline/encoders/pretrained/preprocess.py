@@ -140,19 +140,24 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
     return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
 
 
-def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int | None = None) -> dict[str, Any]:
-    """The `preprocess_cfg` of open_clip as ours; image_size as for `of_hugging_face`."""
+def of_open_clip(
+    settings: Mapping[str, Any],
+    where: str,
+    image_size: int | None = None,
+    known: Mapping[str, Any] = KNOWN["clip"],
+) -> dict[str, Any]:
+    """The `preprocess_cfg` of open_clip as ours; image_size and known as for `of_hugging_face`."""
     plain = ("mean", "std", "interpolation", "resize_mode", "size", "fill_color")
     check_known({k: x for k, x in settings.items() if (k, x) != ("mode", "RGB")}, plain, where)
     size = settings.get("size")
     if image_size is not None and size not in (None, image_size, [image_size, image_size]):
         raise UserError(f"{where} makes images of size {size}, its model reads {image_size}; fetch both")
-    mode = settings.get("resize_mode", "shortest")
+    mode = settings.get("resize_mode", "shortest" if known["resize"] == "crop" else "squash")
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
     filter = settings.get("interpolation", "bicubic")
-    known = KNOWN["clip"]
-    values = known | {
+    values = {
+        **known,
         "mean": settings.get("mean", known["mean"]),
         "spread": settings.get("std", known["spread"]),
         "resize": "crop" if mode == "shortest" else "squash",

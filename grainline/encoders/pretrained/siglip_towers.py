@@ -1,17 +1,35 @@
-"""SigLIP and SigLIP 2 for images of one size."""
+"""SigLIP and SigLIP 2 for images of one size: Hugging Face folders, and files of open_clip.
 
+open_clip builds the image side by timm, whose ViTs have the GELU; a few have its approximation by tanh, as
+all SigLIPs of transformers have. Vectors differ by 5e-5 between both.
+"""
+
+import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.kind import Options, sides_of
-from grainline.encoders.pretrained.library import TwoSided
-from grainline.encoders.pretrained.preprocess import KNOWN
+from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.clip_towers import (
+    IN_BLOCKS,
+    NAMES,
+    check_shown,
+    open_clip_settings,
+    renamed,
+)
+from grainline.encoders.pretrained.hub import library
+from grainline.encoders.pretrained.kind import Options, Source, sides_of
+from grainline.encoders.pretrained.library import TwoSided, pad_of, plain, tokenizer_of
+from grainline.encoders.pretrained.preprocess import KNOWN, of_open_clip
 from grainline.errors import UserError
+from grainline.weights import check_numbers
 
 
 class SiglipImage(ImageEncoder):
@@ -66,8 +84,121 @@ class Siglip(TwoSided):
                 f"{name} has no attention pool (vision_use_head is false), so no vector for an image"
             )
 
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
+        super().check(str(file), {}, options)
+        check_numbers(stored.tensors, file)
+        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        state = from_timm_names({name: x.float() for name, x in stored.tensors.items()})
+        config = _deduced(file, state, image, text)
+        check_shown(
+            where,
+            (image, config["vision_config"]),
+            (text, config["text_config"]),
+            (model, {"projection_dim": config["vision_config"]["hidden_size"]}),
+        )
+        size, words = config["vision_config"]["image_size"], config["text_config"]["vocab_size"]
+        pad = pad_of(file.parent, {"pad_token_id": 0 if words >= _VOCAB_2 else 1})
+        config["text_config"]["pad_token_id"] = pad
+        whole = library().SiglipConfig(**config)
+        architecture = {"kind": self.name, "config": plain(whole.to_dict()), "pad": pad}
+        architecture |= of_open_clip(pixels, where, size, self.pixels)
+        return Source(architecture, state, tokenizer_of(file.parent))
+
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText]:
         return SiglipImage(model.vision_model, architecture), SiglipText(model.text_model, architecture)
 
     def space(self, architecture: Mapping[str, Any]) -> int:
         return int(architecture["config"]["vision_config"]["hidden_size"])
+
+
+_VOCAB_2 = 256_000  # of SigLIP 2
+_HEADS = {768: 12, 1024: 16, 1152: 16}  # by the width of texts; images have as many
+_PLAIN: dict[str, dict[str, Any]] = {  # settings that no tensor shows; None: any
+    "vision_cfg": {"timm_model_name": None},
+    "text_cfg": {
+        "hf_tokenizer_name": None,
+        "tokenizer_kwargs": {"clean": "canonicalize"},
+        "no_causal_mask": True,
+        "proj_bias": True,
+        "pool_type": "last",
+        "norm_kwargs": {"eps": 1e-06},
+        "act_kwargs": {"approximate": "tanh"},
+    },
+}
+_TIMM = (  # names of open_clip and timm, those of transformers
+    ("visual.trunk.blocks.", "vision_model.encoder.layers."),
+    ("visual.trunk.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
+    ("visual.trunk.pos_embed", "vision_model.embeddings.position_embedding.weight"),
+    ("visual.trunk.norm.", "vision_model.post_layernorm."),
+    ("visual.trunk.attn_pool.latent", "vision_model.head.probe"),
+    ("visual.trunk.attn_pool.proj.", "vision_model.head.attention.out_proj."),
+    ("visual.trunk.attn_pool.norm.", "vision_model.head.layernorm."),
+    ("visual.trunk.attn_pool.", "vision_model.head."),
+    ("text.text_projection.", "text_model.head."),
+    *((f"text.{theirs}", ours) for theirs, ours in NAMES),
+)
+_IN_TIMM_BLOCKS = ((".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."), *IN_BLOCKS)
+
+
+def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A SigLIP of open_clip by the names of transformers."""
+    state: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        ours = renamed(name, _TIMM, () if ".attn_pool." in name else _IN_TIMM_BLOCKS)
+        joint = re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours)
+        if joint:
+            parts = zip("qkv", x.chunk(3), strict=True)
+            state |= {f"{joint[1]}{letter}_proj.{joint[2]}": part for letter, part in parts}
+        else:
+            state[ours] = x.reshape(1) if name in ("logit_scale", "logit_bias") else x
+    pool, table = "vision_model.head.", "vision_model.embeddings.position_embedding.weight"
+    for part in ("weight", "bias"):
+        both = [state.pop(f"{pool}{name}.{part}") for name in ("q", "kv") if f"{pool}{name}.{part}" in state]
+        if both:
+            state[f"{pool}attention.in_proj_{part}"] = torch.cat(both)
+    return state | ({table: state[table].flatten(0, -2)} if table in state else {})
+
+
+def _deduced(
+    file: Path, state: Mapping[str, Tensor], image: Mapping[str, Any], text: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The config of transformers, from the shapes and from the settings of open_clip where there are any."""
+    tables = [f"{side}_model.embeddings.{name}.weight" for side, name in _TABLES]
+    absent = [name for name in (*tables, "text_model.head.weight") if name not in state]
+    if absent:
+        raise UserError(f"{file} is a SigLIP of open_clip without {absent[0]} (by the name of transformers)")
+    conv, grid, rows, words = (state[name] for name in tables)
+    width, patch, depth = rows.shape[1], conv.shape[-1], len(conv)
+    heads = text.get("heads", _HEADS.get(width))
+    if not heads or width % heads or depth % heads:
+        raise UserError(f"{file} has texts of width {width}, whose heads are unknown; give the whole folder")
+    named = re.match(r"vit_(so400m_patch16|giantopt)_", str(image.get("timm_model_name")))
+    rounded = (
+        named if image else depth >= 1152 and patch == 16,
+        "act_kwargs" in text if text else (len(words) >= _VOCAB_2),
+    )
+    acts = ["gelu_pytorch_tanh" if one else "gelu" for one in rounded]
+    side = math.isqrt(len(grid)) * patch
+    given = image.get("image_size")
+    out = {}
+    for name, columns, act in (("vision", depth, acts[0]), ("text", width, acts[1])):
+        prefix = f"{name}_model.encoder.layers."
+        layers = {key.removeprefix(prefix).split(".")[0] for key in state if key.startswith(prefix)}
+        hidden = len(state.get(f"{prefix}0.mlp.fc1.bias", ()))
+        out[f"{name}_config"] = {
+            "hidden_size": columns, "num_hidden_layers": len(layers), "num_attention_heads": heads,
+            "intermediate_size": hidden, "hidden_act": act,
+        }  # fmt: skip
+    size = given if isinstance(given, int) and side <= given < side + patch else side
+    out["vision_config"] |= {"image_size": size, "patch_size": patch}  # patches may leave a rest
+    out["text_config"] |= {"max_position_embeddings": len(rows), "vocab_size": len(words)}
+    out["text_config"]["projection_size"] = len(state["text_model.head.weight"])
+    return out
+
+
+_TABLES = (
+    ("vision", "patch_embedding"),
+    ("vision", "position_embedding"),
+    ("text", "position_embedding"),
+    ("text", "token_embedding"),
+)

@@ -133,7 +133,9 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
         before = values.get("init_from")
         home, name = (None, name) if before is None else (_home(before), before)
         if before is not None and home is None:
-            unknown.append(f"the run {before}, which is not there any more")
+            there = Path(before).exists()  # a checkpoint of others
+            gone = f"the run {before}, which is not there any more"
+            unknown.append(f"the checkpoint {before}" if there else gone)
     return Training(model, tuple(data), tuple(dict.fromkeys(unknown)))
 
 

@@ -1,0 +1,313 @@
+"""Checkpoints of methods that papers published, in the layouts of their authors' code.
+
+    FLAIR       Xiao et al., arXiv 2412.03561: a CLIP with plain GELU, and the pool of conditioned scores.
+    beta-CLIP   Zohra, Zhao et al., arXiv 2512.12678: timm's names of the image side, and the pool.
+    FG-CLIP     Xie et al., arXiv 2505.05071: a folder of a CLIP with further positions for long texts.
+    LAPS        Fu et al., CVPR 2024: a ViT or Swin, a BERT, and the aggregation of patches.
+
+Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip_towers.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from grainline.encoders.pretrained import kind_of
+from grainline.encoders.pretrained.archive import Stored, read_tensors
+from grainline.encoders.pretrained.clip_towers import Clip, from_file, renamed
+from grainline.encoders.pretrained.hub import library
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
+from grainline.encoders.pretrained.library import plain, stored_in, tokenizer_of
+from grainline.encoders.pretrained.preprocess import KNOWN
+from grainline.errors import UserError
+from grainline.nn.positions import KEEP
+from grainline.weights import check_numbers
+
+Names = tuple[tuple[str, str], ...]  # theirs and ours
+
+
+class PooledClip(Clip):
+    """Abstract: a CLIP, and a pool that texts condition, in one state dict."""
+
+    names: ClassVar[Names]  # of the CLIP: OpenAI's are ours
+    in_blocks: ClassVar[Names] = ()
+    pool: ClassVar[str]  # with what the names of the pool begin
+    own: ClassVar[Names]  # of the method's layers
+    quick: ClassVar[bool]
+    published: ClassVar[Published]
+
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
+        own, rest = dict[str, Tensor](), dict[str, Tensor]()
+        check_numbers(stored.tensors, file)
+        for name, x in stored.tensors.items():
+            if name.startswith(self.pool) or name == "logit_bias":
+                own[name] = x.float()
+            else:
+                rest[renamed(name, self.names, self.in_blocks)] = x
+        own["logit_scale"] = rest.get("logit_scale", torch.zeros(0))
+        parts = dict[str, Tensor]()
+        for name, x in own.items():
+            if ".in_proj_" in name:
+                last = name.rpartition("_")[2]
+                parts |= {f"pool.to_{to}.{last}": y for to, y in zip(_ATTENDS, x.chunk(3), strict=True)}
+            else:
+                parts[renamed(name, self.own)] = x if x.ndim else x.reshape(1)
+        quick = self.quick if options.quick_gelu is None else options.quick_gelu
+        source = from_file(file, stored._replace(tensors=_joined(rest)), quick, settings)
+        return source._replace(published=self.published._replace(parts=parts))
+
+
+class Flair(PooledClip):
+    """FLAIR of open_clip's trainer."""
+
+    names = (("image_post.proj", "visual.proj"), ("text_post.proj", "text_projection"))
+    pool = "visual_proj."
+    own = (
+        ("visual_proj.attn.out_proj.", "pool.to_out."),
+        ("visual_proj.ln_q.", "pool.norm_query."),
+        ("visual_proj.ln_k.", "pool.norm_key."),
+        ("visual_proj.ln_v.", "pool.norm_value."),
+        ("logit_scale", "scale.log_scale"),
+        ("logit_bias", "bias"),
+    )
+    quick = False
+    published = Published("flair")
+
+
+class BetaClip(PooledClip):
+    """beta-CLIP, whose patches keep to their own values in the last block."""
+
+    names = (
+        ("visual.blocks.", "visual.transformer.resblocks."),
+        ("visual.patch_embed.proj.", "visual.conv1."),
+        ("visual.cls_token", "visual.class_embedding"),
+        ("visual.pos_embed", "visual.positional_embedding"),
+        ("visual.norm_pre.", "visual.ln_pre."),
+        ("visual.norm.", "visual.ln_post."),
+        ("image_projection", "visual.proj"),
+    )
+    in_blocks = (
+        (".norm1.", ".ln_1."), (".norm2.", ".ln_2."), (".attn.qkv.", ".attn.in_proj_"),
+        (".attn.proj.", ".attn.out_proj."), (".mlp.fc1.", ".mlp.c_fc."), (".mlp.fc2.", ".mlp.c_proj."),
+    )  # fmt: skip
+    pool = "text_conditioned_patches_block."
+    own = (
+        (f"{pool}attn.out_proj.", "pool.to_out."),
+        (f"{pool}ln_2.", "pool.norm."),
+        (f"{pool}mlp.c_fc.", "pool.widen."),
+        (f"{pool}mlp.c_proj.", "pool.narrow."),
+        (f"{pool}logit_scale", "pool_scale.log_scale"),
+        ("logit_scale", "scale.log_scale"),
+    )
+    quick = True
+    published = Published("beta_clip", {"image": {"patches": "values"}})
+
+
+_ATTENDS = ("query", "key", "value")
+
+
+def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with queries, keys and values in one, as OpenAI has them, and without timm's leading 1."""
+    out = dict(tensors)
+    for name in tensors:
+        three = [name.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
+        if ".attn.q_proj." in name and all(one in out for one in three):
+            out[name.replace("q_proj.", "in_proj_")] = torch.cat([out.pop(one) for one in three])
+    for name, width in (("class_embedding", 1), ("positional_embedding", 2)):
+        if f"visual.{name}" in out and out[f"visual.{name}"].ndim > width:
+            out[f"visual.{name}"] = out[f"visual.{name}"].flatten(0, -width)
+    return out
+
+
+class FgClip(Clip):
+    """FG-CLIP: texts of up to 77 tokens by CLIP's own positions, and longer ones by a second set.
+
+    The caller of the authors' code chooses. Here a context of up to that of the first set takes the first,
+    and any other the second, which is for texts of all lengths.
+    """
+
+    context: int | None = None
+
+    def read(self, folder: Path, options: Options) -> Source:
+        self.context = options.context
+        source = super().read(folder, options)
+        # The authors squash images before the processor of the folder, which then finds a square.
+        architecture = source.architecture | {"kind": "clip", "resize": "squash", "margin": 1.0}
+        # Their dense features pass the last block without attention.
+        published = Published("clip", {"image": {"patches": "values"}})
+        return source._replace(architecture=architecture, published=published)
+
+    def filled(
+        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """The weights of one of the two ways; the config gets the length of its texts."""
+        state = {key: x for file in stored_in(name) for key, x in read_tensors(file).tensors.items()}
+        text, table = config["text_config"], "text_model.embeddings.position_embedding"
+        own = (f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight")
+        absent = next((key for key in own if key not in state), None)
+        if absent:
+            raise UserError(f"{name} is an FG-CLIP without {absent}; fetch it again")
+        first, rest, projection = (state.pop(key) for key in own)
+        if self.context is None or self.context > text["max_position_embeddings"]:
+            state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
+            state["text_projection.weight"] = projection
+            text["max_position_embeddings"] = len(rest)
+        scales = [key for key in state if key.startswith("logit_scale_")]  # of its other losses
+        state = {key: x for key, x in state.items() if key not in scales}
+        return super().filled(name, config, state)[0], (*own, *sorted(scales))
+
+
+HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it
+_LAPS = {
+    "image": "img_enc.visual_encoder.",
+    "text": "txt_enc.bert.",
+    "to_image": "img_enc.vision_proj.",
+    "to_text": "txt_enc.fc.",
+    "slots": "cross_net.aggr_net.",
+}
+
+
+class Laps(Kind):
+    """LAPS: encoders of the library side by side, each with a linear layer of its own into one space.
+
+    SEPS builds on that code, and copies of its code write the same layout: its captions are scored alone.
+    """
+
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
+        if options.quick_gelu is not None:
+            raise UserError(f"{file} is a LAPS, which has one activation; quick_gelu is for CLIP")
+        ratios = [stored.settings.get(name) for name in ("sparse_ratio", "aggr_ratio")]
+        if not all(isinstance(x, float) and 0 < x < 1 for x in ratios):
+            raise UserError(
+                f"{file} is a LAPS without sparse_ratio and aggr_ratio in its opt, so how many patches stay "
+                "is unknown; give the file that its training wrote"
+            )
+        check_numbers(stored.tensors, file)
+        tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
+        parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
+        unknown = sorted(name for name in tensors if not name.startswith(tuple(_LAPS.values())))
+        if unknown:
+            raise UserError(f"{file} is a LAPS with {unknown[0]}, which is unknown")
+        sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
+        sides["text"] = "bert"
+        try:
+            see = _vit if sides["image"] == "vit" else _swin
+            config: dict[str, Any] = {
+                "vision_config": see(parts["image"], stored.settings.get("img_res", 224)),
+                "text_config": _bert(parts["text"]),
+                "projection_dim": len(parts["slots"]["weight.0.weight"]),
+                "heads": {side: bool(parts[f"to_{side}"]) for side in sides},
+            }
+        except (KeyError, IndexError, ValueError) as error:
+            raise UserError(
+                f"{file} is no whole LAPS ({error}); give the file that its training wrote"
+            ) from None
+        architecture = {"kind": self.name, "sides": sides, "config": config, "pad": 0, **KNOWN["swin"]}
+        state, left_out = dict[str, Tensor](), [f"{_LAPS['slots']}weight.3.bias"]  # it cancels
+        for side in sides:
+            one = _side(architecture, side)
+            own, out = kind_of(one).filled(file, one["config"], parts[side])  # type: ignore[attr-defined]
+            state |= {f"{side}.{name}": x for name, x in own.items()}
+            state |= {f"to_{side}.0.{name}": x for name, x in parts[f"to_{side}"].items()}
+            left_out += [f"{_LAPS[side]}{name}" for name in out]
+        slots = {name.replace("weight.", "mlp.", 1): x for name, x in parts["slots"].items()}
+        slots = {f"selector.slots.{name}": x for name, x in slots.items() if name != "mlp.3.bias"}
+        slots["selector.slots.scale"] = slots["selector.slots.scale"].reshape(1)
+        choice = dict(zip(("keep_ratio", "aggregation_ratio"), ratios, strict=True))
+        tokenizer = tokenizer_of(file.parent) or "bert-base-uncased"
+        return Source(architecture, state, tokenizer, tuple(left_out), Published("laps", choice, slots))
+
+    def model(self, architecture: Mapping[str, Any]) -> nn.Module:
+        model, config = nn.ModuleDict(), architecture["config"]
+        for side in architecture["sides"]:
+            one = _side(architecture, side)
+            model[side] = kind_of(one).model(one)
+            width = one["config"]["hidden_size"]
+            layers = [nn.Linear(width, config["projection_dim"])] if config["heads"][side] else []
+            model[f"to_{side}"] = nn.Sequential(*layers)
+        return model
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        sides = [_side(architecture, side) for side in ("image", "text")]
+        image, text = (
+            kind_of(one).split(model[side], one) for side, one in zip(("image", "text"), sides, strict=True)
+        )
+        heads = model["to_image"], model["to_text"]
+        return Pretrained(image.image, text.text, dict(architecture), heads=heads)
+
+    def space(self, architecture: Mapping[str, Any]) -> int:
+        return int(architecture["config"]["projection_dim"])
+
+    def fit(self, source: Source, options: Options) -> Source:
+        state = dict(source.state)
+        for side, own in (("image", Options(size=options.size)), ("text", options._replace(size=None))):
+            one = Source(_side(source.architecture, side), _below(f"{side}.", state))
+            fitted = kind_of(one.architecture).fit(one, own).state
+            state |= {f"{side}.{name}": x for name, x in fitted.items()}
+        return source._replace(state=state)
+
+
+_PLACES = ("position_ids", "relative_position_index")  # numbers of places, which older versions store
+
+
+def _side(architecture: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """The architecture of one side of a LAPS, by its own kind."""
+    kind, config = architecture["sides"][side], sides_of(architecture)[side]
+    return {**architecture, "kind": kind, "config": config}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def _number(prefix: str, tensors: Mapping[str, Tensor]) -> int:
+    """How many layers have names that begin with a prefix."""
+    return len({name.split(".")[0] for name in _below(prefix, tensors)})
+
+
+def _vit(tensors: Mapping[str, Tensor], size: int) -> dict[str, Any]:  # noqa: ARG001
+    conv = tensors["embeddings.patch_embeddings.projection.weight"]
+    side = math.isqrt(tensors["embeddings.position_embeddings"].shape[1] - 1)
+    config = library().ViTConfig(
+        image_size=side * conv.shape[-1],
+        patch_size=conv.shape[-1],
+        hidden_size=len(conv),
+        num_hidden_layers=_number("encoder.layer.", tensors),
+        num_attention_heads=HEADS,
+        intermediate_size=len(tensors["encoder.layer.0.intermediate.dense.bias"]),
+    )
+    return plain(config.to_dict())
+
+
+def _swin(tensors: Mapping[str, Tensor], size: int) -> dict[str, Any]:
+    conv = tensors["embeddings.patch_embeddings.projection.weight"]
+    stages = [f"encoder.layers.{i}.blocks." for i in range(_number("encoder.layers.", tensors))]
+    tables = [tensors[f"{stage}0.attention.self.relative_position_bias_table"] for stage in stages]
+    config = library().SwinConfig(
+        image_size=size,
+        patch_size=conv.shape[-1],
+        embed_dim=len(conv),
+        depths=[_number(stage, tensors) for stage in stages],
+        num_heads=[table.shape[1] for table in tables],
+        window_size=(math.isqrt(len(tables[0])) + 1) // 2,
+    )
+    return plain(config.to_dict())
+
+
+def _bert(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    words, kinds = (tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
+    config = library().BertConfig(
+        vocab_size=len(words),
+        hidden_size=words.shape[1],
+        num_hidden_layers=_number("encoder.layer.", tensors),
+        num_attention_heads=HEADS,
+        intermediate_size=len(tensors["encoder.layer.0.intermediate.dense.bias"]),
+        max_position_embeddings=len(tensors["embeddings.position_embeddings.weight"]),
+        type_vocab_size=len(kinds),
+    )
+    return plain(config.to_dict())
