@@ -13,12 +13,22 @@ import checkpoints
 import pytest
 import torch
 import vocabularies
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
-from grainline.encoders.pretrained import build_pretrained, load_pretrained
+from grainline.encoders.pretrained import build_pretrained, load_pretrained, text_towers
 from grainline.encoders.pretrained.adapters import TextEncoder
 from grainline.errors import UserError
+from grainline.nn.hashing import TEXTS as TEXTS_SIDE
+from grainline.nn.hashing import number_places, rows_of
+from grainline.nn.pooling import mean_pool
+from grainline.nn.positions import stretch_linear
+from grainline.training.checkpoint import process_rng_modules
+from grainline.training.optim import depth_levels, encoder_layers
+from grainline.types import Clock
+
+CLOCK = Clock(seed=3)
 
 TEXTS = ["A brown dog runs over the wet sand.", "Café!", "", "two men in 2023 " * 20]
 
@@ -44,6 +54,197 @@ def vectors(folder: Path, texts: list[str]) -> Tensor:
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     with torch.no_grad():
         return found.text(ids, mask).pooled
+
+
+# Kinds of the library
+
+SIDE = checkpoints.SIDE | {"vocab_size": 300}
+NOISE = dict.fromkeys(
+    (
+        "attention_dropout",
+        "mlp_dropout",
+        "embedding_dropout",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+    ),
+    0.1,
+)
+T5 = {"d_model": 64, "d_ff": 96, "d_kv": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 300}
+TABLE = {"max_position_embeddings": 30}
+SHIFTED = {"max_position_embeddings": 32}  # two rows stand before the first position
+APART = TABLE | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the library's class, and settings of a small one
+    "bert": ("BertModel", SIDE | TABLE),
+    "roberta": ("RobertaModel", SIDE | SHIFTED),
+    "xlm-roberta": ("XLMRobertaModel", SIDE | SHIFTED),
+    "camembert": ("CamembertModel", SIDE | SHIFTED),
+    "mpnet": ("MPNetModel", SIDE | SHIFTED),
+    "distilbert": (
+        "DistilBertModel",
+        {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 2, "vocab_size": 300} | TABLE,
+    ),
+    "albert": ("AlbertModel", SIDE | NOISE | TABLE | {"embedding_size": 16}),
+    "electra": ("ElectraModel", SIDE | TABLE | {"embedding_size": 16}),
+    "modernbert": (
+        "ModernBertModel",
+        SIDE | NOISE | {"pad_token_id": 0, "local_attention": 8, "global_attn_every_n_layers": 2} | TABLE,
+    ),
+    "deberta": ("DebertaModel", SIDE | APART),
+    "deberta-v2": (
+        "DebertaV2Model",
+        SIDE | APART | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3},
+    ),
+    "t5": ("T5EncoderModel", T5),
+    "mt5": ("MT5EncoderModel", T5),
+    "umt5": ("UMT5EncoderModel", T5),
+    "clip_text_model": ("CLIPTextModel", SIDE | TABLE | checkpoints.ENDS),
+    "siglip_text_model": ("SiglipTextModel", SIDE | TABLE | {"projection_size": 64}),
+    "siglip2_text_model": ("Siglip2TextModel", SIDE | TABLE | {"projection_size": 64}),
+}  # fmt: skip
+OPEN = ("modernbert", "deberta", "deberta-v2", "t5", "mt5", "umt5")  # without a table of positions
+PROJECTIONS = {"modernbert": 2, "deberta-v2": 6}  # of attention in a layer; 4 in others
+SIDES = ("clip_text_model", "siglip_text_model", "siglip2_text_model")
+ENCODERS = [kind for kind in KINDS if kind not in SIDES]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """A folder of each kind, as save_pretrained writes it, and the library's model that it was made of."""
+    home, made = tmp_path_factory.mktemp("kinds"), dict[str, tuple[Path, Any]]()
+
+    def get(kind: str) -> tuple[Path, Any]:
+        import transformers
+
+        if kind not in made:
+            name, settings = KINDS[kind]
+            torch.manual_seed(0)
+            one = getattr(transformers, name)
+            model = checkpoints.shaken(one(one.config_class(**settings)))
+            model.save_pretrained(home / kind)
+            made[kind] = home / kind, model
+        return made[kind]
+
+    return get
+
+
+def test_the_small_models_are_of_every_kind_in_the_table() -> None:
+    assert KINDS.keys() == text_towers.CLASSES.keys()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_states_are_the_librarys_and_padding_and_other_texts_are_not_read(kind: str, saved: Any) -> None:
+    folder, model = saved(kind)
+    text = text_of(folder)
+    context = {"t5": 512, "mt5": 512, "umt5": 512}.get(kind, 30)
+    assert (text.context, text.width, text.vocab) == (context, 64, 300)
+    ids, mask = checkpoints.texts(30, pad=1)
+    read = text(ids, mask)
+    theirs = model(input_ids=ids, **({} if "siglip" in kind else {"attention_mask": mask.long()}))
+    if kind in ENCODERS:
+        hidden = theirs.last_hidden_state
+        close(read.tokens[mask], hidden[mask])
+        close(read.pooled, mean_pool(hidden, mask).vector if "t5" in kind else hidden[:, 0])
+    else:
+        close(read.pooled, theirs.pooler_output)
+    close(read.pooled, text(ids.masked_fill(~mask, 7), mask).pooled)
+    for row in range(len(ids)):
+        length = int(mask[row].sum())
+        alone = text(ids[row : row + 1, :length], mask[row : row + 1, :length])
+        close(read.pooled[row], alone.pooled[0])
+        close(read.tokens[row, :length], alone.tokens[0])
+    empty = text(ids, torch.zeros_like(mask))
+    assert torch.equal(empty.pooled, torch.zeros_like(empty.pooled))
+    assert empty.tokens.isfinite().all()
+    built = build_pretrained(json.loads(json.dumps(load_pretrained(folder).architecture))).text
+    assert built is not None
+    built.fill(text.library_state())
+    assert torch.equal(built(ids, mask).pooled, read.pooled)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_positions_are_cut_and_stretched_and_others_need_none(kind: str, saved: Any) -> None:
+    folder, _ = saved(kind)
+    ids, mask = checkpoints.texts(12)
+    if "siglip" not in kind:  # which reads its padding
+        close(text_of(folder, context=12)(ids, mask).pooled, text_of(folder)(ids, mask).pooled)
+    text = text_of(folder, context=59, stretch="linear")
+    ids, mask = checkpoints.texts(59)
+    assert text.context == 59
+    assert text(ids, mask).pooled.isfinite().all()
+    if kind in OPEN:
+        with pytest.raises(UserError, match="has no table of positions"):
+            text.freeze_positions(5)
+        return
+    table: Any = text.model.get_submodule(text.table)
+    rows = table.weight[len(table.weight) - 59 :]
+    stored = text_of(folder).model.get_submodule(text.table).weight
+    assert torch.equal(table.weight[: len(table.weight) - 59], stored[:-30])
+    assert torch.equal(rows[::2], stretch_linear(stored[-30:], 59)[::2])
+    before = text(ids, mask).pooled
+    text.freeze_positions(5)
+    assert torch.equal(text(ids, mask).pooled, before)
+    learnt = [
+        parameter
+        for name, parameter in text.named_parameters()
+        if name.endswith("position_embeddings.learnt")
+    ]
+    learnt += [p for name, p in text.named_parameters() if name.endswith("position_embedding.learnt")]
+    assert [len(one) for one in learnt] == [54]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_and_an_unknown_tensor_are_named(kind: str, saved: Any, tmp_path: Path) -> None:
+    folder, _ = saved(kind)
+    shutil.copytree(folder, tmp_path / "x")
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if ".layer" in name or "layers." in name or "block." in name)
+    save_file(
+        {("other" if key == name else key): x for key, x in state.items()},
+        tmp_path / "x/model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(UserError, match=f"1 missing .*{re.escape(name)}.*1 unknown .other"):
+        load_pretrained(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rates_by_depth_and_adapters_find_the_layers(kind: str, saved: Any) -> None:
+    text = text_of(saved(kind)[0])
+    (place,) = encoder_layers(text, "x")
+    depth = 1 if kind == "albert" else 2  # whose layers share their weights
+    levels = depth_levels(text)
+    assert {*levels.values()} >= {*range(1, depth + 2)}
+    assert levels.keys() == {name for name, _ in text.named_parameters()}
+    words = next(name for name in levels if "embeddings.word" in name or "tok" in name)
+    assert levels[words] == depth + 1
+    linear = [name for name, module in place.layers.named_modules() if type(module) is nn.Linear]
+    pattern = re.compile(rf"\d+\.(?:{text.attention})")
+    assert len([name for name in linear if pattern.fullmatch(name)]) == depth * PROJECTIONS.get(kind, 4)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_dropout_belongs_to_a_text_and_an_encoder_in_evaluation_has_none(kind: str, saved: Any) -> None:
+    text = text_of(saved(kind)[0])
+    ids, mask = checkpoints.texts(20)
+    rows = torch.arange(5, 9)
+    number_places(text)
+    still = text(ids, mask).pooled
+    text.train()
+    assert process_rng_modules(text) == []
+    with rows_of(CLOCK, TEXTS_SIDE, rows):
+        read = text(ids, mask).pooled
+    assert (read - still).abs().max() > 1e-3
+    for row in range(len(ids)):
+        length = int(mask[row].sum())
+        with rows_of(CLOCK, TEXTS_SIDE, rows[row : row + 1]):
+            alone = text(ids[row : row + 1, :length], mask[row : row + 1, :length]).pooled
+        close(read[row], alone[0])
+    with rows_of(CLOCK._replace(step=1), TEXTS_SIDE, rows):
+        assert (text(ids, mask).pooled - read).abs().max() > 1e-3
+    assert not text.packs(ids)
+    assert torch.equal(text.eval()(ids, mask).pooled, still)
 
 
 # Folders of sentence-transformers

@@ -73,7 +73,12 @@ KINDS = {
     "groupvit": Row("groupvit:GroupViT"),
     "vit": Row("image_towers:ViT"),
     "swin": Row("image_towers:Swin"),
-    "bert": Row("text_towers:Text"),
+    **dict.fromkeys(("albert", "bert", "camembert", "deberta", "deberta-v2"), Row("text_towers:Text")),
+    **dict.fromkeys(("distilbert", "electra", "modernbert", "mpnet", "roberta"), Row("text_towers:Text")),
+    "xlm-roberta": Row("text_towers:Text"),
+    **dict.fromkeys(("t5", "mt5", "umt5"), Row("text_towers:T5")),
+    **dict.fromkeys(("clip_text_model", "siglip_text_model"), Row("text_towers:TextSide")),
+    "siglip2_text_model": Row("text_towers:TextSide"),
     "efficientnet_lite": Row("efficientnet_lite:EfficientNetLiteKind", "_conv_stem.weight"),
 }
 """By their name; of a model of the transformers library its `model_type`. The first that fits is taken."""

@@ -16,13 +16,7 @@ from grainline.encoders.pretrained.archive import lone_weights
 from grainline.errors import UserError
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
-SETTINGS = [
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "[0-9]_*/*",
-]  # settings, tokenizers, sentence-transformers
+SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja", "[0-9]_*/*"]  # the last: of sentence-transformers
 WEIGHTS = {  # the first of these files that there is, and what belongs to it
     "model.safetensors": "model.safetensors",
     "model.safetensors.index.json": "model-*.safetensors",

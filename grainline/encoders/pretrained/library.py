@@ -30,7 +30,7 @@ class LibraryKind(Kind):
 
     model_class: str
     config_class: str
-    headless: ClassVar[bool] = False  # it has a pooler that was trained for other tasks and is left out
+    headless: bool = False  # it has a pooler that was trained for other tasks and is left out
     left_out: ClassVar[str] = r"(?!)"
     """Pattern of the tensors in its checkpoints that no encoder has; nothing by default."""
     pixels: ClassVar[dict[str, Any]] = {}

@@ -28,6 +28,8 @@ from grainline.weights import check_numbers, state_dict_mismatch
 Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 """How states of tokens are summed up, by the names of sentence-transformers and in its order."""
 
+ENDLESS = 1e9  # tokens; a tokenizer without a limit says 1e30
+
 
 class _Module(Config):
     idx: int
@@ -123,14 +125,13 @@ def read_folder(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, Ten
     """What a folder with a modules.json says beside its transformer, and the weights of `head_of`.
 
     width    of the states of tokens
-    returns  context, the longest text in tokens or None; pool, how these are summed up; head, the fields of
-             each Dense behind it, none for a Normalize
+    returns  pool, how these are summed up; head, the fields of each Dense behind it, none for a Normalize
     """
     _, pooling, *others = _modules(folder)
     prompts = _read(_Settings, folder / "config_sentence_transformers.json").prompts
     if named := ", ".join(name for name, prompt in prompts.items() if prompt):
         print(f"{folder} has prompts ({named}), which are not put before texts", file=sys.stderr)
-    extra: dict[str, Any] = {"context": _context(transformer_of(folder)), "head": []}
+    extra: dict[str, Any] = {"head": []}
     extra["pool"] = _pool(folder / pooling.path / "config.json", width)
     width, state = width * len(extra["pool"]), dict[str, Tensor]()
     for i, module in enumerate(others):
@@ -171,7 +172,8 @@ def _modules(folder: Path) -> list[_Module]:
     return modules
 
 
-def _context(folder: Path) -> int | None:
+def context_of(folder: Path) -> int | None:
+    """The longest text in tokens that the files beside the config.json of a transformer name."""
     names = sorted(folder.glob("sentence_*_config.json"))  # old folders have the kind of model in this name
     file = names[0] if names else folder / "sentence_bert_config.json"
     settings = _read(_Transformer, file)
@@ -179,7 +181,7 @@ def _context(folder: Path) -> int | None:
     if settings.do_lower_case and not re.search('"lowercase": true|"Lowercase"', normalizer):
         raise UserError(f"do_lower_case in {file} is true, and the tokenizer (tokenizer.json) keeps capitals")
     longest = read_settings(folder / "tokenizer_config.json").get("model_max_length")
-    return settings.max_seq_length or (None if longest is None else int(longest))
+    return settings.max_seq_length or (int(longest) if longest and longest < ENDLESS else None)
 
 
 def _pool(file: Path, width: int) -> list[str]:

@@ -1,16 +1,36 @@
-"""Text encoders of the transformers library that know no images, also in folders of sentence-transformers."""
+"""Text encoders of the transformers library that know no images, also in folders of sentence-transformers.
+
+A new kind is a row of `CLASSES` and one of `KINDS`: widths and tables are read off the library's model.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from grainline.encoders.pretrained import sentence_folders as folders
 from grainline.encoders.pretrained.adapters import TextEncoder
-from grainline.encoders.pretrained.kind import Options, Source
+from grainline.encoders.pretrained.clip_towers import ClipText
+from grainline.encoders.pretrained.kind import Options, Source, longer
 from grainline.encoders.pretrained.library import LibraryKind
-from grainline.encoders.pretrained.sentence_folders import head_of, pooled, read_folder, transformer_of
+from grainline.encoders.pretrained.siglip_towers import SiglipText
 from grainline.errors import UserError
+
+CLASSES = {
+    "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta",
+    "deberta-v2": "DebertaV2", "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert",
+    "mpnet": "MPNet", "mt5": "MT5", "roberta": "Roberta", "t5": "T5", "umt5": "UMT5",
+    "xlm-roberta": "XLMRoberta", "clip_text_model": "CLIPText", "siglip_text_model": "SiglipText",
+    "siglip2_text_model": "Siglip2Text",
+}  # fmt: skip
+"""What the names of the library's classes begin with, by `model_type`."""
+
+HEADLESS = ("albert", "bert", "camembert", "mpnet", "roberta", "xlm-roberta")  # they may lack their pooler
+SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # positions begin behind the id of padding
+TABLE = "embeddings.position_embeddings"
+CONTEXT = 512  # where neither a table nor a file limits the length of texts
 
 
 class LibraryText(TextEncoder):
@@ -19,55 +39,89 @@ class LibraryText(TextEncoder):
     Where layers are behind it, each token passes them as a text of this token alone would.
     """
 
-    table = "embeddings.position_embeddings"
+    before = ("model.embeddings", "model.embeddings_project", "model.embed_tokens", "model.encoder")
+    behind = ("model.final_layer_norm", "model.final_norm", "model.sentence_head")
+    attention = (
+        r"(.*\.)?(([qkvo]|query|key|value|in|out|pos|pos_key|pos_query|pos_q)(_proj|_lin)?"
+        r"|attn\.(Wqkv|Wo)|attention\.(output\.)?dense)"
+    )
 
     def __init__(self, model: Any, architecture: Mapping[str, Any]) -> None:
-        config = architecture["config"]
+        config, self.offset = model.config, _offset(architecture)
         self.ways, head = architecture.get("pool", ["cls"]), architecture.get("head", [])
         self.plain = not head and len(self.ways) == 1
-        outs = [step["out_features"] for step in head if step]
-        width = outs[-1] if outs else len(self.ways) * config["hidden_size"]
-        context = architecture.get("context", config["max_position_embeddings"])
-        super().__init__(model, width=width, context=context, vocab=config["vocab_size"])
+        widths = [
+            len(self.ways) * _width(architecture["config"]),
+            *(step["out_features"] for step in head if step),
+        ]
+        context = architecture.get("context") or config.max_position_embeddings
+        super().__init__(model, width=widths[-1], context=context, vocab=config.vocab_size)
+        if getattr(getattr(model, "embeddings", None), "position_embeddings", None) is not None:
+            self.table = TABLE
+        for module in model.modules():
+            if hasattr(module, "pos_dropout"):  # DeBERTa's on a table, which belongs to no text
+                module.pos_dropout = nn.Identity()
 
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         model: Any = self.model
         attended = mask | ~mask.any(1, keepdim=True)  # a row of padding attends to itself: no NaN
-        hidden = model(input_ids=ids, attention_mask=attended.long()).last_hidden_state
-        summary = model.sentence_head(pooled(hidden, attended, self.ways))
+        places = torch.arange(ids.shape[1], device=ids.device)[None] + self.offset
+        extra = {"position_ids": places} if self.offset else {}  # the library would count by the ids
+        hidden = model(input_ids=ids, attention_mask=attended.long(), **extra).last_hidden_state
+        summary = model.sentence_head(folders.pooled(hidden, attended, self.ways))
         return hidden if self.plain else model.sentence_head(hidden.repeat(1, 1, len(self.ways))), summary
+
+    def freeze_positions(self, count: int) -> None:
+        super().freeze_positions(count + self.offset)
 
 
 class Text(LibraryKind):
-    """A text encoder."""
+    """A model that reads a text as a whole, summed up by its first token."""
 
-    model_class, config_class = "BertModel", "BertConfig"
-    grid = None
-    row = "embeddings.position_embeddings.weight"
-    headless = True
-    left_out = r"(pooler|cls|classifier|qa_outputs)\b.*"
+    grid, suffix, pool, part = None, "Model", "cls", ""
+    left_out = (
+        r"(pooler|cls|(pre_)?classifier|qa_outputs|(lm_|mask_)?predictions|lm_head|sop_classifier|"
+        r"(generator|discriminator)_\w+|vocab_\w+|head|decoder)\b.*"
+    )
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.model_class, self.config_class = CLASSES[name] + self.suffix, CLASSES[name] + "Config"
+        self.headless = name in HEADLESS
 
     def read(self, folder: Path, options: Options) -> Source:
-        source = super().read(transformer_of(folder), options)
+        source = super().read(place := folders.transformer_of(folder), options)
         architecture, state, config = source.architecture, dict(source.state), source.architecture["config"]
-        context = config["max_position_embeddings"]
+        limits = (
+            folders.context_of(place) or 0,
+            config.get("max_position_embeddings", 0) - _offset(architecture),
+        )
+        context = min((limit for limit in limits if limit > 0), default=CONTEXT)
+        architecture |= {"pool": [self.pool], "context": context}
         if (folder / "modules.json").is_file():
-            fields, weights = read_folder(folder, config["hidden_size"])
-            state |= {f"sentence_head.{name}": x for name, x in weights.items()}
-            architecture |= fields | {"context": min(context, fields["context"] or context)}
+            fields, weights = folders.read_folder(folder, _width(config))
+            state |= {f"{self.part}sentence_head.{name}": x for name, x in weights.items()}
+            architecture |= fields
         return source._replace(architecture=architecture, state=state)
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         model = super().model(architecture)
-        model.add_module("sentence_head", head_of(architecture.get("head", [])))
+        head = folders.head_of(architecture.get("head", []))
+        model.get_submodule(self.part.rstrip(".")).add_module("sentence_head", head)
         return model
 
     def fit(self, source: Source, options: Options) -> Source:
-        architecture = source.architecture
+        architecture, config, state = source.architecture, source.architecture["config"], source.state
         if options.context is not None:
             architecture["context"] = options.context
+            if (table := state.get(f"{TABLE}.weight")) is not None:
+                if config.get("max_relative_positions", 0) < 0:  # DeBERTa's are as many as its positions
+                    config["max_relative_positions"] = config["max_position_embeddings"]
+                offset = _offset(architecture)
+                config["max_position_embeddings"] = offset + options.context
+                state[f"{TABLE}.weight"] = torch.cat([table[:offset], longer(table[offset:], options)])
         if options.pool is not None:
-            width = architecture["config"]["hidden_size"]
+            width = _width(config)
             read = [step["in_features"] for step in architecture.get("head", []) if step]
             if read and read[0] != width:
                 raise UserError(
@@ -77,5 +131,35 @@ class Text(LibraryKind):
             architecture["pool"] = [options.pool]
         return super().fit(source, options._replace(pool=None))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, LibraryText]:
-        return None, LibraryText(model, architecture)
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
+        return None, LibraryText(model.get_submodule(self.part.rstrip(".")), architecture)
+
+
+class T5(Text):
+    """The encoder of a model with a decoder, which is left out. The mean of the tokens sums up a text."""
+
+    suffix, pool, part = "EncoderModel", "mean", "encoder."
+
+
+class TextSide(LibraryKind):
+    """The text side of a CLIP or SigLIP in a folder of its own."""
+
+    grid, row = None, "embeddings.position_embedding.weight"
+    left_out = r"text_projection\b.*"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.model_class, self.config_class = f"{CLASSES[name]}Model", f"{CLASSES[name]}Config"
+
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
+        return None, (ClipText if self.name == "clip_text_model" else SiglipText)(model, architecture)
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    """Width of the states of tokens."""
+    return int(next(config[name] for name in ("hidden_size", "dim", "d_model") if name in config))
+
+
+def _offset(architecture: Mapping[str, Any]) -> int:
+    """Rows of the table of positions that stand before the first."""
+    return int(architecture["config"]["pad_token_id"]) + 1 if architecture["kind"] in SHIFTED else 0
