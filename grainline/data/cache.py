@@ -56,8 +56,8 @@ class Kind(NamedTuple):
 
     @property
     def again(self) -> str:
-        made = f"delete {self.home}, and training makes them again"
-        return made if self.home else f"make them again with `grainline data {self.name}`"
+        remedy = f"delete {self.home}, and training makes them again"
+        return remedy if self.home else f"make them again with `grainline data {self.name}`"
 
     @property
     def elsewhere(self) -> str:
@@ -107,8 +107,8 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
         done: tuple[list[int], dict[int, int], list[Tensor]],
     ) -> tuple[dict[int, Any], dict[int, int]]:
         places, digests, squares = done
-        made = compute(torch.stack(squares)).cpu().numpy() if squares else ()
-        return dict(zip(places, made, strict=True)), digests
+        output = compute(torch.stack(squares)).cpu().numpy() if squares else ()
+        return dict(zip(places, output, strict=True)), digests
 
     with completing(kind, out, header) as folder:
         if folder is not None:
