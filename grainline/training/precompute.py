@@ -250,8 +250,8 @@ def cached_texts(
     method = _trained(model.method, resume_from).to(device).eval()
     tower: Any = method.get_submodule(name)
     width, encoder = tower.width, text_fingerprint(side, tower, model.tokenizer)
-    parts = [method.context, method.parts, str(method.chunking), model.description.method, cfg.texts.captions]
-    kind, out = _place(TEXTS, source, encoder, parts)
+    reading = method.context, method.parts, str(method.chunking), cfg.texts.captions == "whole"
+    kind, out = _place(TEXTS, source, encoder, *reading)
 
     def write(step: Progress) -> Written:
         with _all_cores(method):
