@@ -35,6 +35,7 @@ from grainline.data.transforms import (
     ImageInput,
     TrainTransform,
 )
+from grainline.distributed import usable_cores
 from grainline.errors import UserError
 from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
@@ -56,8 +57,8 @@ class Kind(NamedTuple):
 
     @property
     def again(self) -> str:
-        made = f"delete {self.home}, and training makes them again"
-        return made if self.home else f"make them again with `grainline data {self.name}`"
+        remedy = f"delete {self.home}, and training makes them again"
+        return remedy if self.home else f"make them again with `grainline data {self.name}`"
 
     @property
     def elsewhere(self) -> str:
@@ -107,8 +108,8 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
         done: tuple[list[int], dict[int, int], list[Tensor]],
     ) -> tuple[dict[int, Any], dict[int, int]]:
         places, digests, squares = done
-        made = compute(torch.stack(squares)).cpu().numpy() if squares else ()
-        return dict(zip(places, made, strict=True)), digests
+        output = compute(torch.stack(squares)).cpu().numpy() if squares else ()
+        return dict(zip(places, output, strict=True)), digests
 
     with completing(kind, out, header) as folder:
         if folder is not None:
@@ -117,7 +118,8 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
             keys = _Rows(open_memmap(folder.path / KEYS, mode, np.uint64, (len(source),)))
             left, together = range(folder.batches, -(-len(source) // BATCH)), threads > 1
             work: Any = (lambda batch: computed(read(batch))) if together else read
-            with closing(_ahead(work, left, max(2, threads))) as results:
+            number_of_threads = threads if together else max(2, min(8, usable_cores()))
+            with closing(_ahead(work, left, number_of_threads)) as results:
                 for batch, result in zip(left, results, strict=True):
                     some, digests = result if together else computed(result)
                     rows.write(some)

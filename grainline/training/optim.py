@@ -279,9 +279,9 @@ def _by_rule(
         if earlier and all(any(is_under(name, tower) for tower in towers) for name in earlier):
             if pattern.pattern == ".*":  # nothing is left for it
                 continue
-            side = earlier[0].split(".")[1]
+            tower = next(tower for tower in towers if is_under(earlier[0], tower)).removeprefix("towers.")
             raise UserError(
-                f"rule '{pattern.pattern}' applies to nothing: model.{side}.tune decides over all of its "
+                f"rule '{pattern.pattern}' applies to nothing: model.{tower}.tune decides over all of its "
                 f"{len(earlier)} parameters ({earlier[0]}, ...); drop the rule, or leave tune out"
             )
         if earlier:

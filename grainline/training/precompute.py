@@ -47,6 +47,7 @@ from grainline.model import Model
 from grainline.progress import progress as progress_bar
 from grainline.training.recipe import DataConfig, read_recipe
 from grainline.training.text_cache import TEXTS, CachedTexts, Read, make_texts
+from grainline.training.tune import tuned
 from grainline.types import Images, texts_of, to
 
 
@@ -149,10 +150,10 @@ def _all_cores(method: Method) -> Iterator[int]:
     before = torch.get_num_threads()
     set_by_user = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
     cores = before if set_by_user else min(usable_cores(), 16)
-    apart = _convolutional(method) and next(method.parameters()).device.type == "cpu"
-    torch.set_num_threads(1 if apart else cores)
+    by_batch = _convolutional(method) and next(method.parameters()).device.type == "cpu"
+    torch.set_num_threads(1 if by_batch else cores)
     try:
-        yield cores if apart else 1
+        yield cores if by_batch else 1
     finally:
         torch.set_num_threads(before)
 
@@ -173,7 +174,8 @@ def make_crop(
     description = start_point.description
     transform, config = EvalTransform(method.size, **image_settings(description)), description.config
     auto = cfg.features == "auto"
-    if auto and _is_frozen(config.image):
+    frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
+    if auto and "towers.image" in frozen:
         if cfg.crop is not None and cfg.views <= 1:
             raise UserError(
                 "data.features: auto caches the square that evaluation reads, and a random crop is another: "
@@ -186,7 +188,7 @@ def make_crop(
         raise UserError(
             f"data.views is {cfg.views}, and the image encoder learns: set model.image.tune=frozen"
         )
-    if auto and not _is_frozen(config.text):
+    if auto and not any(tower.startswith("towers.text") for tower in frozen):
         raise UserError(
             "data.features: auto caches what frozen encoders give, and none is: set model.image.tune or "
             "model.text.tune to frozen"
@@ -206,10 +208,6 @@ def make_crop(
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
     superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
     return SameTransform(transform, superpixels.label)
-
-
-def _is_frozen(side: Any) -> bool:
-    return getattr(side, "tune", None) == "frozen"
 
 
 def _trained(method: Method, resume_from: Path | None) -> Method:
@@ -245,31 +243,34 @@ def cached_texts(
 
     It is computed where the cache lacks it, by the method that training starts with.
     """
-    side: Any = model.description.config.text
-    if cfg.features != "auto" or not _is_frozen(side):
+    sides: dict[str, Any] = {x: y for x, y in tuned(model.method).items() if x.startswith("towers.text")}
+    if cfg.features != "auto" or not any(side.tune == "frozen" for side in sides.values()):
         return None
-    method, width = _trained(model.method, resume_from).to(device).eval(), model.method.towers.text.width
-    encoder = text_fingerprint(side, method.towers.text, model.tokenizer)
-    parts = [method.context, method.parts, str(method.chunking), model.description.method, cfg.texts.captions]
-    kind, out = _place(TEXTS, source, encoder, parts)
+    ((name, side),) = sides.items()
+    method = _trained(model.method, resume_from).to(device).eval()
+    tower: Any = method.get_submodule(name)
+    width, encoder = tower.width, text_fingerprint(side, tower, model.tokenizer)
+    reading = method.context, method.parts, str(method.chunking), cfg.texts.captions == "whole"
+    kind, out = _place(TEXTS, source, encoder, *reading)
 
     def write(step: Progress) -> Written:
         with _all_cores(method):
             return make_texts(
-                kind, source, cfg.texts, text_reader(model, method), out,
+                kind, source, cfg.texts, text_reader(model, method, tower), out,
                 {"encoder": encoder, "width": width}, step,
             )  # fmt: skip
 
     _write_once(out, write, len(source), f"{kind.name} of {amount(len(source), 'image')}")
-    return CachedTexts(kind, out, width)
+    return CachedTexts(kind, out, name, width)
 
 
-def text_reader(model: Model, method: Method) -> Callable[[list[str]], list[Read]]:
+def text_reader(model: Model, method: Method, tower: nn.Module) -> Callable[[list[str]], list[Read]]:
     """What the text encoder reads where the method encodes texts, and what it gives.
 
     method  that of the model, or the same with other weights
+    tower   its text encoder, or the one inside
     """
-    tower, device = method.towers.text, next(method.parameters()).device
+    device = next(method.parameters()).device
 
     @torch.no_grad()
     def read(texts: list[str]) -> list[Read]:
@@ -299,7 +300,7 @@ def _write_once(out: Path, write: Callable[[Progress], Written], records: int, w
 
     what  kind and number of its rows, for messages
     """
-    said = rank() > 0
+    quiet = rank() > 0
     while not out.is_dir():
         try:
             with writing(out.parent, "set GRAINLINE_CACHE to another folder"):
@@ -316,9 +317,9 @@ def _write_once(out: Path, write: Callable[[Progress], Written], records: int, w
                 print(f"{what}: {written}; {seconds:.0f} s, {speed:.1f} images a second", flush=True)
                 return
         except InUse as error:
-            if not said:
+            if not quiet:
                 print(error, flush=True)
-            said = True
+            quiet = True
             time.sleep(1)
 
 

@@ -135,8 +135,10 @@ def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
     tune = {tower: side.tune for tower, side in tuned(method).items()}
     towers = [tower for tower in tune if tune[tower] == "lora"]
     if tune and cfg and not towers:
-        said = " and ".join(f"model.{tower[7:]}.tune is {how}" for tower, how in tune.items())
-        raise UserError(f"train.lora is set, and {said}: set tune: lora for a side, or leave train.lora out")
+        others = " and ".join(f"model.{tower[7:]}.tune is {how}" for tower, how in tune.items())
+        raise UserError(
+            f"train.lora is set, and {others}: set tune: lora for a side, or leave train.lora out"
+        )
     if cfg is None and not towers:
         return
     cfg = cfg or LoraConfig()

@@ -122,8 +122,8 @@ def _digests(ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:
     behind = (mask == (torch.arange(mask.shape[1]) < lengths[:, None])).all(1).tolist()
     numbers, keys = lengths.tolist(), []
     for row, length, plain in zip(ids.numpy().astype(np.int64), numbers, behind, strict=True):
-        found = hashlib.sha256(row[:length].tobytes()).digest()[:8]
-        keys.append(max(1, int.from_bytes(found, "little")) if plain else 0)
+        content = hashlib.sha256(row[:length].tobytes()).digest()[:8]
+        keys.append(max(1, int.from_bytes(content, "little")) if plain else 0)
     return keys, numbers
 
 
@@ -138,9 +138,9 @@ class CachedTexts:
     evaluation all are.
     """
 
-    def __init__(self, kind: Kind, folder: Path, width: int) -> None:
-        """Raises UserError for a folder that cannot be read."""
-        self.kind, self.folder, self.width = kind, folder, width
+    def __init__(self, kind: Kind, folder: Path, tower: str, width: int) -> None:
+        """tower, width: name and width of the encoder. Raises UserError for a folder that cannot be read."""
+        self.kind, self.folder, self.tower, self.width = kind, folder, tower, width
         try:
             index = _index(folder)
             self.file = os.open(folder / kind.rows, READ)
@@ -151,7 +151,8 @@ class CachedTexts:
 
     def install(self, method: Method) -> None:
         """Read in place of computing, where the method is in training mode."""
-        self.method, encoder = method, method.towers.text
+        encoder: Any = method.get_submodule(self.tower)
+        self.method = method
         if len(self.keys):
             self.compute, encoder.forward = encoder.forward, self
 

@@ -22,9 +22,10 @@ from grainline.weights import plain_name
 
 
 def tuned(model: nn.Module) -> dict[str, PretrainedConfig]:
-    """The sides of a method that have `tune`, by the name of their tower."""
+    """The encoders from a checkpoint that have `tune`, by their names: those of a side, or inside one."""
     config = getattr(model, "cfg", None)
     sides = {f"towers.{side}": getattr(config, side, None) for side in ("image", "text")}
+    sides |= {f"{tower}.encoder": getattr(side, "encoder", None) for tower, side in sides.items()}
     return {tower: x for tower, x in sides.items() if isinstance(x, PretrainedConfig) and x.tune is not None}
 
 
