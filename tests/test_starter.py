@@ -1,6 +1,7 @@
 """The pretrained pair of the extra `starter`: packages found and checked, and EfficientNet-Lite itself."""
 
 import hashlib
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import shaken
 from PIL import Image
+from runs import call, recipe
 
+import grainline
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained, packages
-from grainline.encoders.pretrained.efficientnet_lite import PIECE, SIZES
+from grainline.encoders.pretrained.efficientnet_lite import PIECE, SIZES, EfficientNetLite
 from grainline.encoders.pretrained.packages import PACKAGES, Package, package_file
 from grainline.errors import UserError
 
@@ -75,16 +77,22 @@ def test_the_packages_that_are_installed_hold_what_was_published(name: str) -> N
     assert published(f"pip:{name}").is_dir() == (name == "all-minilm-l6-v2")
 
 
-def oracle(size: str, side: int | None = None) -> Any:
-    """The network of efficientnet-lite-pytorch with noise in its weights."""
-    package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle is not installed")
+def lively(network: Any) -> Any:
+    """Weights and statistics with which activations neither vanish nor all reach the 6 of ReLU6."""
     torch.manual_seed(0)
-    network = shaken(package.EfficientNet.from_name(f"efficientnet-{size.lower()}", image_size=side))
     with torch.no_grad():
-        for name, p in network.named_parameters():
-            if "_bn" in name:  # activations that neither vanish nor all reach the 6 of ReLU6
-                p.copy_(torch.empty_like(p).uniform_(-0.2, 1.0))
-    return network
+        for name, x in network.state_dict().items():
+            if x.ndim == 4:
+                torch.nn.init.kaiming_normal_(x)
+            elif x.ndim == 1:
+                x.uniform_(-0.1, 0.1) if name.endswith("mean") else x.uniform_(0.6, 1.2)
+    return network.eval()
+
+
+def oracle(size: str, side: int | None = None) -> Any:
+    """The network of efficientnet-lite-pytorch."""
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle is not installed")
+    return lively(package.EfficientNet.from_name(f"efficientnet-{size.lower()}", image_size=side))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -100,23 +108,26 @@ def test_values_and_gradients_are_those_of_the_package(size: str, tmp_path: Path
     assert (expected % 6 > 0).double().mean() > 0.01
     result = towers.image.model.double()(x)
     torch.testing.assert_close(result, expected, atol=1e-9, rtol=1e-9)
+    if size != "Lite0":  # the others have the same parts
+        return
     weight = torch.randn_like(expected)
     gradients = []
     for model, features in ((towers.image.model, result), (network, expected)):
         learn = {name.replace("_", ""): p for name, p in model.named_parameters() if "_fc" not in name}
         all_of_them = torch.autograd.grad((features * weight).sum(), [*learn.values()])
         gradients.append(dict(zip(learn, all_of_them, strict=True)))
+    assert all(x.abs().max() > 1e-3 for x in gradients[0].values())
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-7)
 
 
-@pytest.mark.parametrize("side", [224, 260])
-def test_the_published_weights_give_what_the_package_gives(side: int) -> None:
+@pytest.mark.parametrize(("side", "images"), [(224, PIECE + 1), (260, 1)])
+def test_the_published_weights_give_what_the_package_gives(side: int, images: int) -> None:
     network = oracle("Lite2", side)
     file = published("pip:efficientnet-lite2")
     network.load_state_dict(torch.load(file, weights_only=True))
     towers = load_pretrained("pip:efficientnet-lite2", size=side)
     assert towers.image is not None
-    pixels = torch.randint(0, 256, (PIECE + 1, 3, side, side), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8)
     with torch.no_grad():
         cells = network.double().extract_features((pixels.double() - 127) / 128)
         tokens = towers.image.double()(pixels)
@@ -137,3 +148,42 @@ def test_a_photograph_has_its_class() -> None:
     with torch.no_grad():
         pooled = towers.image(pixels[None]).pooled
     assert (pooled @ state["_fc.weight"].T + state["_fc.bias"]).argmax() == 698  # palace
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights as published, of a Lite0 without a classifier."""
+    state = lively(EfficientNetLite(1.0, 1.0)).state_dict()
+    names = {name: re.sub(r"(^|\.)(?=blocks|conv|bn|\w+_conv)", r"\1_", name) for name in state}
+    path = tmp_path_factory.mktemp("lite") / "lite0.pth"
+    torch.save({names[name]: x for name, x in state.items()}, path)
+    return path
+
+
+def test_it_learns_in_a_run_with_the_statistics_of_the_checkpoint(file: Path, tmp_path: Path) -> None:
+    image = f"model.image={{pretrained: '{file}', size: 32}}"
+    layers = "train.optimizer.layer_decay=0.9", "train.activation_checkpointing=true"
+    steps = (
+        "train.max_steps=1",
+        "train.optimizer.lr=1",
+        "train.optimizer.schedule={kind: constant, warmup: 0}",
+    )
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", image, *layers, *steps) == 0
+    before = load_pretrained(file, size=32).image.state_dict()
+    after = grainline.load(tmp_path / "run").method.towers.image.state_dict()
+    assert before.keys() == after.keys()
+    same = {name for name, x in before.items() if x.equal(after[name])}
+    assert same == {
+        name for name in before if name.endswith(("running_mean", "running_var", "mean", "spread"))
+    }
+
+
+def test_other_networks_and_sizes_are_one_line(file: Path, tmp_path: Path) -> None:
+    state = torch.load(file, weights_only=True)
+    torch.save(state | {"_blocks.0._se_reduce.weight": torch.zeros(8, 32, 1, 1)}, tmp_path / "b0.pth")
+    with pytest.raises(UserError, match=r"closest is Lite0: 1 unknown .blocks\.0\.se_reduce\.weight"):
+        load_pretrained(tmp_path / "b0.pth")
+    with pytest.raises(UserError, match="size 230 is not a multiple of the checkpoint's patch side 32"):
+        load_pretrained(file, size=230)
+    with pytest.raises(UserError, match="quick_gelu is for CLIP"):
+        load_pretrained(file, quick_gelu=True)

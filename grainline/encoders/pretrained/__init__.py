@@ -97,8 +97,8 @@ def load_pretrained(
     """The encoders of a checkpoint, in evaluation mode and float32.
 
     name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
-                open_clip, Long-CLIP or a published method, a folder with one such file, or its name on the
-                hub: owner/name, owner/name/file
+                open_clip, Long-CLIP, EfficientNet-Lite or a published method, a folder with one such file, or
+                its name on the hub (owner/name, owner/name/file); a name `pip:...` (`packages.py`)
     size        side of the images, another than that of the checkpoint: positions become a finer or coarser
                 grid (`to_grid`)
     context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
