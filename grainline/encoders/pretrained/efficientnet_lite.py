@@ -8,6 +8,7 @@ learns too: those of a batch would depend on how the batch is cut into chunks an
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,9 @@ STAGES = (  # blocks, kernel, stride of the first block, expansion, channels; in
     (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
 )  # fmt: skip
 SIZES = {  # width and depth multipliers, side of the images
-    "Lite0": (1.0, 1.0, 224),
-    "Lite1": (1.0, 1.1, 240),
-    "Lite2": (1.1, 1.2, 260),
-    "Lite3": (1.2, 1.4, 280),
+    "Lite0": (1.0, 1.0, 224), "Lite1": (1.0, 1.1, 240), "Lite2": (1.1, 1.2, 260), "Lite3": (1.2, 1.4, 280),
     "Lite4": (1.4, 1.8, 300),
-}
+}  # fmt: skip
 PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
 
 
@@ -66,6 +64,9 @@ class FrozenBatchNorm(nn.Module):
         return F.conv2d(x, weight, bias, stride, padding, groups=conv.groups)
 
 
+_conv = partial(nn.Conv2d, bias=False)
+
+
 class InvertedResidual(nn.Module):
     """Each pixel to more channels, each channel over its neighbours, back to few channels, and the sum."""
 
@@ -74,9 +75,12 @@ class InvertedResidual(nn.Module):
         width = before * expansion
         self.expands, self.adds = expansion > 1, stride == 1 and before == after
         if self.expands:
-            self.expand_conv, self.bn0 = _conv(before, width), FrozenBatchNorm(width)
-        self.depthwise_conv, self.bn1 = _conv(width, width, kernel, stride, width), FrozenBatchNorm(width)
-        self.project_conv, self.bn2 = _conv(width, after), FrozenBatchNorm(after)
+            self.expand_conv, self.bn0 = _conv(before, width, 1), FrozenBatchNorm(width)
+        self.depthwise_conv, self.bn1 = (
+            _conv(width, width, kernel, stride, groups=width),
+            FrozenBatchNorm(width),
+        )
+        self.project_conv, self.bn2 = _conv(width, after, 1), FrozenBatchNorm(after)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu6(self.bn0(x, self.expand_conv), inplace=True) if self.expands else x
@@ -99,7 +103,7 @@ class EfficientNetLite(nn.Module):
                 blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
                 before = after
         self.blocks = nn.ModuleList(blocks)
-        self.conv_head, self.bn1 = _conv(before, HEAD), FrozenBatchNorm(HEAD)
+        self.conv_head, self.bn1 = _conv(before, HEAD, 1), FrozenBatchNorm(HEAD)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised pixels [N, 3, H, W] -> [N, 1280, ceil(H / 32), ceil(W / 32)]"""
@@ -108,10 +112,6 @@ class EfficientNetLite(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.relu6(self.bn1(x, self.conv_head), inplace=True)
-
-
-def _conv(before: int, after: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, kernel, stride, groups=groups, bias=False)
 
 
 def _make_divisible(channels: float) -> int:
@@ -140,14 +140,9 @@ class EfficientNetLiteKind(Kind):
 
     averaged = True
 
-    def read_file(
-        self,
-        file: Path,
-        stored: Stored,
-        options: Options,
-        settings: Mapping[str, Any],  # noqa: ARG002
-    ) -> Source:
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
         """One of the SIZES: the one whose tensors have these names and shapes."""
+        del settings  # nothing of open_clip
         if options.quick_gelu is not None:
             raise UserError(f"{file} is an EfficientNet-Lite, which has ReLU6; quick_gelu is for CLIP")
         check_numbers(stored.tensors, file)
@@ -165,22 +160,17 @@ class EfficientNetLiteKind(Kind):
         if wrong[closest]:
             raise UserError(f"{file} is no EfficientNet-Lite; the closest is {closest}: {wrong[closest]}")
         width, depth, size = SIZES[closest]
-        architecture = {
-            "kind": self.name,
-            "config": {"width": width, "depth": depth, "image_size": size, "patch_size": STRIDE},
-            "mean": [127 / 255] * 3,
-            "spread": [128 / 255] * 3,
-            "resize": "crop",
-            "filter": "bicubic",
-            "margin": (size + 32) / size,  # the authors evaluate on the middle of a larger image
-        }
-        return Source(architecture, state, None, ("_fc",) if "_fc.weight" in stored.tensors else ())
+        config = {"width": width, "depth": depth, "image_size": size, "patch_size": STRIDE}
+        pixels = {"mean": [127 / 255] * 3, "spread": [128 / 255] * 3, "filter": "bicubic"}
+        way = {"resize": "crop", "margin": (size + 32) / size}  # as the authors evaluate it
+        left_out = ("_fc",) if "_fc.weight" in stored.tensors else ()
+        return Source({"kind": self.name, "config": config, **pixels, **way}, state, None, left_out)
 
     def model(self, architecture: Mapping[str, Any]) -> EfficientNetLite:
         return EfficientNetLite(architecture["config"]["width"], architecture["config"]["depth"])
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         size = architecture["config"]["image_size"]
-        side = -(-size // STRIDE)
-        image = EfficientNetLiteImage(model, architecture, width=HEAD, size=size, grid=(side, side))
+        grid = (-(-size // STRIDE),) * 2
+        image = EfficientNetLiteImage(model, architecture, width=HEAD, size=size, grid=grid)
         return Pretrained(image.eval(), None, dict(architecture))

