@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import build_pretrained, load_pretrained, text_towers
 from grainline.encoders.pretrained.adapters import TextEncoder
+from grainline.encoders.text import read_at_once
 from grainline.errors import UserError
 from grainline.nn.hashing import TEXTS as TEXTS_SIDE
 from grainline.nn.hashing import number_places, rows_of
@@ -38,8 +39,10 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 def text_of(folder: Path, **options: Any) -> TextEncoder:
+    """The encoder of a folder, which reads a batch at once, padding and all."""
     text = load_pretrained(folder, **options).text
     assert text is not None
+    read_at_once(text)
     return text
 
 

@@ -198,7 +198,8 @@ def attention(
     if attention_mask is None and causal:
         attention_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        logits = logits.masked_fill(~attention_mask, -torch.inf)
+        # Where nothing is read, as by padding far from the text, all is read alike: no NaN.
+        logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
     elif attention_mask is not None:
         logits = logits + attention_mask
     weight = dropped(module, logits.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)

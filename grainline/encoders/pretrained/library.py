@@ -77,11 +77,12 @@ class LibraryKind(Kind):
                 **given,
                 **self._heads(),
             )
-        unread = {key for key in report["unexpected_keys"] if re.fullmatch(self.left_out, key)}
+        unexpected = {key.removeprefix(f"{model.base_model_prefix}.") for key in report["unexpected_keys"]}
+        unread = {key for key in unexpected if re.fullmatch(self.left_out, key)}
         wrong = summarize_names(
             {
                 "missing": report["missing_keys"],
-                "unknown": set(report["unexpected_keys"]) - unread,
+                "unknown": unexpected - unread,
                 "of another form": {key for key, *_ in report["mismatched_keys"]},
             }
         )

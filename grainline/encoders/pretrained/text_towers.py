@@ -47,17 +47,16 @@ class LibraryText(TextEncoder):
     )
 
     def __init__(self, model: Any, architecture: Mapping[str, Any]) -> None:
-        config, self.offset = model.config, _offset(architecture)
+        config, self.offset = architecture["config"], _offset(architecture)
         self.ways, head = architecture.get("pool", ["cls"]), architecture.get("head", [])
         self.plain = not head and len(self.ways) == 1
-        widths = [
-            len(self.ways) * _width(architecture["config"]),
-            *(step["out_features"] for step in head if step),
-        ]
-        context = architecture.get("context") or config.max_position_embeddings
-        super().__init__(model, width=widths[-1], context=context, vocab=config.vocab_size)
+        widths = [len(self.ways) * _width(config), *(step["out_features"] for step in head if step)]
+        context = architecture.get("context") or config.get("max_position_embeddings", CONTEXT) - self.offset
+        super().__init__(model, width=widths[-1], context=context, vocab=config["vocab_size"])
         if getattr(getattr(model, "embeddings", None), "position_embeddings", None) is not None:
             self.table = TABLE
+        if not hasattr(model, "sentence_head"):
+            model.sentence_head = folders.head_of(head)
         for module in model.modules():
             if hasattr(module, "pos_dropout"):  # DeBERTa's on a table, which belongs to no text
                 module.pos_dropout = nn.Identity()
@@ -81,7 +80,7 @@ class Text(LibraryKind):
     grid, suffix, pool, part = None, "Model", "cls", ""
     left_out = (
         r"(pooler|cls|(pre_)?classifier|qa_outputs|(lm_|mask_)?predictions|lm_head|sop_classifier|"
-        r"(generator|discriminator)_\w+|vocab_\w+|head|decoder)\b.*"
+        r"(generator|discriminator)_\w+|vocab_\w+|(classification_)?head|decoder)\b.*"
     )
 
     def __init__(self, name: str) -> None:
@@ -92,11 +91,8 @@ class Text(LibraryKind):
     def read(self, folder: Path, options: Options) -> Source:
         source = super().read(place := folders.transformer_of(folder), options)
         architecture, state, config = source.architecture, dict(source.state), source.architecture["config"]
-        limits = (
-            folders.context_of(place) or 0,
-            config.get("max_position_embeddings", 0) - _offset(architecture),
-        )
-        context = min((limit for limit in limits if limit > 0), default=CONTEXT)
+        limits = folders.context_of(place), config.get("max_position_embeddings", 0) - _offset(architecture)
+        context = min((limit for limit in limits if limit and limit > 0), default=CONTEXT)
         architecture |= {"pool": [self.pool], "context": context}
         if (folder / "modules.json").is_file():
             fields, weights = folders.read_folder(folder, _width(config))
