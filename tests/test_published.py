@@ -537,9 +537,9 @@ def spoilt(content: Any, path: tuple[str, ...], value: Any) -> None:
         ("beta_clip", ("state_dict", "module.more"), torch.zeros(2), r"1 unknown \(more\)"),
         ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.4), "a LAPS without sparse_ratio"),
         ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.8, sparse_ratio=0.5), "1 of another form"),
-        ("laps vit", ("model", "head.bias"), torch.zeros(2), "a LAPS with head.bias, which is unknown"),
+        ("laps vit", ("model", "head.bias"), torch.zeros(2), "a LAPS with head.bias; give"),
         ("laps vit", ("model", "txt_enc.fc.bias"), None, r"1 missing \(to_text.0.bias\)"),
-        ("laps vit", ("model", "txt_enc.bert.embeddings.word_embeddings.weight"), None, "no whole LAPS"),
+        ("laps vit", ("model", "txt_enc.bert.embeddings.word_embeddings.weight"), None, "a LAPS with no"),
         ("laps vit", ("model", "txt_enc.bert.encoder.layer.1.output.dense.bias"), None, "1 missing"),
     ],
 )  # fmt: skip
