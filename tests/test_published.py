@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,13 +15,17 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import FAMILIES, IMAGE, TEXT, LongCLIP, OpenAI, bert, shaken, tokenizer, whole
+from PIL import Image
+from runs import call
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import SiglipConfig, SiglipModel
 
 from grainline import build, loading
 from grainline.encoders.pretrained import load_pretrained, published
+from grainline.errors import UserError
 from grainline.nn.pooling import unit
+from grainline.training.inputs import copy_weights, read_source_run
 from grainline.types import Images, texts_of
 
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -447,3 +454,160 @@ def test_a_small_one_is_its_model_and_a_saved_one_needs_no_file(kind: str, tmp_p
         assert torch.equal(again.method.score(images, texts), score)
     state = again.method.state_dict()
     assert all(torch.equal(x, state[key]) for key, x in model.method.state_dict().items())
+
+
+QUICK = (
+    "train.max_steps=2", "train.global_batch_size=6", "train.precision=fp32", "data.workers=0",
+    'data.paths=["scenes:train?count=12"]', "model.image.size=32", "train.optimizer.lr=1e-9",
+)  # fmt: skip
+
+
+def written(kind: str, folder: Path) -> Path:
+    """A small checkpoint beside its tokenizer: its file."""
+    torch.manual_seed(0)
+    tokenizer().save(folder)
+    SMALL[kind](folder)
+    return next(folder.glob("it.*"))
+
+
+@pytest.mark.parametrize("kind", ["flair", "laps swin"])
+def test_a_published_file_is_measured_shown_indexed_and_trained_further(kind: str, tmp_path: Path) -> None:
+    file, scenes = written(kind, tmp_path / "in"), "scenes:dev?count=4&size=32"
+    method = kind.split()[0]
+    assert call("evaluate", file, "--data", scenes) == 0
+    (tmp_path / "photos").mkdir()
+    photo = tmp_path / "photos" / "a.png"
+    Image.effect_noise((40, 40), 90).convert("RGB").save(photo)
+    (tmp_path / "null.txt").write_text("\n".join(f"{n} blue houses" for n in range(40)))
+    null = ("--calibration-texts", tmp_path / "null.txt")
+    assert (
+        call("index", "build", tmp_path / "photos", "--model", file, "--out", tmp_path / "index", *null) == 0
+    )
+    assert call("search", tmp_path / "index", "a red dog") == 0
+    assert call("show", file, photo, "--text", "a red dog", "--out", tmp_path / "look.png") == 0
+    recipe = tmp_path / "own.yaml"
+    given = {"method": method, "model": {"pretrained": str(file)}, "train": {"max_steps": 2}}
+    recipe.write_text(json.dumps(given))
+    assert call("train", recipe, "--out", tmp_path / "run", "--set", *QUICK) == 0
+    before = loading.load(file, device="cpu").method.state_dict()
+    file.unlink()
+    model = loading.load(tmp_path / "run", device="cpu")
+    assert model.description.config.model_dump()["keep_ratio" if method == "laps" else "heads"] in (0.5, 8)
+    for name, x in model.method.state_dict().items():
+        if "position_embedding" not in name:  # they became another grid
+            torch.testing.assert_close(x, before[name], rtol=1e-4, atol=1e-6)
+
+
+def test_init_from_and_another_method_take_what_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, plain = written("flair", tmp_path / "flair"), tmp_path / "clip.pt"
+    torch.save(shaken(OpenAI(vocab=VOCAB)).state_dict(), plain)
+    method, source = started("flair", plain), read_source_run(str(file)).method.state_dict()
+    assert copy_weights(method, source, str(file)) == []
+    assert all(torch.equal(x, source[name]) for name, x in method.state_dict().items())
+    capsys.readouterr()
+    started("clip", file)
+    assert (
+        f"{file} has layers of flair too, which go with that method and both sides" in capsys.readouterr().err
+    )
+
+
+def started(method: str, file: Path) -> Any:
+    values = {"pretrained": str(file)}
+    return build.start(build.Description(method, build.method_config(method, values, "here"))).method()
+
+
+def spoilt(content: Any, path: tuple[str, ...], value: Any) -> None:
+    """Another value at a place of a checkpoint; None: nothing there."""
+    *path, last = path
+    for key in path:
+        content = content[key]
+    if value is None:
+        del content[last]
+    else:
+        content[last] = value
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "message"),
+    [
+        ("flair", ("state_dict", "module.visual_proj.ln_q.bias"), None, r"settings: 1 missing \(pool.norm_q"),
+        ("flair", ("state_dict", "module.visual.ln_post.bias"), None, r"1 missing \(visual.ln_post.bias\)"),
+        ("beta_clip", ("state_dict", "module.more"), torch.zeros(2), r"1 unknown \(more\)"),
+        ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.4), "a LAPS without sparse_ratio"),
+        ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.8, sparse_ratio=0.5), "1 of another form"),
+        ("laps vit", ("model", "head.bias"), torch.zeros(2), "a LAPS with head.bias; give"),
+        ("laps vit", ("model", "txt_enc.fc.bias"), None, r"1 missing \(to_text.0.bias\)"),
+        ("laps vit", ("model", "txt_enc.bert.embeddings.word_embeddings.weight"), None, "a LAPS with no"),
+        ("laps vit", ("model", "txt_enc.bert.encoder.layer.1.output.dense.bias"), None, "1 missing"),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_missing_or_unknown_is_named(
+    kind: str, path: tuple[str, ...], value: Any, message: str, tmp_path: Path
+) -> None:
+    file = written(kind, tmp_path)
+    content = torch.load(file, weights_only=False)
+    spoilt(content, path, value)
+    torch.save(content, file)
+    with pytest.raises(UserError, match=message):
+        loading.load(file, device="cpu")
+
+
+def test_what_has_no_kind_or_several_files_is_refused_by_name(tmp_path: Path) -> None:
+    towers = {"visual.trunk.blocks.0.attn.rope": torch.zeros(2), "text.positional_embedding": torch.zeros(2)}
+    torch.save(towers, tmp_path / "eva.pt")
+    with pytest.raises(UserError, match=r"of timm towers SigLIP alone, not EVA"):
+        loading.load(tmp_path / "eva.pt")
+    torch.save(towers, tmp_path / "other.pt")
+    with pytest.raises(UserError, match=r"holds several files of weights, eva.pt, other.pt: give one"):
+        loading.load(tmp_path)
+
+
+STORY = """
+import os, sys
+from pathlib import Path
+from hub import hub
+
+one, two, home = map(Path, sys.argv[1:])
+with hub({"some/one": one, "some/two": two}) as server:
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home)}
+    from grainline.errors import UserError
+    from grainline.loading import load
+
+    def read(name):
+        server.asked.clear()
+        try:
+            line = load(name).description.config.image.pretrained
+        except UserError as error:
+            line = error
+        fetched = [asked for asked in server.asked if "/resolve/" in asked and "GET" in asked]
+        print(name, line, *sorted(asked.rpartition("/")[2] for asked in fetched))
+
+    read("some/one")
+    read("some/two")
+    read("some/two/b.pt")
+    read("some/two/c.pt")
+for name in ("some/one", "some/two/b.pt", "some/two/c.pt"):
+    read(name)
+"""
+
+
+def test_the_hub_gives_a_lone_file_or_the_one_that_is_named(tmp_path: Path) -> None:
+    written("flair", tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    (tmp_path / "two" / "it.pt").rename(tmp_path / "two" / "a.pt")
+    shutil.copy(tmp_path / "two" / "a.pt", tmp_path / "two" / "b.pt")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = [sys.executable, "-c", STORY, *(str(tmp_path / name) for name in ("one", "two", "home"))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one, several, b, absent, *later = done.stdout.splitlines()
+    settings = "tokenizer.json tokenizer_meta.json"
+    assert one == f"some/one some/one it.pt {settings}"
+    assert "holds several files of weights, a.pt, b.pt: give one of them" in several
+    assert b == f"some/two/b.pt some/two/b.pt b.pt {settings}"
+    assert "some/two on the hub has no file c.pt; it has a.pt, b.pt" in absent
+    assert later[:2] == ["some/one some/one", "some/two/b.pt some/two/b.pt"]
+    assert "the Hugging Face hub gave no model of that name" in later[2]

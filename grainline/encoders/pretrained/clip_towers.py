@@ -229,14 +229,13 @@ def _deduced(
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
     heads = width // settings["head_width"] if "head_width" in settings else heads_of_image(width)
-    image = _tower(file, state, "visual.transformer.resblocks.", width, heads)
+    image = tower(file, state, "visual.transformer.resblocks.", width, heads)
     heads = settings.get("heads") or heads_of_text(rows.shape[1])
-    text = _tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
+    text = tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
-    size = next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
+    size = size_of(side, patch, settings)
     image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
@@ -244,18 +243,26 @@ def _deduced(
     return {"kind": "clip", "config": plain(whole.to_dict()), "pad": 0, **pixels}
 
 
-def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
-    """Depth, heads and the width of the MLP of one of the two transformers."""
+def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
+    """Side of the images in pixels: that of the settings where so many patches leave a rest at the edge."""
+    sizes = range(side * patch, side * patch + patch)
+    return next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
+
+
+def tower(
+    file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int, first: str = "c_fc"
+) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers; `first` layer of this MLP."""
     blocks = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    if "0.mlp.c_fc.bias" not in blocks:
-        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
+    if f"0.mlp.{first}.bias" not in blocks:
+        raise UserError(f"{file} has no {prefix}0.mlp.{first}.bias, so no transformer that could be read")
     if not heads or width % heads:
         raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[0] for name in blocks}),
         "num_attention_heads": heads,
-        "intermediate_size": len(blocks["0.mlp.c_fc.bias"]),
+        "intermediate_size": len(blocks[f"0.mlp.{first}.bias"]),
     }
 
 

@@ -41,39 +41,33 @@ class PooledClip(Clip):
     published: ClassVar[Published]
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
-        own, rest = dict[str, Tensor](), dict[str, Tensor]()
         check_numbers(stored.tensors, file)
+        rest, parts = dict[str, Tensor](), dict[str, Tensor]()
         for name, x in stored.tensors.items():
-            if name.startswith(self.pool) or name == "logit_bias":
-                own[name] = x.float()
-            else:
+            own = name.startswith((self.pool, "logit_"))
+            if own and ".in_proj_" in name:
+                three, last = x.float().chunk(3), name.rpartition("_")[2]
+                names = (f"pool.to_{to}.{last}" for to in ("query", "key", "value"))
+                parts |= dict(zip(names, three, strict=True))
+            elif own:
+                parts[renamed(name, self.own)] = x.float() if x.ndim else x.float().reshape(1)
+            if not own or name == "logit_scale":
                 rest[renamed(name, self.names, self.in_blocks)] = x
-        own["logit_scale"] = rest.get("logit_scale", torch.zeros(0))
-        parts = dict[str, Tensor]()
-        for name, x in own.items():
-            if ".in_proj_" in name:
-                last = name.rpartition("_")[2]
-                parts |= {f"pool.to_{to}.{last}": y for to, y in zip(_ATTENDS, x.chunk(3), strict=True)}
-            else:
-                parts[renamed(name, self.own)] = x if x.ndim else x.reshape(1)
         quick = self.quick if options.quick_gelu is None else options.quick_gelu
         source = from_file(file, stored._replace(tensors=_joined(rest)), quick, settings)
         return source._replace(published=self.published._replace(parts=parts))
 
 
 class Flair(PooledClip):
-    """FLAIR of open_clip's trainer."""
+    """FLAIR, of open_clip's trainer."""
 
     names = (("image_post.proj", "visual.proj"), ("text_post.proj", "text_projection"))
     pool = "visual_proj."
     own = (
-        ("visual_proj.attn.out_proj.", "pool.to_out."),
-        ("visual_proj.ln_q.", "pool.norm_query."),
-        ("visual_proj.ln_k.", "pool.norm_key."),
-        ("visual_proj.ln_v.", "pool.norm_value."),
-        ("logit_scale", "scale.log_scale"),
-        ("logit_bias", "bias"),
-    )
+        ("visual_proj.attn.out_proj.", "pool.to_out."), ("visual_proj.ln_q.", "pool.norm_query."),
+        ("visual_proj.ln_k.", "pool.norm_key."), ("visual_proj.ln_v.", "pool.norm_value."),
+        ("logit_scale", "scale.log_scale"), ("logit_bias", "bias"),
+    )  # fmt: skip
     quick = False
     published = Published("flair")
 
@@ -82,32 +76,23 @@ class BetaClip(PooledClip):
     """beta-CLIP, whose patches keep to their own values in the last block."""
 
     names = (
-        ("visual.blocks.", "visual.transformer.resblocks."),
-        ("visual.patch_embed.proj.", "visual.conv1."),
-        ("visual.cls_token", "visual.class_embedding"),
-        ("visual.pos_embed", "visual.positional_embedding"),
-        ("visual.norm_pre.", "visual.ln_pre."),
-        ("visual.norm.", "visual.ln_post."),
+        ("visual.blocks.", "visual.transformer.resblocks."), ("visual.patch_embed.proj.", "visual.conv1."),
+        ("visual.cls_token", "visual.class_embedding"), ("visual.pos_embed", "visual.positional_embedding"),
+        ("visual.norm_pre.", "visual.ln_pre."), ("visual.norm.", "visual.ln_post."),
         ("image_projection", "visual.proj"),
-    )
+    )  # fmt: skip
     in_blocks = (
         (".norm1.", ".ln_1."), (".norm2.", ".ln_2."), (".attn.qkv.", ".attn.in_proj_"),
         (".attn.proj.", ".attn.out_proj."), (".mlp.fc1.", ".mlp.c_fc."), (".mlp.fc2.", ".mlp.c_proj."),
     )  # fmt: skip
     pool = "text_conditioned_patches_block."
     own = (
-        (f"{pool}attn.out_proj.", "pool.to_out."),
-        (f"{pool}ln_2.", "pool.norm."),
-        (f"{pool}mlp.c_fc.", "pool.widen."),
-        (f"{pool}mlp.c_proj.", "pool.narrow."),
-        (f"{pool}logit_scale", "pool_scale.log_scale"),
-        ("logit_scale", "scale.log_scale"),
-    )
+        (f"{pool}attn.out_proj.", "pool.to_out."), (f"{pool}ln_2.", "pool.norm."),
+        (f"{pool}mlp.c_fc.", "pool.widen."), (f"{pool}mlp.c_proj.", "pool.narrow."),
+        (f"{pool}logit_scale", "pool_scale.log_scale"), ("logit_scale", "scale.log_scale"),
+    )  # fmt: skip
     quick = True
     published = Published("beta_clip", {"image": {"patches": "values"}})
-
-
-_ATTENDS = ("query", "key", "value")
 
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -135,9 +120,9 @@ class FgClip(Clip):
     def read(self, folder: Path, options: Options) -> Source:
         self.context = options.context
         source = super().read(folder, options)
-        # The authors squash images before the processor of the folder, which then finds a square.
+        # The authors squash images before the processor of the folder, which then finds a square. Their dense
+        # features pass the last block without attention.
         architecture = source.architecture | {"kind": "clip", "resize": "squash", "margin": 1.0}
-        # Their dense features pass the last block without attention.
         published = Published("clip", {"image": {"patches": "values"}})
         return source._replace(architecture=architecture, published=published)
 
@@ -147,18 +132,17 @@ class FgClip(Clip):
         """The weights of one of the two ways; the config gets the length of its texts."""
         state = {key: x for file in stored_in(name) for key, x in read_tensors(file).tensors.items()}
         text, table = config["text_config"], "text_model.embeddings.position_embedding"
-        own = (f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight")
-        absent = next((key for key in own if key not in state), None)
-        if absent:
-            raise UserError(f"{name} is an FG-CLIP without {absent}; fetch it again")
+        own = [f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight"]
+        if not state.keys() >= {*own}:
+            raise UserError(f"{name} is an FG-CLIP that lacks one of {', '.join(own)}; fetch it again")
         first, rest, projection = (state.pop(key) for key in own)
         if self.context is None or self.context > text["max_position_embeddings"]:
-            state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
-            state["text_projection.weight"] = projection
+            state |= {f"{table}.weight": torch.cat([first[:KEEP], rest[KEEP:]])}
+            state |= {"text_projection.weight": projection}
             text["max_position_embeddings"] = len(rest)
-        scales = [key for key in state if key.startswith("logit_scale_")]  # of its other losses
-        state = {key: x for key, x in state.items() if key not in scales}
-        return super().filled(name, config, state)[0], (*own, *sorted(scales))
+        own += sorted(key for key in state if key.startswith("logit_scale_"))  # of its other losses
+        state = {key: x for key, x in state.items() if key not in own}
+        return super().filled(name, config, state)[0], tuple(own)
 
 
 HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it
@@ -189,23 +173,19 @@ class Laps(Kind):
         check_numbers(stored.tensors, file)
         tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
-        unknown = sorted(name for name in tensors if not name.startswith(tuple(_LAPS.values())))
-        if unknown:
-            raise UserError(f"{file} is a LAPS with {unknown[0]}, which is unknown")
+        unknown = [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]
         sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
         sides["text"] = "bert"
         try:
-            see = _vit if sides["image"] == "vit" else _swin
-            config: dict[str, Any] = {
-                "vision_config": see(parts["image"], stored.settings.get("img_res", 224)),
-                "text_config": _bert(parts["text"]),
-                "projection_dim": len(parts["slots"]["weight.0.weight"]),
-                "heads": {side: bool(parts[f"to_{side}"]) for side in sides},
-            }
-        except (KeyError, IndexError, ValueError) as error:
-            raise UserError(
-                f"{file} is no whole LAPS ({error}); give the file that its training wrote"
-            ) from None
+            size = stored.settings.get("img_res", 224)
+            see, read = (_deduced(kind, parts[side], size) for side, kind in sides.items())
+            width = len(parts["slots"]["weight.0.weight"])
+        except (KeyError, IndexError) as error:
+            unknown.append(f"no {error}")
+        if unknown:
+            raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
+        heads = {side: bool(parts[f"to_{side}"]) for side in sides}
+        config = {"vision_config": see, "text_config": read, "projection_dim": width, "heads": heads}
         architecture = {"kind": self.name, "sides": sides, "config": config, "pad": 0, **KNOWN["swin"]}
         state, left_out = dict[str, Tensor](), [f"{_LAPS['slots']}weight.3.bias"]  # it cancels
         for side in sides:
@@ -214,9 +194,10 @@ class Laps(Kind):
             state |= {f"{side}.{name}": x for name, x in own.items()}
             state |= {f"to_{side}.0.{name}": x for name, x in parts[f"to_{side}"].items()}
             left_out += [f"{_LAPS[side]}{name}" for name in out]
-        slots = {name.replace("weight.", "mlp.", 1): x for name, x in parts["slots"].items()}
-        slots = {f"selector.slots.{name}": x for name, x in slots.items() if name != "mlp.3.bias"}
-        slots["selector.slots.scale"] = slots["selector.slots.scale"].reshape(1)
+        slots = {name.replace("weight.", "selector.slots.mlp.", 1): x for name, x in parts["slots"].items()}
+        slots.pop("selector.slots.mlp.3.bias", None)
+        if "scale" in slots:
+            slots["selector.slots.scale"] = slots.pop("scale").reshape(1)
         choice = dict(zip(("keep_ratio", "aggregation_ratio"), ratios, strict=True))
         tokenizer = tokenizer_of(file.parent) or "bert-base-uncased"
         return Source(architecture, state, tokenizer, tuple(left_out), Published("laps", choice, slots))
@@ -232,9 +213,9 @@ class Laps(Kind):
         return model
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
-        sides = [_side(architecture, side) for side in ("image", "text")]
         image, text = (
-            kind_of(one).split(model[side], one) for side, one in zip(("image", "text"), sides, strict=True)
+            kind_of(_side(architecture, side)).split(model[side], _side(architecture, side))
+            for side in ("image", "text")
         )
         heads = model["to_image"], model["to_text"]
         return Pretrained(image.image, text.text, dict(architecture), heads=heads)
@@ -270,44 +251,23 @@ def _number(prefix: str, tensors: Mapping[str, Tensor]) -> int:
     return len({name.split(".")[0] for name in _below(prefix, tensors)})
 
 
-def _vit(tensors: Mapping[str, Tensor], size: int) -> dict[str, Any]:  # noqa: ARG001
-    conv = tensors["embeddings.patch_embeddings.projection.weight"]
-    side = math.isqrt(tensors["embeddings.position_embeddings"].shape[1] - 1)
-    config = library().ViTConfig(
-        image_size=side * conv.shape[-1],
-        patch_size=conv.shape[-1],
-        hidden_size=len(conv),
-        num_hidden_layers=_number("encoder.layer.", tensors),
-        num_attention_heads=HEADS,
-        intermediate_size=len(tensors["encoder.layer.0.intermediate.dense.bias"]),
-    )
-    return plain(config.to_dict())
-
-
-def _swin(tensors: Mapping[str, Tensor], size: int) -> dict[str, Any]:
-    conv = tensors["embeddings.patch_embeddings.projection.weight"]
+def _deduced(kind: str, tensors: Mapping[str, Tensor], size: int) -> dict[str, Any]:
+    """The config of the library for a ViT, a Swin or a BERT, by the shapes. size: of a Swin's images"""
+    patches, layers, own = "embeddings.patch_embeddings.projection.weight", "encoder.layer.", dict[str, Any]()
+    if kind != "swin":
+        own["num_hidden_layers"], own["num_attention_heads"] = _number(layers, tensors), HEADS
+        own["intermediate_size"] = len(tensors[f"{layers}0.intermediate.dense.bias"])
+    if kind == "bert":
+        words, places = (tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position"))
+        own |= {"vocab_size": len(words), "hidden_size": words.shape[1]}
+        return plain(library().BertConfig(**own, max_position_embeddings=len(places)).to_dict())
+    width, _, _, patch = tensors[patches].shape
+    own["patch_size"] = patch
+    if kind == "vit":
+        side = math.isqrt(tensors["embeddings.position_embeddings"].shape[1] - 1)
+        return plain(library().ViTConfig(**own, hidden_size=width, image_size=side * patch).to_dict())
     stages = [f"encoder.layers.{i}.blocks." for i in range(_number("encoder.layers.", tensors))]
     tables = [tensors[f"{stage}0.attention.self.relative_position_bias_table"] for stage in stages]
-    config = library().SwinConfig(
-        image_size=size,
-        patch_size=conv.shape[-1],
-        embed_dim=len(conv),
-        depths=[_number(stage, tensors) for stage in stages],
-        num_heads=[table.shape[1] for table in tables],
-        window_size=(math.isqrt(len(tables[0])) + 1) // 2,
-    )
-    return plain(config.to_dict())
-
-
-def _bert(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    words, kinds = (tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
-    config = library().BertConfig(
-        vocab_size=len(words),
-        hidden_size=words.shape[1],
-        num_hidden_layers=_number("encoder.layer.", tensors),
-        num_attention_heads=HEADS,
-        intermediate_size=len(tensors["encoder.layer.0.intermediate.dense.bias"]),
-        max_position_embeddings=len(tensors["embeddings.position_embeddings.weight"]),
-        type_vocab_size=len(kinds),
-    )
-    return plain(config.to_dict())
+    own |= {"image_size": size, "embed_dim": width, "depths": [_number(stage, tensors) for stage in stages]}
+    own |= {"num_heads": [x.shape[1] for x in tables], "window_size": (math.isqrt(len(tables[0])) + 1) // 2}
+    return plain(library().SwinConfig(**own).to_dict())

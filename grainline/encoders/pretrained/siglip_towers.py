@@ -23,6 +23,8 @@ from grainline.encoders.pretrained.clip_towers import (
     check_shown,
     open_clip_settings,
     renamed,
+    size_of,
+    tower,
 )
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Options, Source, sides_of
@@ -88,21 +90,31 @@ class Siglip(TwoSided):
         super().check(str(file), {}, options)
         check_numbers(stored.tensors, file)
         where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
-        state = from_timm_names({name: x.float() for name, x in stored.tensors.items()})
-        config = _deduced(file, state, image, text)
-        check_shown(
-            where,
-            (image, config["vision_config"]),
-            (text, config["text_config"]),
-            (model, {"projection_dim": config["vision_config"]["hidden_size"]}),
-        )
-        size, words = config["vision_config"]["image_size"], config["text_config"]["vocab_size"]
-        pad = pad_of(file.parent, {"pad_token_id": 0 if words >= _VOCAB_2 else 1})
-        config["text_config"]["pad_token_id"] = pad
-        whole = library().SiglipConfig(**config)
-        architecture = {"kind": self.name, "config": plain(whole.to_dict()), "pad": pad}
-        architecture |= of_open_clip(pixels, where, size, self.pixels)
-        return Source(architecture, state, tokenizer_of(file.parent))
+        tensors = {name: x.float() for name, x in stored.tensors.items()}
+        absent = next((name for name in _TABLES if name not in tensors), None)
+        if absent:
+            raise UserError(f"{file} is a SigLIP of open_clip without {absent}; give a complete one")
+        conv, grid, rows, words, head = (tensors[name] for name in _TABLES)
+        width, patch, columns = len(conv), conv.shape[-1], rows.shape[1]
+        heads = text.get("heads", _HEADS.get(columns, 0))
+        # Without settings: those of the published models of these sizes.
+        name = image.get("timm_model_name", "vit_so400m_patch16" if width >= 1152 and patch == 16 else "")
+        tanh = re.match(r"vit_(so400m_patch16|giantopt)", str(name)), "act_kwargs" in text
+        if not settings:
+            tanh = tanh[0], len(words) >= _VOCAB_2
+        acts = ["gelu_pytorch_tanh" if one else "gelu" for one in tanh]
+        see = tower(file, tensors, "visual.trunk.blocks.", width, heads, "fc1")
+        size = size_of(math.isqrt(grid.shape[1]), patch, image)
+        see |= {"hidden_act": acts[0], "image_size": size, "patch_size": patch}
+        read = tower(file, tensors, "text.transformer.resblocks.", columns, heads)
+        read |= {"hidden_act": acts[1], "max_position_embeddings": len(rows), "vocab_size": len(words)}
+        check_shown(where, (image, see), (text, read), (model, {"projection_dim": width}))
+        pad = pad_of(file.parent, {"pad_token_id": 0 if len(words) >= _VOCAB_2 else 1})
+        read |= {"projection_size": len(head), "pad_token_id": pad}
+        config = plain(library().SiglipConfig(vision_config=see, text_config=read).to_dict())
+        pixels = of_open_clip(pixels, where, size, self.pixels)
+        architecture = {"kind": self.name, "config": config, "pad": pad, **pixels}
+        return Source(architecture, from_timm_names(tensors), tokenizer_of(file.parent))
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText]:
         return SiglipImage(model.vision_model, architecture), SiglipText(model.text_model, architecture)
@@ -111,20 +123,20 @@ class Siglip(TwoSided):
         return int(architecture["config"]["vision_config"]["hidden_size"])
 
 
-_VOCAB_2 = 256_000  # of SigLIP 2
+_VOCAB_2 = 256_000  # tokens of SigLIP 2
 _HEADS = {768: 12, 1024: 16, 1152: 16}  # by the width of texts; images have as many
+_TABLES = (
+    "visual.trunk.patch_embed.proj.weight", "visual.trunk.pos_embed", "text.positional_embedding",
+    "text.token_embedding.weight", "text.text_projection.weight",
+)  # fmt: skip
 _PLAIN: dict[str, dict[str, Any]] = {  # settings that no tensor shows; None: any
     "vision_cfg": {"timm_model_name": None},
     "text_cfg": {
-        "hf_tokenizer_name": None,
-        "tokenizer_kwargs": {"clean": "canonicalize"},
-        "no_causal_mask": True,
-        "proj_bias": True,
-        "pool_type": "last",
-        "norm_kwargs": {"eps": 1e-06},
+        "hf_tokenizer_name": None, "tokenizer_kwargs": {"clean": "canonicalize"}, "no_causal_mask": True,
+        "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-06},
         "act_kwargs": {"approximate": "tanh"},
     },
-}
+}  # fmt: skip
 _TIMM = (  # names of open_clip and timm, those of transformers
     ("visual.trunk.blocks.", "vision_model.encoder.layers."),
     ("visual.trunk.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
@@ -156,49 +168,4 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         both = [state.pop(f"{pool}{name}.{part}") for name in ("q", "kv") if f"{pool}{name}.{part}" in state]
         if both:
             state[f"{pool}attention.in_proj_{part}"] = torch.cat(both)
-    return state | ({table: state[table].flatten(0, -2)} if table in state else {})
-
-
-def _deduced(
-    file: Path, state: Mapping[str, Tensor], image: Mapping[str, Any], text: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The config of transformers, from the shapes and from the settings of open_clip where there are any."""
-    tables = [f"{side}_model.embeddings.{name}.weight" for side, name in _TABLES]
-    absent = [name for name in (*tables, "text_model.head.weight") if name not in state]
-    if absent:
-        raise UserError(f"{file} is a SigLIP of open_clip without {absent[0]} (by the name of transformers)")
-    conv, grid, rows, words = (state[name] for name in tables)
-    width, patch, depth = rows.shape[1], conv.shape[-1], len(conv)
-    heads = text.get("heads", _HEADS.get(width))
-    if not heads or width % heads or depth % heads:
-        raise UserError(f"{file} has texts of width {width}, whose heads are unknown; give the whole folder")
-    named = re.match(r"vit_(so400m_patch16|giantopt)_", str(image.get("timm_model_name")))
-    rounded = (
-        named if image else depth >= 1152 and patch == 16,
-        "act_kwargs" in text if text else (len(words) >= _VOCAB_2),
-    )
-    acts = ["gelu_pytorch_tanh" if one else "gelu" for one in rounded]
-    side = math.isqrt(len(grid)) * patch
-    given = image.get("image_size")
-    out = {}
-    for name, columns, act in (("vision", depth, acts[0]), ("text", width, acts[1])):
-        prefix = f"{name}_model.encoder.layers."
-        layers = {key.removeprefix(prefix).split(".")[0] for key in state if key.startswith(prefix)}
-        hidden = len(state.get(f"{prefix}0.mlp.fc1.bias", ()))
-        out[f"{name}_config"] = {
-            "hidden_size": columns, "num_hidden_layers": len(layers), "num_attention_heads": heads,
-            "intermediate_size": hidden, "hidden_act": act,
-        }  # fmt: skip
-    size = given if isinstance(given, int) and side <= given < side + patch else side
-    out["vision_config"] |= {"image_size": size, "patch_size": patch}  # patches may leave a rest
-    out["text_config"] |= {"max_position_embeddings": len(rows), "vocab_size": len(words)}
-    out["text_config"]["projection_size"] = len(state["text_model.head.weight"])
-    return out
-
-
-_TABLES = (
-    ("vision", "patch_embedding"),
-    ("vision", "position_embedding"),
-    ("text", "position_embedding"),
-    ("text", "token_embedding"),
-)
+    return state | {table: state[table].flatten(0, -2)}
