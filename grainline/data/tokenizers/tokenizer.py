@@ -193,7 +193,7 @@ class TextTokenizer:
         return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end} | pad
 
     def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
-        """Write `tokenizer.json`, its checksum and `tokenizer_config.json`, with more settings where given.
+        """Write `tokenizer.json`, its checksum and, of a checkpoint or with settings, `tokenizer_config.json`.
 
         Equal tokenizers write equal bytes.
         """
@@ -202,8 +202,9 @@ class TextTokenizer:
         content = (self.to_json() + "\n").encode()
         (home / CONTENT).write_bytes(content)
         (home / META).write_text(meta_text(self, content), encoding="utf-8")
-        config = json.dumps(self.settings | dict(settings or {}), indent=2, ensure_ascii=False)
-        (home / CONFIG).write_text(config + "\n", encoding="utf-8")
+        if self.kind != "clip" or settings:
+            config = json.dumps(self.settings | dict(settings or {}), indent=2, ensure_ascii=False)
+            (home / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
