@@ -193,9 +193,9 @@ class TextTokenizer:
         return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end} | pad
 
     def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
-        """Write `tokenizer.json`, its checksum and, of a checkpoint or with settings, `tokenizer_config.json`.
+        """Write `tokenizer.json` and its checksum: equal tokenizers write equal bytes.
 
-        Equal tokenizers write equal bytes.
+        Those of checkpoints write `tokenizer_config.json` too, and all if `settings` are to stand there.
         """
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True)
