@@ -181,7 +181,7 @@ def test_the_vocabulary_is_laid_out_as_that_of_clip(toy: Tokenizer) -> None:
 def test_a_small_corpus_gives_fewer_tokens_than_requested() -> None:
     tokenizer = Tokenizer.train(["cat cat dog"], 5000)
     assert tokenizer.vocab == 514 + 2
-    assert tokenizer.encode(["cat dog"], 9).ids[0][1:3] == [513, list(bpe.BYTES).index("d")]
+    assert tokenizer.encode(["cat dog"], 9).ids[0][1:3] == [513, bpe.BYTES.index("d")]
 
 
 def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_threads(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_decoding_gives_the_cleaned_text_with_spaced_words(toy: Tokenizer) -> No
 
 
 def test_spans_say_where_tokens_stand_in_the_cleaned_text(toy: Tokenizer) -> None:
-    text = "The  dog’s café 🐕 costs &amp; 42 İx"
+    text, numbers = "The  dog’s café 🐕 costs &amp; 42 İx", {x: byte for byte, x in slow_letters().items()}
     cleaned = clean(text).lower()
     for context in (100, 6):
         ids, spans = toy.encode([text], context).ids[0], toy.spans(text, context)
@@ -243,7 +243,7 @@ def test_spans_say_where_tokens_stand_in_the_cleaned_text(toy: Tokenizer) -> Non
         assert spans[0] == (0, 0)
         assert spans[-1][0] == spans[-1][1]
         for piece, (start, end) in zip(toy.pieces(ids)[1:-1], spans[1:-1], strict=True):
-            letters = bytes(bpe.BYTES[x] for x in piece.removesuffix("</w>"))
+            letters = bytes(numbers[x] for x in piece.removesuffix("</w>"))
             assert letters in cleaned[start:end].encode("utf-8")
     assert toy.spans(text, 100)[-1] == (len(cleaned), len(cleaned))
 

@@ -18,13 +18,7 @@ Merges = Sequence[tuple[str, str]]
 _PATTERN = r"(?i:<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+)"
 
 
-def _byte_letters() -> dict[str, int]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTES = _byte_letters()  # a visible letter for every byte, in CLIP's order
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # a visible letter for every byte, in CLIP's order
 SMALLEST = 2 * len(BYTES) + 2  # tokens of a vocabulary without a single merge
 
 # A letter of the private use area for every letter that ends a word.

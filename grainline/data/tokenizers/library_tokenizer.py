@@ -44,25 +44,31 @@ def from_folder(folder: Path) -> TextTokenizer:
     for file in folder.iterdir():
         if file.suffix in (".json", ".txt", ".model", ".jinja"):
             regular(file)
-    settings, content, config, open_clip, sentences = (
-        read_settings(folder / name)
-        for name in (CONFIG, CONTENT, "config.json", "open_clip_config.json", "sentence_bert_config.json")
+    settings, content, config, open_clip = (
+        read_settings(folder / name) for name in (CONFIG, CONTENT, "config.json", "open_clip_config.json")
     )
+    lowers = any(read_settings(x).get("do_lower_case") for x in folder.glob("sentence_*_config.json"))
     with _one_line(folder), tempfile.TemporaryDirectory() as place:
+        import transformers
+
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
-        library = _read(folder, name)
-        kind, steps, changed = "transformers", list[Any](), {"tokenizer_class": _FAST}
+        given = {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
+        library = getattr(transformers, name).from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True, **given
+        )
+        if not library.is_fast or library.truncation_side != "right":
+            lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
+            raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
+        kind, steps = "transformers", _LOWER if lowers else []
         if name == _FAST:
             _as_siglip(library, settings.get("do_lower_case", True))
         elif open_clip and not config:
             text = open_clip.get("model_cfg", open_clip)["text_cfg"]
             kind, steps = "open_clip", _OPEN_CLIP[text.get("tokenizer_kwargs", {}).get("clean", "whitespace")]
-        elif sentences.get("do_lower_case"):
-            steps = _LOWER
         _prepend(steps, library.backend_tokenizer)
         library.save_pretrained(place)
-        written = read_settings(Path(place, CONFIG)) | (changed if steps else {})
+        written = read_settings(Path(place, CONFIG)) | ({"tokenizer_class": _FAST} if steps else {})
         own = {key: x for key, x in written.items() if key not in ("is_local", "local_files_only")}
         return TextTokenizer(tokenizers.Tokenizer.from_file(f"{place}/{CONTENT}"), kind, own, str(folder))
 
@@ -86,19 +92,6 @@ def _reader(folder: Path, settings: dict[str, Any], model: str, *, complete: boo
         warnings.warn(text, stacklevel=2)
         return "Siglip2Tokenizer"
     return "AutoTokenizer"
-
-
-def _read(folder: Path, name: str) -> Any:
-    import transformers
-
-    given = {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
-    library = getattr(transformers, name).from_pretrained(
-        str(folder), trust_remote_code=False, local_files_only=True, **given
-    )
-    if not library.is_fast or library.truncation_side != "right":
-        lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
-        raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
-    return library
 
 
 def _prepend(steps: list[Any], backend: tokenizers.Tokenizer, *last: Any) -> None:

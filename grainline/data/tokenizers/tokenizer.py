@@ -193,17 +193,18 @@ class TextTokenizer:
         return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end} | pad
 
     def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
-        """Write `tokenizer.json`, its checksum and `tokenizer_config.json`, with more settings where given.
+        """Write `tokenizer.json` and its checksum: equal tokenizers write equal bytes.
 
-        Equal tokenizers write equal bytes.
+        Those of checkpoints write `tokenizer_config.json` too, and all if `settings` are to stand there.
         """
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         content = (self.to_json() + "\n").encode()
         (home / CONTENT).write_bytes(content)
         (home / META).write_text(meta_text(self, content), encoding="utf-8")
-        config = json.dumps(self.settings | dict(settings or {}), indent=2, ensure_ascii=False)
-        (home / CONFIG).write_text(config + "\n", encoding="utf-8")
+        if self.kind != "clip" or settings:
+            config = json.dumps(self.settings | dict(settings or {}), indent=2, ensure_ascii=False)
+            (home / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:

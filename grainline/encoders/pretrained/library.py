@@ -177,20 +177,23 @@ def _processor(folder: Path) -> dict[str, Any]:
 def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
     token = read_settings(folder / "tokenizer_config.json").get("pad_token")
+    name = token.get("content") if isinstance(token, dict) else token
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
     try:
-        token = token["content"] if isinstance(token, dict) else token
-        ids = {entry["content"]: int(entry["id"]) for entry in tokens}
+        return next(
+            (int(x["id"]) for x in tokens if x["content"] == name), int(config.get("pad_token_id") or 0)
+        )
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(
-            f"the tokenizer of {folder} names its special tokens in no form that is known ({error!r}); "
-            "fetch it again"
+            f"tokenizer.json of {folder} names its special tokens in no known form: {error!r}"
         ) from None
-    return ids.get(str(token), int(config.get("pad_token_id") or 0))
 
 
 def tokenizer_of(folder: Path) -> str | None:
     """The folder, where it holds a tokenizer."""
-    pieces = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
-    files = ("tokenizer.json", "vocab.json", "vocab.txt", *pieces)
-    return str(folder) if any((folder / file).is_file() for file in files) else None
+    files = (file.name for file in folder.iterdir())
+    return (
+        str(folder)
+        if any(re.fullmatch(r"(tokenizer|vocab)\.json|vocab\.txt|.*\.model", x) for x in files)
+        else None
+    )

@@ -5,7 +5,6 @@ nothing is imported from them. A field that is not known is refused by name.
 """
 
 import json
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ class _Settings(Config):
 
 class _Transformer(Config):
     max_seq_length: int | None = Field(None, gt=2)
-    do_lower_case: bool = False
+    do_lower_case: bool = False  # obeyed where the tokenizer is read
     transformer_task: Literal["feature-extraction"] = "feature-extraction"
     modality_config: dict[Literal["text"], dict[str, Literal["forward", "last_hidden_state"]]] | None = None
     module_output_name: Literal["token_embeddings"] = "token_embeddings"
@@ -177,9 +176,6 @@ def context_of(folder: Path) -> int | None:
     names = sorted(folder.glob("sentence_*_config.json"))  # old folders have the kind of model in this name
     file = names[0] if names else folder / "sentence_bert_config.json"
     settings = _read(_Transformer, file)
-    normalizer = json.dumps(read_settings(folder / "tokenizer.json").get("normalizer"))
-    if settings.do_lower_case and not re.search('"lowercase": true|"Lowercase"', normalizer):
-        raise UserError(f"do_lower_case in {file} is true, and the tokenizer (tokenizer.json) keeps capitals")
     longest = read_settings(folder / "tokenizer_config.json").get("model_max_length")
     return settings.max_seq_length or (int(longest) if longest and longest < ENDLESS else None)
 
