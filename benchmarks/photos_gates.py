@@ -75,10 +75,7 @@ def train(setting: str, seed: int, out: Path, sources: list[str], changes: list[
 
 def table(lines: list[dict[str, Any]]) -> str:
     """The means of every setting over its seeds, with the gates."""
-    rows = [
-        "| setting | seeds | single | whole | sentences | seconds | gate |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = ["| setting | seeds | single | whole | sentences | seconds | gate |", "|---|---|---|---|---|---|---|"]
     for setting in dict.fromkeys(line["setting"] for line in lines):
         of = [line for line in lines if line["setting"] == setting]
         keys = ("single rsum", "whole rsum", "sentences rsum", "train_s")
