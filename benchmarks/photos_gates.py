@@ -6,7 +6,7 @@
 Each setting is a recipe with changes. OUT/gates.jsonl gets a line for every run: rSum and R@1 of single
 captions, and of all captions of an image as one query, read as one vector (`whole`) and sentence by sentence
 (`sentences`), with the seconds of training and of measuring. The means stand at the end. A run that has its
-line is not made again. On a GPU settings stand in the order of their worth: all seeds of one together.
+line is not made again; settings come in the order of --only, all seeds of one together.
 """
 
 import argparse
@@ -21,18 +21,20 @@ import torch
 import grainline
 from benchmarks.study import data_folder
 from grainline.data.open_source import open_data
+from grainline.distributed import usable_cores
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import I2T, T2I, RetrievalSuite
 from grainline.loading import default_device, load
 
+VIEWS = ("photos/starter", "model.image.size=260", "data.views=8")
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "frozen": ("photos/starter_augmented",),
-    "text": ("photos/starter_augmented",),
-    "both": ("photos/starter_augmented",),
     "cached": ("photos/starter",),
+    "frozen": (*VIEWS, "train.max_steps=1000"),
+    "text": (*VIEWS, "model.text.tune=all", "model.text.rate=0.05", "train.max_steps=460"),
+    "both": ("photos/starter_tuned",),
 }
-"""Recipe and changes of each setting."""
+"""Recipe and changes of each setting: two cores, then a GPU."""
 GATES = {  # rSum at least: single captions, joined ones by the better way
     "cached": (285.0, 350.0),
     "frozen": (305.0, 375.0),
@@ -41,11 +43,9 @@ GATES = {  # rSum at least: single captions, joined ones by the better way
 
 
 def device_name() -> str:
-    """The accelerator, or how many threads of the CPU."""
+    """The accelerator, or how many cores."""
     device = default_device()
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name() if device == "cuda" else f"{device}, {usable_cores()} cores"
 
 
 def measure(weights: Path, dev: Path) -> dict[str, float]:
@@ -60,9 +60,9 @@ def measure(weights: Path, dev: Path) -> dict[str, float]:
         ways[way] = reader, texts._replace(images=single.images)
     out = {}
     for way, (reader, data) in ways.items():
-        metrics = RetrievalSuite().measure(reader.method, data, Settings(resamples=2)).metrics
+        result = RetrievalSuite().measure(reader.method, data, Settings(resamples=2))
         names = {"rsum": "rSum", "i2t": f"{I2T} R@1", "t2i": f"{T2I} R@1"}
-        out |= {f"{way} {short}": metrics[name].value for short, name in names.items()}
+        out |= {f"{way} {short}": result.metric(name).value for short, name in names.items()}
     return out
 
 

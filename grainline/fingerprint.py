@@ -10,7 +10,7 @@ from torch import nn
 from grainline.config import Config
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 
-LATER = (("patches", "attention"), ("resize", None), ("scoring", "whole"), ("hidden", None))
+LATER = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
 """Fields that came after the first indexes, with the values that these indexes have."""
 
 

@@ -39,7 +39,7 @@ SEGMENTS = {
 }
 PRETRAINED["clip-frozen-pretrained"] = override(begun("clip"), ["text.frozen_positions=3"])
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in METHODS} | {
-    "clip-sentences": ("clip", ("scoring=sentences", "dropout=0.2", "hidden=24")),
+    "clip-sentences": ("clip", ("scoring=sentences", "dropout=0.2")),
     "clip-mean": ("clip", ("image.pool=mean", "text.causal=false", "text.pool=mean", "image.stem=conv")),
     "himo": ("himo", ("threshold=0.6",)),  # a wide gap behind the last kept component
     "himo-groups": (

@@ -303,7 +303,6 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
     by_sentence = refused("clip", pretrained=clip, scoring="sentences")
     assert "clip reads sentences one by one" in by_sentence
     assert "--scoring whole leaves that out" in by_sentence
-    assert "an MLP stands beside its projections" in refused("clip", pretrained=clip, hidden=8)
     two = {"image": {"pretrained": str(tmp_path / "vit")}, "text": {"pretrained": str(tmp_path / "bert")}}
     assert "a clip on the image side of a vit and the text side of a bert" in refused("clip", **two)
     assert "it is a siglip on the image side of a clip" in refused("siglip", pretrained=clip)

@@ -220,7 +220,7 @@ def test_a_text_of_padding_scores_zero() -> None:
 def test_a_clip_may_score_a_text_by_the_mean_of_its_sentences() -> None:
     """Vectors, scores and gradients against sentences that a plain CLIP reads one by one."""
     images, texts = batch()
-    fast, plain = build("clip-sentences").double(), build("clip", "hidden=24").double()
+    fast, plain = build("clip-sentences").double(), build("clip").double()
     read, image = fast.encode_texts(texts), fast.encode_images(images)
     slow = []
     for text in range(len(texts.item)):

@@ -88,7 +88,6 @@ class TowersConfig(Config):
     text: TextSide
     width: int | None = Field(None, gt=0)  # None: that of the checkpoint, WIDTH where none has one
     dropout: float = Field(0.0, ge=0, lt=1)  # of what the projections into this space read, in training
-    hidden: int | None = Field(None, gt=0)  # width of an MLP beside each projection; None: there is none
     learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens
     masks_tokens: ClassVar[bool] = False  # and leaves out those that are not real
 
@@ -126,11 +125,11 @@ class Towers(nn.Module):
         self.space, self.learns_tokens = cfg.width or WIDTH, cfg.learns_tokens
         self.image, self.text, heads = _encoders(cfg)
         self.to_image, self.to_text = heads or (
-            _projection(cfg.image, self.image.width, self.space, cfg),
-            _projection(cfg.text, self.text.width, self.space, cfg),
+            _projection(cfg.image, self.image.width, self.space, cfg.dropout),
+            _projection(cfg.text, self.text.width, self.space, cfg.dropout),
         )
-        if heads and (cfg.dropout or cfg.hidden):
-            raise ValueError("dropout and hidden are of linear projections; the heads of a GroupViT are none")
+        if heads and cfg.dropout:
+            raise ValueError("dropout goes with linear projections, and the heads of a GroupViT are none")
         for layer in (self.to_image, self.to_text):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -234,33 +233,22 @@ def _from_checkpoint(side: Config) -> Pretrained | None:
 
 
 class Projection(nn.Linear):
-    """A linear layer without a bias that drops a share of its input in training.
+    """A linear layer without a bias that drops a share of its input in training."""
 
-    hidden  width of an MLP whose output is added: W x + U dropout(GELU(V LN(x) + b)) + c, U and c 0 at first
-    """
-
-    def __init__(self, width: int, space: int, dropout: float = 0.0, hidden: int | None = None) -> None:
+    def __init__(self, width: int, space: int, dropout: float) -> None:
         super().__init__(width, space, bias=False)
-        self.drop, self.beside = Dropout(dropout), None
-        if hidden is not None:
-            last = nn.Linear(hidden, space)
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-            first = nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU()
-            self.beside = nn.Sequential(*first, Dropout(dropout), last)
+        self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.drop(x)
-        out = super().forward(x)
-        return out if self.beside is None else out + self.beside(x)
+        return super().forward(self.drop(x))
 
 
-def _projection(side: Config, width: int, space: int, cfg: TowersConfig) -> nn.Module:
+def _projection(side: Config, width: int, space: int, dropout: float) -> nn.Module:
     """Into the shared space; dropout alone where the summaries of a checkpoint are its vectors already."""
     architecture = side.architecture if isinstance(side, PretrainedConfig) else None
     if architecture is not None and is_vector(architecture) and space_of(architecture) == space:
-        return Dropout(cfg.dropout)
-    return Projection(width, space, cfg.dropout, cfg.hidden)
+        return Dropout(dropout)
+    return Projection(width, space, dropout)
 
 
 def _fill(layer: nn.Module, matrix: Tensor | None, head: nn.Module | None) -> None:

@@ -224,18 +224,16 @@ def towers_of(model: Model, source: str) -> Pretrained:
 
 def _obstacles(model: Model) -> list[str]:
     """Why this model has no CLIP or SigLIP form; [] if it has one."""
-    config, name = model.description.config, model.description.method
+    config, name, out = model.description.config, model.description.method, list[str]()
+    if model.method.chunking is not None:
+        out.append(f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does")
     apart = getattr(config, "scoring", "") == "sentences"
-    obstacles = {
-        f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does": (
-            model.method.chunking is not None
-        ),
-        f"{name} reads sentences one by one, which no CLIP or SigLIP does": apart,
-        "an MLP stands beside its projections, which no CLIP or SigLIP has": config.hidden is not None,
-        f"{name} scores pairs by their tokens, which no CLIP or SigLIP does": model.method.pairwise,
-        f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}": name not in FORMS,
-    }
-    out = [obstacle for obstacle, stands in obstacles.items() if stands]
+    if apart:
+        out.append(f"{name} reads sentences one by one, which no CLIP or SigLIP does")
+    if model.method.pairwise:
+        out.append(f"{name} scores pairs by their tokens, which no CLIP or SigLIP does")
+    if name not in FORMS:
+        out.append(f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}")
     encoders: dict[str, Any] = {"image": config.image, "text": config.text}
     library = (PretrainedImageConfig, PretrainedTextConfig)
     scratch = [side for side, encoder in encoders.items() if not isinstance(encoder, library)]
