@@ -35,10 +35,16 @@ from grainline.methods.clip import CLIPConfig
 from grainline.model import Model
 from grainline.training.optim import OptimizerConfig, build_optimizer, train_mode
 from grainline.training.precompute import cached_texts, feature_encoder
-from grainline.training.recipe import DataConfig
+from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import Objective
 from grainline.types import Clock
 
+RECIPE = Recipe(
+    method="clip",
+    model={},
+    data=DataConfig(features="auto"),
+    train=TrainConfig(max_steps=1, global_batch_size=1),
+)
 COLOURS = ("red", "green", "blue", "grey", "black", "white")
 
 
@@ -97,7 +103,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    source, transform, cfg = Made(args.images), EvalTransform(224, "squash"), DataConfig(features="auto")
+    source, transform, recipe = Made(args.images), EvalTransform(224, "squash"), RECIPE
     tokenizer = Tokenizer.train([source[i].whole for i in range(len(source))], vocab=600)
     slow, fast = model(tokenizer), model(tokenizer)
 
@@ -111,7 +117,7 @@ def main() -> None:
         row, views = (1, encode(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape[-1]), Views(transform)
         once = seconds(lambda: make_features(source, encode, out, views, encoder="bench", row=row))
         begin = time.perf_counter()
-        texts = cached_texts(cfg, source, fast, None, torch.device("cpu"))
+        texts = cached_texts(recipe, source, fast, None, torch.device("cpu"))
         texts_once = time.perf_counter() - begin
         assert texts is not None
         texts.install(fast.method)

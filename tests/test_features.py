@@ -2,8 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import re
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import torch
 from checkpoints import whole
 from make import CLOCK, batch, build
+from processes import together
 from runs import call, complaint, logged
 from safetensors.torch import load_file
 from test_pack import Listed
@@ -38,7 +41,7 @@ from grainline.methods.clip import CLIP as CLIP_METHOD
 from grainline.model import Model
 from grainline.training.optim import train_mode
 from grainline.training.precompute import cached_texts, feature_encoder
-from grainline.training.recipe import DataConfig
+from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import step
 from grainline.training.text_cache import CachedTexts
 from grainline.types import texts_of
@@ -397,7 +400,9 @@ def test_frozen_towers_are_computed_once_and_training_is_the_same(
     first = trained(tmp_path / "first", file)
     said = capsys.readouterr().out
     assert re.search(r"computing the features of 16 images once, into .*/features/\w{16}/features\n", said)
-    assert re.search(r"texts of 16 images: \d+ texts; \d+ s, [\d.]+ images a second", said)
+    assert re.search(
+        r"computing the texts of 16 images once.*\n\d+ texts; \d+ s, [\d.]+ images a second", said
+    )
     with monkeypatch.context() as patch:
         for name in ("data.transforms.decode", "data.transforms.EvalTransform.__call__"):
             patch.setattr(f"grainline.{name}", refused)
@@ -431,8 +436,9 @@ def looked_up(pair: Path) -> tuple[Model, CachedTexts, Any, list[list[int]]]:
     begun = start(Description("clip", method_config("clip", values, "test")))
     model = Model(begun.description, begun.method().eval(), load_tokenizer(str(pair)))
     source = open_source(SCENES, size=16)
-    cfg = DataConfig(features="auto", texts=TextsConfig(captions="random"))
-    found = cached_texts(cfg, source, model, None, torch.device("cpu"))
+    data = DataConfig(features="auto", texts=TextsConfig(captions="random"))
+    recipe = Recipe(method="clip", model={}, data=data, train=TrainConfig(max_steps=1, global_batch_size=2))
+    found = cached_texts(recipe, source, model, None, torch.device("cpu"))
     assert found is not None
     captions = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
     texts = texts_of(encode_parts(model.tokenizer, captions, model.method.context, 1).ids)
@@ -601,3 +607,32 @@ def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.Monke
         make_features(source, encode, out, Views(EvalTransform(8)), encoder="e", row=(1, 3), threads=threads)
     for name in ("features.npy", "keys.npy"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_share_one_cache(shard: bool, pair: Path, cache: Path, tmp_path: Path) -> None:
+    file = automatic(tmp_path, pair)
+    one = trained(tmp_path / "one", file)
+    shutil.rmtree(cache)
+    arguments = ("train", file, "--out", tmp_path / "two", "--set", f"train.fsdp={str(shard).lower()}")
+    codes = together(arguments, 2, tmp_path / "said.txt", "test_features:own_cache")
+    said = (tmp_path / "said.txt").read_text()
+    assert codes == [0, 0], said
+    assert said.count("computing the features") == 1
+    assert said.count("computing the texts") == (0 if shard else 1)
+    assert ("texts are not cached: with train.fsdp" in said) == shard
+    assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=2e-3, rel=5e-4)
+
+
+def own_cache() -> None:
+    """Processes of `together` may have the environment of an earlier test."""
+    os.environ["GRAINLINE_CACHE"] = str(Path(sys.argv[sys.argv.index("--out") + 1]).parent / "cache")
+
+
+def test_a_full_disk_is_one_line(
+    pair: Path, tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("GRAINLINE_CACHE", str(tiny_disk))
+    (tiny_disk / "other").write_bytes(bytes(2**20 - 16384))
+    said = complaint(capsys, "train", automatic(tmp_path, pair), "--out", tmp_path / "run")
+    assert "no space left on device; free some space, or set GRAINLINE_CACHE to another folder" in said

@@ -108,7 +108,7 @@ class _Training:
         self.job, self.cfg, self.device, self.out = run, cfg, device, run.out
         add_lora(run.method, cfg.lora)
         sharded = cfg.fsdp and world_size() > 1
-        if run.texts is not None and not sharded:  # shards: every process calls every layer equally often
+        if run.texts is not None:
             run.texts.install(run.method)
         self.validation_copy = (
             parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None

@@ -36,7 +36,7 @@ from grainline.data.open_source import open_sources
 from grainline.data.record import Source
 from grainline.data.texts import encode_parts
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
-from grainline.distributed import rank, usable_cores
+from grainline.distributed import rank, usable_cores, world_size
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError, amount
 from grainline.files import InUse, one_writer, writing
@@ -44,8 +44,8 @@ from grainline.fingerprint import image_fingerprint, text_fingerprint
 from grainline.loading import default_device, find_run, load
 from grainline.methods.base import Method
 from grainline.model import Model
-from grainline.progress import progress as progress_bar
-from grainline.training.recipe import DataConfig, read_recipe
+from grainline.progress import progress
+from grainline.training.recipe import DataConfig, Recipe, read_recipe
 from grainline.training.text_cache import TEXTS, CachedTexts, Read, make_texts
 from grainline.training.tune import tuned
 from grainline.types import Images, texts_of, to
@@ -232,58 +232,50 @@ def _cached_features(source: Source, views: Views, method: Method, side: Any, to
                 threads=threads, progress=step,
             )  # fmt: skip
 
-    _write_once(out, write, len(source), f"{kind.name} of {amount(len(source), 'image')}")
+    _write_once(out, write, len(source))
     return CachedFeatures(out, source, views.transform, encoder, tokens=tokens, kind=kind)
 
 
 def cached_texts(
-    cfg: DataConfig, source: Source, model: Model, resume_from: Path | None, device: torch.device
+    recipe: Recipe, source: Source, model: Model, resume_from: Path | None, device: torch.device
 ) -> CachedTexts | None:
-    """What the text encoder gives for the captions of a source, for data.features: auto; None if it learns.
+    """What a frozen text encoder gives for the captions of a source, for data.features: auto; else None.
 
     It is computed where the cache lacks it, by the method that training starts with.
     """
     sides: dict[str, Any] = {x: y for x, y in tuned(model.method).items() if x.startswith("towers.text")}
-    if cfg.features != "auto" or not any(side.tune == "frozen" for side in sides.values()):
+    if recipe.data.features != "auto" or not any(side.tune == "frozen" for side in sides.values()):
+        return None
+    if recipe.train.fsdp and world_size() > 1:  # every process has to call every layer equally often
+        if rank() == 0:
+            print("texts are not cached: with train.fsdp every step computes them", flush=True)
         return None
     ((name, side),) = sides.items()
     method = _trained(model.method, resume_from).to(device).eval()
     tower: Any = method.get_submodule(name)
-    width, encoder = tower.width, text_fingerprint(side, tower, model.tokenizer)
-    reading = method.context, method.parts, str(method.chunking), cfg.texts.captions == "whole"
+    encoder, texts = text_fingerprint(side, tower, model.tokenizer), recipe.data.texts
+    reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
     kind, out = _place(TEXTS, source, encoder, *reading)
-
-    def write(step: Progress) -> Written:
-        with _all_cores(method):
-            return make_texts(
-                kind, source, cfg.texts, text_reader(model, method, tower), out,
-                {"encoder": encoder, "width": width}, step,
-            )  # fmt: skip
-
-    _write_once(out, write, len(source), f"{kind.name} of {amount(len(source), 'image')}")
-    return CachedTexts(kind, out, name, width)
-
-
-def text_reader(model: Model, method: Method, tower: nn.Module) -> Callable[[list[str]], list[Read]]:
-    """What the text encoder reads where the method encodes texts, and what it gives.
-
-    method  that of the model, or the same with other weights
-    tower   its text encoder, or the one inside
-    """
-    device = next(method.parameters()).device
+    settings = {"encoder": encoder, "width": tower.width}
 
     @torch.no_grad()
-    def read(texts: list[str]) -> list[Read]:
-        encoded = encode_parts(model.tokenizer, texts, method.context, method.parts, method.chunking)
+    def read(captions: list[str]) -> list[Read]:
+        """What the encoder reads where the method encodes texts, and what it gives."""
+        encoded = encode_parts(model.tokenizer, captions, method.context, method.parts, method.chunking)
         reads: list[Read] = []
-        handle = tower.register_forward_hook(lambda _, given, out: reads.append((*given, out)))
+        hook = tower.register_forward_hook(lambda _, given, output: reads.append((*given, output)))
         try:
             method.encode_texts(to(texts_of(encoded.ids), device))
         finally:
-            handle.remove()
+            hook.remove()
         return reads
 
-    return read
+    def write(step: Progress) -> Written:
+        with _all_cores(method):
+            return make_texts(kind, source, texts, read, out, settings, step)
+
+    _write_once(out, write, len(source))
+    return CachedTexts(kind, out, name, tower.width)
 
 
 def _place(kind: Kind, source: Source, *facts: Any) -> tuple[Kind, Path]:
@@ -295,45 +287,34 @@ def _place(kind: Kind, source: Source, *facts: Any) -> tuple[Kind, Path]:
     return kind._replace(home=home), home / kind.name
 
 
-def _write_once(out: Path, write: Callable[[Progress], Written], records: int, what: str) -> None:
-    """Write a folder of the cache if it is not there; where another process does, wait for it.
-
-    what  kind and number of its rows, for messages
-    """
-    quiet = rank() > 0
+def _write_once(out: Path, write: Callable[[Progress], Written], records: int) -> None:
+    """Write a folder of the cache if it is not there; where another process does, wait for it."""
+    what, begin, quiet = f"{out.name} of {amount(records, 'image')}", time.monotonic(), rank() > 0
+    last = [begin]
     while not out.is_dir():
         try:
             with writing(out.parent, "set GRAINLINE_CACHE to another folder"):
                 out.parent.mkdir(parents=True, exist_ok=True)
-            with one_writer(out.parent, f"the cache {out.parent}", "it is waited for"):
+            with one_writer(out.parent, f"the cache {out.parent}", "waiting for it"), progress(what) as bar:
                 if out.is_dir():
                     return
+
+                def step(done: int, total: int) -> None:
+                    bar(done, total)
+                    if not sys.stderr.isatty() and time.monotonic() - last[0] > 30:
+                        last[0] = time.monotonic()
+                        print(f"{what}: {done:,} are done", flush=True)
+
                 print(f"computing the {what} once, into {out}", flush=True)
                 begin = time.monotonic()
-                with progress_bar(out.name) as bar:
-                    written = write(_with_lines(bar, out.name))
-                seconds = max(time.monotonic() - begin, 1e-3)
-                speed = (records - written.resumed) / seconds
-                print(f"{what}: {written}; {seconds:.0f} s, {speed:.1f} images a second", flush=True)
-                return
+                written, seconds = write(step), time.monotonic() - begin
+                speed = (records - written.resumed) / max(seconds, 1e-3)
+                print(f"{written}; {seconds:.0f} s, {speed:.1f} images a second", flush=True)
         except InUse as error:
             if not quiet:
                 print(error, flush=True)
             quiet = True
             time.sleep(1)
-
-
-def _with_lines(bar: Progress, what: str) -> Progress:
-    """A progress bar, and a line every half minute where there is no terminal."""
-    last = [time.monotonic()]
-
-    def step(done: int, total: int) -> None:
-        bar(done, total)
-        if not sys.stderr.isatty() and time.monotonic() - last[0] > 30:
-            last[0] = time.monotonic()
-            print(f"{what}: {done:,} of {total:,} images", flush=True)
-
-    return step
 
 
 def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method]:

@@ -135,7 +135,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
             notes, isinstance(train_set.crop, CachedFeatures),
-            cached_texts(recipe.data, described, model, resume_from, device), callbacks,
+            cached_texts(recipe, described, model, resume_from, device), callbacks,
             not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
         )  # fmt: skip
         before = log_stamp(out)
