@@ -317,8 +317,8 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, tune, rate, "
-            "size, resize, patches; or name, width",
+            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, tune, "
+            "rate, size, resize, patches; or name, width",
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
