@@ -43,8 +43,8 @@ C = TypeVar("C", bound="Config")
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """A name of the Hugging Face hub: `owner/model`, or `model` alone for a few old ones."""
-HUB_FILE = re.compile(rf"{HUB_NAME.pattern}|\w[\w.-]*/\w[\w.-]*/\w[\w./-]*\.(pt|pth|safetensors)")
-"""And of a file of weights there: `owner/model/file.pt`."""
+HUB_FILE = re.compile(rf"{HUB_NAME.pattern}|\w[\w.-]*/\w[\w.-]*/\w[\w./-]*\.(pt|pth|safetensors)|pip:\S*")
+"""And of a file of weights there, `owner/model/file.pt`, or inside a Python package, `pip:NAME`."""
 
 
 class Config(BaseModel):

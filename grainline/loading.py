@@ -14,6 +14,7 @@ from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import load_pretrained, space_of
 from grainline.encoders.pretrained.archive import lone_weights
 from grainline.encoders.pretrained.hub import download
+from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.errors import UserError, checked, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
@@ -53,7 +54,9 @@ def load(
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
     """
     run, folder = find_run(path), Path(path)
-    if run is None and not folder.exists():
+    if str(path).startswith(PREFIX):
+        folder = package_file(str(path))
+    elif run is None and not folder.exists():
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
     if run is None:

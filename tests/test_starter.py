@@ -60,6 +60,9 @@ def test_a_package_that_is_missing_or_unknown_is_one_line(installed: Path) -> No
         package_file("pip:absent")
     with pytest.raises(UserError, match=r"pip:other is not known; allowed are pip:file, pip:folder"):
         package_file("pip:other")
+    for read in (load_pretrained, grainline.load):
+        with pytest.raises(UserError, match="pip:absent is not installed"):
+            read("pip:absent")
 
 
 def published(name: str) -> Path:
