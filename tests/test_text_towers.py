@@ -239,6 +239,8 @@ def test_dropout_belongs_to_a_text_and_an_encoder_in_evaluation_has_none(kind: s
     with rows_of(CLOCK, TEXTS_SIDE, rows):
         read = text(ids, mask).pooled
     assert (read - still).abs().max() > 1e-3
+    read.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in text.parameters() if p.grad is not None)
     for row in range(len(ids)):
         length = int(mask[row].sum())
         with rows_of(CLOCK, TEXTS_SIDE, rows[row : row + 1]):
