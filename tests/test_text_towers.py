@@ -26,7 +26,7 @@ from grainline.nn.hashing import number_places, rows_of
 from grainline.nn.pooling import mean_pool
 from grainline.nn.positions import stretch_linear
 from grainline.training.checkpoint import process_rng_modules
-from grainline.training.optim import depth_levels, encoder_layers
+from grainline.training.tune import depth_levels, encoder_layers
 from grainline.types import Clock
 
 CLOCK = Clock(seed=3)
@@ -239,6 +239,8 @@ def test_dropout_belongs_to_a_text_and_an_encoder_in_evaluation_has_none(kind: s
     with rows_of(CLOCK, TEXTS_SIDE, rows):
         read = text(ids, mask).pooled
     assert (read - still).abs().max() > 1e-3
+    read.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in text.parameters() if p.grad is not None)
     for row in range(len(ids)):
         length = int(mask[row].sum())
         with rows_of(CLOCK, TEXTS_SIDE, rows[row : row + 1]):
@@ -366,6 +368,34 @@ def test_old_folders_are_read_and_their_texts_cut_as_by_the_library(
     assert text_of(folder).context == 14
     assert text_of(folder, context=17).context == 17
     close(vectors(folder, TEXTS), torch.from_numpy(theirs.encode(TEXTS)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("mpnet", "mpnet"), ("roberta", "roberta"), ("xlm-roberta", "xlm-r"), ("modernbert", "cased"),
+        ("deberta-v2", "deberta"), ("t5", "t5"),
+    ],
+)  # fmt: skip
+def test_texts_of_every_tokenizer_give_the_vectors_of_sentence_transformers(
+    kind: str, tokens: str, sentences: Any, tmp_path: Path
+) -> None:
+    import transformers
+
+    vocabularies.folder_of(tokens, tmp_path / "plain")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "plain")
+    name, settings = KINDS[kind]
+    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    one = getattr(transformers, name)
+    checkpoints.shaken(one(one.config_class(**settings | own))).save_pretrained(tmp_path / "plain")
+    made = sentences.modules
+    transformer = made.Transformer(str(tmp_path / "plain"), max_seq_length=16)
+    model = sentences.SentenceTransformer(
+        modules=[transformer, made.Pooling(64), made.Normalize()], device="cpu"
+    )
+    model.save(str(tmp_path / "whole"))
+    close(vectors(tmp_path / "whole", TEXTS), torch.from_numpy(model.encode(TEXTS)))
 
 
 def test_the_vectors_of_all_minilm(sentences: Any) -> None:

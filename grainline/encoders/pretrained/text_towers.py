@@ -158,4 +158,5 @@ def _width(config: Mapping[str, Any]) -> int:
 
 def _offset(architecture: Mapping[str, Any]) -> int:
     """Rows of the table of positions that stand before the first."""
-    return int(architecture["config"]["pad_token_id"]) + 1 if architecture["kind"] in SHIFTED else 0
+    pad = 1 if architecture["kind"] == "mpnet" else architecture["config"].get("pad_token_id")
+    return int(pad) + 1 if architecture["kind"] in SHIFTED else 0
