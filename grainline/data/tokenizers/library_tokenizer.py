@@ -53,10 +53,9 @@ def from_folder(folder: Path) -> TextTokenizer:
 
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
-        given = {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
-        library = getattr(transformers, name).from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, **given
-        )
+        given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+        given |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
+        library = getattr(transformers, name).from_pretrained(str(folder), **given)
         if not library.is_fast or library.truncation_side != "right":
             lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
             raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
@@ -68,8 +67,7 @@ def from_folder(folder: Path) -> TextTokenizer:
             kind, steps = "open_clip", _OPEN_CLIP[text.get("tokenizer_kwargs", {}).get("clean", "whitespace")]
         _prepend(steps, library.backend_tokenizer)
         library.save_pretrained(place)
-        written = read_settings(Path(place, CONFIG)) | ({"tokenizer_class": _FAST} if steps else {})
-        own = {key: x for key, x in written.items() if key not in ("is_local", "local_files_only")}
+        own = read_settings(Path(place, CONFIG)) | ({"tokenizer_class": _FAST} if steps else {})
         return TextTokenizer(tokenizers.Tokenizer.from_file(f"{place}/{CONTENT}"), kind, own, str(folder))
 
 
