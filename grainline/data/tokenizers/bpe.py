@@ -36,16 +36,6 @@ def vocabulary(merges: Merges) -> dict[str, int]:
     return {token: number for number, token in enumerate(dict.fromkeys(tokens))}
 
 
-def pairs(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Merges from lines of two parts each; the head line of a merges.txt and empty lines are passed over.
-
-    >>> pairs(["#version: 0.2", "c a", "ca t</w>", ""])
-    [('c', 'a'), ('ca', 't</w>')]
-    """
-    split = (line.split() for line in lines if not line.startswith("#version"))
-    return [(pair[0], pair[1]) for pair in split if len(pair) == 2]
-
-
 def splitter() -> pre_tokenizers.PreTokenizer:
     """Cuts lower-cased text into words, single digits and runs of marks, as letters of the byte alphabet.
 

@@ -10,7 +10,6 @@ What is added, because the folder says more or its model learnt otherwise:
 import base64
 import re
 import string
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from grainline.data.tokenizers.tokenizer import CONFIG, CONTENT, TextTokenizer
 from grainline.errors import UserError
@@ -48,15 +47,14 @@ def from_folder(folder: Path) -> TextTokenizer:
         read_settings(folder / name) for name in (CONFIG, CONTENT, "config.json", "open_clip_config.json")
     )
     lowers = any(read_settings(x).get("do_lower_case") for x in folder.glob("sentence_*_config.json"))
-    with _one_line(folder), tempfile.TemporaryDirectory() as place:
+    with _one_line(folder):
         import transformers
 
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
-        given = {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
-        library = getattr(transformers, name).from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, **given
-        )
+        given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+        given |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
+        library = getattr(transformers, name).from_pretrained(str(folder), **given)
         if not library.is_fast or library.truncation_side != "right":
             lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
             raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
@@ -66,11 +64,16 @@ def from_folder(folder: Path) -> TextTokenizer:
         elif open_clip and not config:
             text = open_clip.get("model_cfg", open_clip)["text_cfg"]
             kind, steps = "open_clip", _OPEN_CLIP[text.get("tokenizer_kwargs", {}).get("clean", "whitespace")]
-        _prepend(steps, library.backend_tokenizer)
-        library.save_pretrained(place)
-        written = read_settings(Path(place, CONFIG)) | ({"tokenizer_class": _FAST} if steps else {})
-        own = {key: x for key, x in written.items() if key not in ("is_local", "local_files_only")}
-        return TextTokenizer(tokenizers.Tokenizer.from_file(f"{place}/{CONTENT}"), kind, own, str(folder))
+        backend, form = library.backend_tokenizer, type(library).__name__
+        _prepend(steps, backend)
+        if isinstance(
+            backend.model, models.Unigram
+        ):  # writing and reading changes its scores once, by a hair
+            backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        own: dict[str, Any] = {"tokenizer_class": form if form == "CLIPTokenizer" and not steps else _FAST}
+        own |= {role: token for role, token in library.special_tokens_map.items() if isinstance(token, str)}
+        own |= {"split_special_tokens": True} if library.split_special_tokens else {}
+        return TextTokenizer(backend, kind, own, str(folder))
 
 
 def _reader(folder: Path, settings: dict[str, Any], model: str, *, complete: bool) -> str:

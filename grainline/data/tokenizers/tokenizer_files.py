@@ -8,7 +8,6 @@ from pathlib import Path
 
 import tokenizers
 
-from grainline.data.tokenizers import bpe
 from grainline.data.tokenizers.library_tokenizer import from_folder
 from grainline.data.tokenizers.tokenizer import CONFIG, CONTENT, META, TextTokenizer, Tokenizer, meta_text
 from grainline.errors import UserError
@@ -74,9 +73,9 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     try:
         if place.is_dir():
             return _saved(place) if (place / META).is_file() else from_folder(place)
-        lines = gzip.decompress(read_plain(place)).decode("utf-8").split("\n")
-        return Tokenizer(bpe.pairs(lines[1 : 1 + _CLIP_MERGES]), str(place))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        lines = gzip.decompress(read_plain(place)).decode("utf-8").splitlines()[1 : 1 + _CLIP_MERGES]
+        return Tokenizer([(a, b) for a, b in map(str.split, lines)], str(place))
+    except (OSError, EOFError, ValueError) as error:
         raise UserError(f"cannot read the tokenizer {place}: {error}") from error
 
 
