@@ -9,6 +9,7 @@ Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -199,8 +200,11 @@ class Laps(Kind):
         if "scale" in slots:
             slots["selector.slots.scale"] = slots.pop("scale").reshape(1)
         choice = dict(zip(("keep_ratio", "aggregation_ratio"), ratios, strict=True))
-        tokenizer = tokenizer_of(file.parent) or "bert-base-uncased"
-        return Source(architecture, state, tokenizer, tuple(left_out), Published("laps", choice, slots))
+        words = tokenizer_of(file.parent)
+        if words is None:
+            print(f"no tokenizer beside {file}: bert-base-uncased of the hub is taken", file=sys.stderr)
+            words = "bert-base-uncased"
+        return Source(architecture, state, words, tuple(left_out), Published("laps", choice, slots))
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         model, config = nn.ModuleDict(), architecture["config"]
