@@ -175,16 +175,12 @@ class Laps(Kind):
         tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
         unknown = [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]
-        sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
-        sides["text"] = "bert"
-        try:
-            size = stored.settings.get("img_res", 224)
-            see, read = (_deduced(kind, parts[side], size) for side, kind in sides.items())
-            width = len(parts["slots"]["weight.0.weight"])
-        except (KeyError, IndexError) as error:
-            unknown.append(f"no {error}")
         if unknown:
             raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
+        sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
+        sides["text"] = "bert"
+        size, width = stored.settings.get("img_res", 224), len(parts["slots"]["weight.0.weight"])
+        see, read = (_deduced(kind, parts[side], size) for side, kind in sides.items())
         heads = {side: bool(parts[f"to_{side}"]) for side in sides}
         config = {"vision_config": see, "text_config": read, "projection_dim": width, "heads": heads}
         architecture = {"kind": self.name, "sides": sides, "config": config, "pad": 0, **KNOWN["swin"]}
