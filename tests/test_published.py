@@ -535,11 +535,12 @@ def spoilt(content: Any, path: tuple[str, ...], value: Any) -> None:
         ("flair", ("state_dict", "module.visual_proj.ln_q.bias"), None, r"settings: 1 missing \(pool.norm_q"),
         ("flair", ("state_dict", "module.visual.ln_post.bias"), None, r"1 missing \(visual.ln_post.bias\)"),
         ("beta_clip", ("state_dict", "module.more"), torch.zeros(2), r"1 unknown \(more\)"),
+        ("flair", ("state_dict", "module.visual_proj.attn.in_proj_bias"), torch.zeros(2), "cannot read"),
         ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.4), "a LAPS without sparse_ratio"),
         ("laps vit", ("opt",), argparse.Namespace(aggr_ratio=0.8, sparse_ratio=0.5), "1 of another form"),
         ("laps vit", ("model", "head.bias"), torch.zeros(2), "a LAPS with head.bias; give"),
         ("laps vit", ("model", "txt_enc.fc.bias"), None, r"1 missing \(to_text.0.bias\)"),
-        ("laps vit", ("model", "txt_enc.bert.embeddings.word_embeddings.weight"), None, "a LAPS with no"),
+        ("laps vit", ("model", "txt_enc.bert.embeddings.word_embeddings.weight"), None, "cannot read"),
         ("laps vit", ("model", "txt_enc.bert.encoder.layer.1.output.dense.bias"), None, "1 missing"),
     ],
 )  # fmt: skip

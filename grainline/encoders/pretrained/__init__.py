@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 from grainline.config import HUB_FILE
 from grainline.encoders.pretrained.archive import lone_weights, read_tensors
-from grainline.encoders.pretrained.hub import download
+from grainline.encoders.pretrained.hub import download, readable
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
@@ -170,7 +170,8 @@ def _read(name: str | Path, options: Options) -> Source:
         place, settings = _in_folder(place)
     stored = read_tensors(place)
     kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
-    return kind_of({"kind": kind}).read_file(place, stored, options, settings)
+    with readable(place):  # tensors of another form stop the deduction anywhere
+        return kind_of({"kind": kind}).read_file(place, stored, options, settings)
 
 
 def _named_by(folder: Path) -> Kind:

@@ -281,7 +281,7 @@ def _from_open_clip(
         file, stored, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")}
     )
     config = source.architecture["config"]
-    check_shown(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
+    check_agreement(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
     return source
 
 
@@ -301,7 +301,7 @@ def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[st
     return where, pixels, model, image, text
 
 
-def check_shown(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+def check_agreement(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
     """UserError where the settings of open_clip are not those that the tensors show: pairs of both."""
     wrong = [
         f"{name} {given[name]}, in the weights {tensors.get(ours)}"

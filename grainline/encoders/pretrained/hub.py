@@ -50,9 +50,9 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
         raise
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         message = next(iter(str(error).strip().splitlines()), repr(error))
-    found = cached(name, revision)
-    if found is not None:
-        return found
+    stored = cached(name, revision)
+    if stored is not None:
+        return stored
     raise UserError(
         f"no folder {name} here, and the Hugging Face hub gave no model of that name "
         f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "

@@ -9,6 +9,7 @@ Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -174,16 +175,12 @@ class Laps(Kind):
         tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
         unknown = [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]
-        sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
-        sides["text"] = "bert"
-        try:
-            size = stored.settings.get("img_res", 224)
-            see, read = (_deduced(kind, parts[side], size) for side, kind in sides.items())
-            width = len(parts["slots"]["weight.0.weight"])
-        except (KeyError, IndexError) as error:
-            unknown.append(f"no {error}")
         if unknown:
             raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
+        sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
+        sides["text"] = "bert"
+        size, width = stored.settings.get("img_res", 224), len(parts["slots"]["weight.0.weight"])
+        see, read = (_deduced(kind, parts[side], size) for side, kind in sides.items())
         heads = {side: bool(parts[f"to_{side}"]) for side in sides}
         config = {"vision_config": see, "text_config": read, "projection_dim": width, "heads": heads}
         architecture = {"kind": self.name, "sides": sides, "config": config, "pad": 0, **KNOWN["swin"]}
@@ -199,8 +196,11 @@ class Laps(Kind):
         if "scale" in slots:
             slots["selector.slots.scale"] = slots.pop("scale").reshape(1)
         choice = dict(zip(("keep_ratio", "aggregation_ratio"), ratios, strict=True))
-        tokenizer = tokenizer_of(file.parent) or "bert-base-uncased"
-        return Source(architecture, state, tokenizer, tuple(left_out), Published("laps", choice, slots))
+        words = tokenizer_of(file.parent)
+        if words is None:
+            print(f"no tokenizer beside {file}: bert-base-uncased of the hub is taken", file=sys.stderr)
+            words = "bert-base-uncased"
+        return Source(architecture, state, words, tuple(left_out), Published("laps", choice, slots))
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         model, config = nn.ModuleDict(), architecture["config"]

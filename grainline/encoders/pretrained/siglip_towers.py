@@ -20,7 +20,7 @@ from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.clip_towers import (
     IN_BLOCKS,
     NAMES,
-    check_shown,
+    check_agreement,
     open_clip_settings,
     renamed,
     size_of,
@@ -108,7 +108,7 @@ class Siglip(TwoSided):
         see |= {"hidden_act": acts[0], "image_size": size, "patch_size": patch}
         read = tower(file, tensors, "text.transformer.resblocks.", columns, heads)
         read |= {"hidden_act": acts[1], "max_position_embeddings": len(rows), "vocab_size": len(words)}
-        check_shown(where, (image, see), (text, read), (model, {"projection_dim": width}))
+        check_agreement(where, (image, see), (text, read), (model, {"projection_dim": width}))
         pad = pad_of(file.parent, {"pad_token_id": 0 if len(words) >= _VOCAB_2 else 1})
         read |= {"projection_size": len(head), "pad_token_id": pad}
         config = plain(library().SiglipConfig(vision_config=see, text_config=read).to_dict())
