@@ -28,7 +28,7 @@ from grainline.evaluation.suites.retrieval import I2T, T2I, RetrievalSuite
 from grainline.loading import default_device, load
 
 CROP = "data.crop={scale: [0.65, 1.0], ratio: [0.85, 1.18], flip: true}"
-VIEWS = ("photos/starter", "model.image.size=260", "data.views=8", CROP)
+VIEWS = ("photos/starter", "model.image.size=260", "data.views=8", "data.workers=8", CROP)
 SETTINGS: dict[str, tuple[str, ...]] = {
     "cached": ("photos/starter",),
     "frozen": (*VIEWS, "train.max_steps=1000"),
