@@ -27,11 +27,18 @@ from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import I2T, T2I, RetrievalSuite
 from grainline.loading import default_device, load
 
-VIEWS = ("photos/starter", "model.image.size=260", "data.views=8")
+CROP = "data.crop={scale: [0.65, 1.0], ratio: [0.85, 1.18], flip: true}"
+VIEWS = ("photos/starter", "data.views=8", "data.workers=8", CROP)
 SETTINGS: dict[str, tuple[str, ...]] = {
     "cached": ("photos/starter",),
-    "frozen": (*VIEWS, "train.max_steps=1000"),
-    "text": (*VIEWS, "model.text.tune=all", "model.text.rate=0.05", "train.max_steps=460"),
+    "frozen": (*VIEWS, "train.max_steps=1500"),
+    "text": (
+        *VIEWS,
+        "model.dropout=0.3",
+        "model.text.tune=all",
+        "model.text.rate=0.03",
+        "train.max_steps=460",
+    ),
     "both": ("photos/starter_tuned",),
 }
 """Recipe and changes of each setting: two cores, then a GPU."""

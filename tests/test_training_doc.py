@@ -17,7 +17,7 @@ from grainline.methods.vse import VSEConfig
 from grainline.training.recipe import Recipe, read_recipe
 
 PAGE = Path(__file__).parent.parent / "docs" / "training.md"
-OWN = ("image", "text", "width", "pretrained")  # fields of all towers
+OWN = ("image", "text", "width", "dropout", "pretrained")  # fields of all towers
 
 
 def table() -> list[tuple[list[str], str, str]]:

@@ -227,8 +227,8 @@ def _obstacles(model: Model) -> list[str]:
     config, name, out = model.description.config, model.description.method, list[str]()
     if model.method.chunking is not None:
         out.append(f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does")
-    apart = getattr(config, "scoring", "") == "sentences"
-    if apart:
+    by_sentence = getattr(config, "scoring", "") == "sentences"
+    if by_sentence:
         out.append(f"{name} reads sentences one by one, which no CLIP or SigLIP does")
     if model.method.pairwise:
         out.append(f"{name} scores pairs by their tokens, which no CLIP or SigLIP does")
@@ -249,8 +249,8 @@ def _obstacles(model: Model) -> list[str]:
         out.append(f"it is a {name} on the image side of a {kinds[0]} and the text side of a {kinds[1]}")
     elif FORMS[name] == "siglip" and spaces != {config.width}:
         out.append(f"its vectors of width {config.width} come out of projections, and a SigLIP has none")
-    if len(out) == 1 and (model.method.pairwise or apart):
-        out[0] += f"; --scoring {'whole' if apart else 'vectors'} leaves that out"
+    if len(out) == 1 and (model.method.pairwise or by_sentence):
+        out[0] += f"; --scoring {'whole' if by_sentence else 'vectors'} leaves that out"
     return out
 
 
