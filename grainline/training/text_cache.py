@@ -16,17 +16,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from grainline.data.cache import LOG, Kind, Partial, completing
+from grainline.data.cache import LOG, Kind, Partial, all_cores, completing
 from grainline.data.lines import Progress, Written, as_line
 from grainline.data.record import CorruptSample, Source
-from grainline.data.texts import TextsConfig
+from grainline.data.texts import TextsConfig, encode_parts
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.system import READ, read_at
-from grainline.types import by_host, upload
+from grainline.types import by_host, texts_of, to, upload
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
@@ -56,7 +57,7 @@ def make_texts(
     """
     header = {"grainline": kind.format, "source": source.fingerprint(), "size": 0, "transform": {}}
     header |= {"settings": settings, "records": len(source)}
-    with completing(kind, out, header) as folder:
+    with all_cores(), completing(kind, out, header) as folder:
         if folder is not None:
             with open(folder.path / INDEX, "ab") as index, open(folder.path / kind.rows, "ab") as states:
                 texts, rows = _cut(folder, index, states, 2 * int(settings["width"]))
@@ -79,6 +80,29 @@ def make_texts(
                         progress(end, len(source))
     resumed = len(source) if folder is None else min(folder.batches * RECORDS, len(source))
     return Written({"text": len(_index(out))}, {}, resumed)
+
+
+def text_reader(
+    tokenizer: TextTokenizer, method: Method, tower: nn.Module
+) -> Callable[[list[str]], list[Read]]:
+    """What a text encoder reads where the method encodes texts, and what it gives.
+
+    tower  the text encoder of the method, or the one inside
+    """
+    device = next(method.parameters()).device
+
+    @torch.no_grad()
+    def read(captions: list[str]) -> list[Read]:
+        encoded = encode_parts(tokenizer, captions, method.context, method.parts, method.chunking)
+        reads: list[Read] = []
+        hook = tower.register_forward_hook(lambda _, given, output: reads.append((*given, output)))
+        try:
+            method.encode_texts(to(texts_of(encoded.ids), device))
+        finally:
+            hook.remove()
+        return reads
+
+    return read
 
 
 def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple[int, int]:
