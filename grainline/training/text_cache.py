@@ -177,18 +177,20 @@ class CachedTexts:
         """Read in place of computing, where the method is in training mode."""
         encoder: Any = method.get_submodule(self.tower)
         self.method = method
+        self.words = method.reads_words or self.tower != "towers.text"
         if len(self.keys):
             self.compute, encoder.forward = encoder.forward, self
 
     def __call__(self, ids: Tensor, mask: Tensor) -> TextTokens:
-        """ids [M, L], mask [M, L] -> TextTokens of the same L; those of padding are 0"""
+        """ids [M, L], mask [M, L] -> TextTokens of the same L: 0 for padding, NaN where none are read"""
         if not self.method.training:
             return self.compute(ids, mask)
         places = by_host(self._places, ids, mask)
         missing = (places == MISSING).nonzero()[:, 0]
         if len(missing) == len(ids):
             return self.compute(ids, mask)
-        host = torch.zeros(len(ids), 1 + ids.shape[1], self.width, dtype=torch.float16)
+        parts = 1 + ids.shape[1] * self.words
+        host = torch.zeros(len(ids), parts, self.width, dtype=torch.float16)
         for row, place in enumerate(places.tolist()):
             if place >= 0:
                 part = self._read(place)
@@ -198,8 +200,9 @@ class CachedTexts:
             rows = upload(missing, ids.device)
             with torch.no_grad():
                 fresh = self.compute(ids[rows], mask[rows])
-            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1).float()
-        return TextTokens(both[:, 0], both[:, 1:], mask)
+            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1)[:, :parts].float()
+        tokens = both[:, 1:] if self.words else both.new_full((1, 1, 1), torch.nan)
+        return TextTokens(both[:, 0], tokens.expand(*ids.shape, -1 if self.words else self.width), mask)
 
     def _places(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The number of each text in the index: [M] int64 on the host; EMPTY without tokens, or MISSING."""
@@ -210,8 +213,8 @@ class CachedTexts:
         return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, at, MISSING)))
 
     def _read(self, place: int) -> np.ndarray:
-        """The rows [1 + L, W] of a text. UserError where the file was cut."""
-        first, tokens = self.rows[place]
+        """The rows [1 + L, W] of a text, or its summary [1, W]. UserError where the file was cut."""
+        first, tokens = self.rows[place] * (1, self.words)
         size = 2 * self.width * (1 + int(tokens))
         try:
             part = np.frombuffer(bytearray(read_at(self.file, size, 2 * self.width * int(first))), np.float16)
