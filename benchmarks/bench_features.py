@@ -22,8 +22,9 @@ from benchmarks.harness import keep_pages, paired, report, seconds
 from grainline.build import Description, build
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import CachedFeatures, Views, make_features
+from grainline.data.cache import Views
 from grainline.data.dataset import Draw, TrainSet
+from grainline.data.features import CachedFeatures, make_features
 from grainline.data.record import Record
 from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
@@ -33,8 +34,9 @@ from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIPConfig
 from grainline.model import Model
+from grainline.training.cached import cached_texts
 from grainline.training.optim import OptimizerConfig, build_optimizer, train_mode
-from grainline.training.precompute import cached_texts, feature_encoder
+from grainline.training.precompute import feature_encoder
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import Objective
 from grainline.types import Clock
@@ -120,7 +122,7 @@ def main() -> None:
         texts = cached_texts(recipe, source, fast, None, torch.device("cpu"))
         texts_once = time.perf_counter() - begin
         assert texts is not None
-        texts.install(fast.method)
+        texts(fast.method)
         kept = training(fast.method, CachedFeatures(out, source, transform, "bench", tokens=False))
         ratio = paired(kept, training(slow.method, SameTransform(transform)), args.repeats)
         facts = {"batch": args.batch, "threads": torch.get_num_threads(), "step_s": seconds(kept)}

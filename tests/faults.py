@@ -2054,14 +2054,14 @@ FEATURES = [
         '{"resize": resize}',
     ),
     Fault(
-        "data/cache.py",
+        "data/features.py",
         "tests/test_features.py",
         "features draw nothing where a crop draws",
         "draws = [rng.random() for _ in range(DRAWS)]",
         "draws = [rng.random() for _ in range(1)]",
     ),
     Fault(
-        "data/cache.py",
+        "data/features.py",
         "tests/test_features.py",
         "an image without features stops training",
         "if not self.keys[index]:",
@@ -2096,7 +2096,7 @@ FEATURES = [
         "if run.data.crop is None:",
     ),
     Fault(
-        "training/precompute.py",
+        "training/cached.py",
         "tests/test_features.py",
         "a resumed run is compared with fresh weights",
         'method if resume_from is None else load(resume_from, device="cpu").method',

@@ -2,12 +2,13 @@
 
 annotate      Descriptions and phrases made once for all records: `grainline data describe`, `phrases`.
 batches       Batches of samples, made by a data loader, and the counts of corrupt samples.
-cache         Rows computed once for every image of a source: superpixels and features.
+cache         Rows computed once for every image of a source, and superpixels.
 captions      Captions as strings: cleaning, and splitting into sentences.
 check         The content of a source and its errors: `grainline data check PATH`.
 dataset       Training samples from a source of records, and which samples stand in which batch.
 decode        From the bytes of a record to an RGB image.
 descriptions  Dense descriptions of images: one longer text for each.
+features      Features of a frozen image encoder: written once, and read in training.
 image_inputs  What callers may give as an image: paths, bytes, PIL images, arrays.
 lines         Files of JSON Lines that an interrupted run completes later.
 open_source   From a path to the source of its records.

@@ -1,4 +1,4 @@
-"""Rows computed once for every image of a source and read in training: superpixels and features.
+"""Rows computed once for every image of a source and read in training: superpixels, features (`features`).
 
 A folder, complete or absent; while it is written it is FOLDER.partial, and an interrupted run goes on in it.
 
@@ -10,6 +10,8 @@ A folder, complete or absent; while it is written it is FOLDER.partial, and an i
 import hashlib
 import json
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,20 +27,17 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record, Source
+from grainline.data.record import CorruptSample, Record, Source
 from grainline.data.transforms import (
-    DRAWS,
-    Crop,
     CropConfig,
-    Draws,
     EvalTransform,
-    ImageInput,
     TrainTransform,
 )
-from grainline.distributed import usable_cores
-from grainline.errors import UserError
-from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text, writing
+from grainline.distributed import rank, usable_cores
+from grainline.errors import UserError, amount
+from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
+from grainline.progress import progress
 from grainline.system import open_regular, regular
 
 T = TypeVar("T")
@@ -364,88 +363,59 @@ class CachedSuperpixels(CachedRows):
         return label_of(torch.from_numpy(self.row(index, key).astype(np.int64)), self.cell)
 
 
-# Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe, which then
-# neither decodes images nor runs the encoder. features.npy [N * V, 1 + L, W] float16: of each of the V views
-# of an image the summary, then its L image tokens (0 without --tokens), at the encoder's width W.
-
-FEATURES = Kind("features", "features 1", "features.npy", np.float16)
+# The cache of training, for data.features: auto. What belongs to one key is in a folder of its own.
 
 
-def make_features(  # noqa: PLR0913 - each is a choice of the caller
-    source: Source,
-    encode: Callable[[Tensor], Tensor],
-    out: Path,
-    views: Views,
-    *,
-    encoder: str,
-    row: tuple[int, int],
-    kind: Kind = FEATURES,
-    threads: int = 1,
-    progress: Progress | None = None,
-) -> Written:
-    """Write the features of all images of a source, as `make` does.
+def place(kind: Kind, source: Source, *facts: Any) -> tuple[Kind, Path]:
+    """The folder in the cache for what depends on a source and some facts, and the kind with its home."""
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = Path(os.environ.get("GRAINLINE_CACHE") or Path(user) / "grainline")
+    content = json.dumps([kind.format, source.fingerprint(), *facts], sort_keys=True)
+    home = root / "features" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    return kind._replace(home=home), home / kind.name
 
-    encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
-    encoder  fingerprint of its settings and weights
-    row      (1 + L, W)
 
-    Raises UserError also for features that half precision cannot hold.
+def write_once(out: Path, write: Callable[[Progress], Written], records: int) -> None:
+    """Write a folder of the cache if it is not there; where another process does, wait for it."""
+    what, begin, quiet = f"{out.name} of {amount(records, 'image')}", time.monotonic(), rank() > 0
+    last = [begin]
+    while not out.is_dir():
+        try:
+            with writing(out.parent, "set GRAINLINE_CACHE to another folder"):
+                out.parent.mkdir(parents=True, exist_ok=True)
+            with one_writer(out.parent, f"the cache {out.parent}", "waiting for it"), progress(what) as bar:
+                if out.is_dir():
+                    return
+
+                def step(done: int, total: int) -> None:
+                    bar(done, total)
+                    if not sys.stderr.isatty() and time.monotonic() - last[0] > 30:
+                        last[0] = time.monotonic()
+                        print(f"{what}: {done:,} are done", flush=True)
+
+                print(f"computing the {what} once, into {out}", flush=True)
+                begin = time.monotonic()
+                written, seconds = write(step), time.monotonic() - begin
+                speed = (records - written.resumed) / max(seconds, 1e-3)
+                print(f"{written}; {seconds:.0f} s, {speed:.1f} images a second", flush=True)
+        except InUse as error:
+            if not quiet:
+                print(error, flush=True)
+            quiet = True
+            time.sleep(1)
+
+
+@contextmanager
+def all_cores(one_each: bool = False) -> Iterator[int]:
+    """Compute on all cores; gives the number of threads that compute a batch of their own.
+
+    one_each  each thread computes on a core: convolutions on several cores wait for each other
     """
-
-    def halved(pixels: Tensor) -> Tensor:
-        half = encode(pixels).half()
-        if not bool(half.isfinite().all()):
-            raise UserError("the image encoder gives numbers above 65504, or none, so they cannot be kept")
-        return half
-
-    settings: dict[str, Any] = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
-    if views.number > 1 and views.crop is not None:
-        settings |= {"views": views.number, "crop": views.crop.model_dump(mode="json")}
-    return make(
-        kind, source, halved, out, views, row=row, settings=settings, threads=threads, progress=progress
-    )
-
-
-class CachedFeatures(CachedRows, Crop):
-    """The cached features of images in place of a crop; no image is decoded."""
-
-    def __init__(
-        self,
-        folder: Path,
-        source: Source,
-        transform: EvalTransform,
-        encoder: str,
-        *,
-        tokens: bool,
-        kind: Kind = FEATURES,
-    ) -> None:
-        """
-        encoder  fingerprint of the image encoder that training begins with
-        tokens   whether the loss reads image tokens; else only summaries are read
-
-        Raises UserError where the folder was made from other data, with another encoder or without tokens.
-        """
-        super().__init__(kind, folder, source, transform, {"encoder": encoder})
-        settings = self.manifest["settings"]
-        if tokens and not settings["tokens"]:
-            raise UserError(
-                f"data.features: those in {folder} are summaries alone, and this method reads image "
-                f"tokens; {FEATURES.again} --tokens"
-            )
-        self.open((1 + settings["tokens"], settings["width"]))
-        self.tokens = tokens
-
-    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
-        """No pixels. `features` takes the random numbers."""
-        return torch.empty(3, 0, 0, dtype=torch.uint8)
-
-    def features(self, index: int, key: str, rng: Draws) -> Tensor:
-        """[1 + L, W] half precision, [1, W] without tokens, of one view of the record at a position.
-
-        Raises CorruptSample for an image without features, and UserError for the features of another image.
-        """
-        draws = [rng.random() for _ in range(DRAWS)]
-        if not self.keys[index]:
-            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
-        view, first = int(draws[0] * self.views), None if self.tokens else 1
-        return torch.from_numpy(self.row(index, key, first, view).astype(np.float16))
+    before = torch.get_num_threads()
+    by_user = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    cores = before if by_user else min(usable_cores(), 16)
+    torch.set_num_threads(1 if one_each else cores)
+    try:
+        yield cores if one_each else 1
+    finally:
+        torch.set_num_threads(before)

@@ -49,6 +49,9 @@ class Method(ABC, nn.Module):
     reads_descriptions: bool = False
     """Whether `encode_images` reads a description of each image besides its pixels: `Images.dense`."""
 
+    reads_words: bool = True
+    """Whether training reads the states of words. If not, the summary of a cached text is enough."""
+
     new_parameters: tuple[str, ...] = ()
     """Prefixes of parameters of the encoders that may be missing in the run that `init_from` names."""
 

@@ -91,6 +91,7 @@ class BetaCLIP(Method):
     """Dual encoder with text-conditioned pooling."""
 
     config_class = BetaCLIPConfig
+    reads_words = False
     cfg: BetaCLIPConfig
 
     def __init__(self, cfg: BetaCLIPConfig) -> None:

@@ -38,6 +38,7 @@ class CLIP(Method):
     """Dual encoder with InfoNCE."""
 
     config_class: ClassVar[type[CLIPConfig]] = CLIPConfig
+    reads_words = False
 
     def __init__(self, cfg: CLIPConfig) -> None:
         super().__init__(cfg)

@@ -57,6 +57,7 @@ class MaxSim(Method):
     """Dual encoder whose pairs are scored sentence by patch."""
 
     config_class = MaxSimConfig
+    reads_words = False
     gathers = ("vector", "tokens", "mask", "item", "image")
     pairwise = True
 

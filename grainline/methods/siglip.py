@@ -31,6 +31,7 @@ class SigLIP(Method):
     """Dual encoder with the pairwise sigmoid loss."""
 
     config_class = SigLIPConfig
+    reads_words = False
 
     def __init__(self, cfg: SigLIPConfig) -> None:
         super().__init__(cfg)

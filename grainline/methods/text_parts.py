@@ -164,6 +164,7 @@ class ConditionedMethod(Method):
     precomputed_class = KeyValue
     blockwise = True
     heat_is_distribution = True
+    reads_words = False
     pool: PartPool
     cfg: ConditionedConfig
 

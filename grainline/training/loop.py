@@ -40,7 +40,6 @@ from grainline.training.log import Log
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
-from grainline.training.text_cache import CachedTexts
 from grainline.types import Clock, each, to
 
 IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
@@ -76,7 +75,7 @@ class Run(NamedTuple):
     validate: Callable[[Method], Validation] | None  # all processes call it (`divided`)
     remarks: tuple[str, ...] = ()  # about the data, for the log
     cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
-    texts: CachedTexts | None = None  # what the frozen text encoder gives
+    cached_texts: Callable[[Method], None] | None = None  # puts them in front of the frozen text encoder
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
     from_files: bool = True  # so that the command line can resume it
 
@@ -108,8 +107,8 @@ class _Training:
         self.job, self.cfg, self.device, self.out = run, cfg, device, run.out
         add_lora(run.method, cfg.lora)
         sharded = cfg.fsdp and world_size() > 1
-        if run.texts is not None:
-            run.texts.install(run.method)
+        if run.cached_texts is not None:
+            run.cached_texts(run.method)
         self.validation_copy = (
             parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from grainline.data.cache import CachedFeatures
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
@@ -20,6 +19,7 @@ from grainline.files import writing
 from grainline.model import Model
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
+from grainline.training.cached import cached_texts, make_crop
 from grainline.training.inputs import (
     as_changes,
     copy_weights,
@@ -37,7 +37,6 @@ from grainline.training.inputs import (
 )
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
-from grainline.training.precompute import cached_texts, make_crop
 from grainline.training.recipe import Recipe, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
@@ -134,7 +133,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
-            notes, isinstance(train_set.crop, CachedFeatures),
+            notes, train_set.crop.cached,
             cached_texts(recipe, described, model, resume_from, device), callbacks,
             not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
         )  # fmt: skip

@@ -16,17 +16,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from grainline.data.cache import LOG, Kind, Partial, completing
+from grainline.data.cache import LOG, Kind, Partial, all_cores, completing
 from grainline.data.lines import Progress, Written, as_line
 from grainline.data.record import CorruptSample, Source
-from grainline.data.texts import TextsConfig
+from grainline.data.texts import TextsConfig, encode_parts
+from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.system import READ, read_at
-from grainline.types import by_host, upload
+from grainline.types import by_host, texts_of, to, upload
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
@@ -56,7 +57,7 @@ def make_texts(
     """
     header = {"grainline": kind.format, "source": source.fingerprint(), "size": 0, "transform": {}}
     header |= {"settings": settings, "records": len(source)}
-    with completing(kind, out, header) as folder:
+    with all_cores(), completing(kind, out, header) as folder:
         if folder is not None:
             with open(folder.path / INDEX, "ab") as index, open(folder.path / kind.rows, "ab") as states:
                 texts, rows = _cut(folder, index, states, 2 * int(settings["width"]))
@@ -79,6 +80,29 @@ def make_texts(
                         progress(end, len(source))
     resumed = len(source) if folder is None else min(folder.batches * RECORDS, len(source))
     return Written({"text": len(_index(out))}, {}, resumed)
+
+
+def text_reader(
+    tokenizer: TextTokenizer, method: Method, tower: nn.Module
+) -> Callable[[list[str]], list[Read]]:
+    """What a text encoder reads where the method encodes texts, and what it gives.
+
+    tower  the text encoder of the method, or the one inside
+    """
+    device = next(method.parameters()).device
+
+    @torch.no_grad()
+    def read(captions: list[str]) -> list[Read]:
+        encoded = encode_parts(tokenizer, captions, method.context, method.parts, method.chunking)
+        reads: list[Read] = []
+        hook = tower.register_forward_hook(lambda _, given, output: reads.append((*given, output)))
+        try:
+            method.encode_texts(to(texts_of(encoded.ids), device))
+        finally:
+            hook.remove()
+        return reads
+
+    return read
 
 
 def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple[int, int]:
@@ -153,18 +177,20 @@ class CachedTexts:
         """Read in place of computing, where the method is in training mode."""
         encoder: Any = method.get_submodule(self.tower)
         self.method = method
+        self.words = method.reads_words or self.tower != "towers.text"
         if len(self.keys):
             self.compute, encoder.forward = encoder.forward, self
 
     def __call__(self, ids: Tensor, mask: Tensor) -> TextTokens:
-        """ids [M, L], mask [M, L] -> TextTokens of the same L; those of padding are 0"""
+        """ids [M, L], mask [M, L] -> TextTokens of the same L: 0 for padding, NaN where none are read"""
         if not self.method.training:
             return self.compute(ids, mask)
         places = by_host(self._places, ids, mask)
         missing = (places == MISSING).nonzero()[:, 0]
         if len(missing) == len(ids):
             return self.compute(ids, mask)
-        host = torch.zeros(len(ids), 1 + ids.shape[1], self.width, dtype=torch.float16)
+        parts = 1 + ids.shape[1] * self.words
+        host = torch.zeros(len(ids), parts, self.width, dtype=torch.float16)
         for row, place in enumerate(places.tolist()):
             if place >= 0:
                 part = self._read(place)
@@ -174,8 +200,9 @@ class CachedTexts:
             rows = upload(missing, ids.device)
             with torch.no_grad():
                 fresh = self.compute(ids[rows], mask[rows])
-            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1).float()
-        return TextTokens(both[:, 0], both[:, 1:], mask)
+            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1)[:, :parts].float()
+        tokens = both[:, 1:] if self.words else both.new_full((1, 1, 1), torch.nan)
+        return TextTokens(both[:, 0], tokens.expand(*ids.shape, -1 if self.words else self.width), mask)
 
     def _places(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The number of each text in the index: [M] int64 on the host; EMPTY without tokens, or MISSING."""
@@ -186,8 +213,8 @@ class CachedTexts:
         return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, at, MISSING)))
 
     def _read(self, place: int) -> np.ndarray:
-        """The rows [1 + L, W] of a text. UserError where the file was cut."""
-        first, tokens = self.rows[place]
+        """The rows [1 + L, W] of a text, or its summary [1, W]. UserError where the file was cut."""
+        first, tokens = self.rows[place] * (1, self.words)
         size = 2 * self.width * (1 + int(tokens))
         try:
             part = np.frombuffer(bytearray(read_at(self.file, size, 2 * self.width * int(first))), np.float16)

@@ -1,0 +1,135 @@
+"""Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe.
+
+Training then neither decodes images nor runs the encoder. features.npy [N * V, 1 + L, W] float16 has of each
+of the V views of an image the summary, then its L image tokens (0 without --tokens), at the encoder's width.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grainline.data.cache import CachedRows, Kind, Views, all_cores, make, place, write_once
+from grainline.data.lines import Progress, Written
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
+from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
+from grainline.errors import UserError
+
+FEATURES = Kind("features", "features 1", "features.npy", np.float16)
+
+
+def make_features(  # noqa: PLR0913 - each is a choice of the caller
+    source: Source,
+    encode: Callable[[Tensor], Tensor],
+    out: Path,
+    views: Views,
+    *,
+    encoder: str,
+    row: tuple[int, int],
+    kind: Kind = FEATURES,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Written:
+    """Write the features of all images of a source, as `make` does.
+
+    encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
+    encoder  fingerprint of its settings and weights
+    row      (1 + L, W)
+
+    Raises UserError also for features that half precision cannot hold.
+    """
+
+    def halved(pixels: Tensor) -> Tensor:
+        half = encode(pixels).half()
+        if not bool(half.isfinite().all()):
+            raise UserError("the image encoder gives numbers above 65504, or none, so they cannot be kept")
+        return half
+
+    settings: dict[str, Any] = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
+    if views.number > 1 and views.crop is not None:
+        settings |= {"views": views.number, "crop": views.crop.model_dump(mode="json")}
+    return make(
+        kind, source, halved, out, views, row=row, settings=settings, threads=threads, progress=progress
+    )
+
+
+class CachedFeatures(CachedRows, Crop):
+    """The cached features of images in place of a crop; no image is decoded."""
+
+    cached = True
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        transform: EvalTransform,
+        encoder: str,
+        *,
+        tokens: bool,
+        kind: Kind = FEATURES,
+    ) -> None:
+        """
+        encoder  fingerprint of the image encoder that training begins with
+        tokens   whether the loss reads image tokens; else only summaries are read
+
+        Raises UserError where the folder was made from other data, with another encoder or without tokens.
+        """
+        super().__init__(kind, folder, source, transform, {"encoder": encoder})
+        settings = self.manifest["settings"]
+        if tokens and not settings["tokens"]:
+            raise UserError(
+                f"data.features: those in {folder} are summaries alone, and this method reads image "
+                f"tokens; {FEATURES.again} --tokens"
+            )
+        self.open((1 + settings["tokens"], settings["width"]))
+        self.tokens = tokens
+
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
+        """No pixels. `features` takes the random numbers."""
+        return torch.empty(3, 0, 0, dtype=torch.uint8)
+
+    def features(self, index: int, key: str, rng: Draws) -> Tensor:
+        """[1 + L, W] half precision, [1, W] without tokens, of one view of the record at a position.
+
+        Raises CorruptSample for an image without features, and UserError for the features of another image.
+        """
+        draws = [rng.random() for _ in range(DRAWS)]
+        if not self.keys[index]:
+            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
+        view, first = int(draws[0] * self.views), None if self.tokens else 1
+        return torch.from_numpy(self.row(index, key, first, view).astype(np.float16))
+
+
+def cached_features(
+    source: Source,
+    views: Views,
+    encode: Callable[[Tensor], Tensor],
+    encoder: str,
+    *,
+    tokens: bool,
+    one_each: bool,
+) -> CachedFeatures:
+    """The features of all images, computed where the cache of training lacks them.
+
+    encode, encoder  as for `make_features`
+    tokens           whether `encode` gives image tokens
+    one_each         as for `all_cores`
+    """
+    square, size = views.transform, views.transform.size
+    crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
+    facts = encoder, size, square.resize, square.filter.name, square.larger, tokens, views.number, crop
+    kind, out = place(FEATURES, source, *facts)
+
+    def write(step: Progress) -> Written:
+        rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+        with all_cores(one_each) as threads:
+            return make_features(
+                source, encode, out, views, encoder=encoder, row=(rows, width), kind=kind,
+                threads=threads, progress=step,
+            )  # fmt: skip
+
+    write_once(out, write, len(source))
+    return CachedFeatures(out, source, square, encoder, tokens=tokens, kind=kind)
