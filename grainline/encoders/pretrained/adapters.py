@@ -19,20 +19,18 @@ from grainline.nn.runtime import is_static
 class LibraryEncoder(Layered):
     """Abstract: names of the parts of the library's models."""
 
-    before: tuple[str, ...] = ("model.embeddings", "model.pre_layrnorm")
+    before: tuple[str, ...] = ("model.embeddings", "model.pre_layrnorm", "model.embedder", "model.conv_stem")
     behind: tuple[str, ...] = (
-        "model.post_layernorm",
-        "model.layernorm",
-        "model.final_layer_norm",
-        "model.head",
-    )
+        "model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.norm", "model.layer_norm",
+        "model.head", "model.pooler", "model.encoder.top_conv", "model.encoder.top_bn", "model.conv_1x1",
+    )  # fmt: skip
     attention = r"(.*\.)?([qkvo]_proj|out_proj|query|key|value|attention\.output\.dense)"
 
 
 class ImageEncoder(LibraryEncoder, PixelEncoder):
     """Abstract: an image model of the transformers library as an ImageBackbone."""
 
-    classed: ClassVar[bool] = False
+    classed: bool = False
     """Whether a class token sums up the image."""
     segmented: ClassVar[bool] = False
     """Whether tokens have places in the image outside training, not on a grid."""
@@ -134,8 +132,18 @@ class TextEncoder(LibraryEncoder, Grouping):
         return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
 
 
+class FixedNorm(nn.BatchNorm2d):
+    """A batch norm with the statistics of the checkpoint, also where it learns.
+
+    Those of a batch would depend on how it is cut into chunks and processes.
+    """
+
+    def train(self, mode: bool = True) -> "FixedNorm":  # noqa: ARG002
+        return super().train(False)
+
+
 # Noise by rows (`nn/hashing.py`) in models of the transformers library, not from torch's generator. Dropout
-# layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library passes its share
+# layers and paths are replaced. Dropout of attention weights is no layer: the library passes its share
 # to a function of attention, and lets others register one.
 
 
@@ -150,8 +158,10 @@ def draw_by_rows(model: Any) -> None:
     """
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child).__name__ == "SwinDropPath":
+            if type(child).__name__.endswith("DropPath"):
                 setattr(module, name, DropPath(child.drop_prob))
+            elif type(child) is nn.BatchNorm2d:
+                child.__class__ = FixedNorm
     drop_by_rows(model)
     if model._can_set_attn_implementation():
         from transformers import AttentionInterface, AttentionMaskInterface

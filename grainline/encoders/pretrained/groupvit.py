@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +70,7 @@ class GroupViT(TwoSided):
     model_class, config_class = "GroupViTModel", "GroupViTConfig"
     averaged = True
     grid = "vision_model.embeddings.position_embeddings"
-    pixels: ClassVar = KNOWN["groupvit"]
+    pixels = KNOWN["groupvit"]
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[GroupViTImage, ClipText]:
         return GroupViTImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
