@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import kind_of
-from grainline.encoders.pretrained.archive import Stored, read_tensors
+from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.clip_towers import Clip, from_file, renamed
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
