@@ -64,7 +64,12 @@ VISION: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_msn": ("ViTMSN", IMAGE),
     "ijepa": ("IJepa", IMAGE),
     "beit": ("Beit", IMAGE | {"use_relative_position_bias": True, "use_mask_token": True}),
-    "beit-class": ("Beit", IMAGE | {"use_absolute_position_embeddings": True, "use_mean_pooling": False}),
+    "beit-class": (
+        "Beit",
+        IMAGE
+        | {"use_absolute_position_embeddings": True, "use_mean_pooling": False}
+        | {"use_shared_relative_position_bias": True},
+    ),
     "dinov2": ("Dinov2", IMAGE),
     "dinov2_with_registers": ("Dinov2WithRegisters", IMAGE),
     "dinov3_vit": ("DINOv3ViT", IMAGE | {"num_register_tokens": 4}),

@@ -14,8 +14,8 @@ from grainline.encoders.pretrained import KINDS, build_pretrained, is_averaged, 
 from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.errors import UserError
 from grainline.nn.attention import layer_lists
-from grainline.training.optim import depth_levels, encoder_layers
 from grainline.training.step import recompute_layers
+from grainline.training.tune import depth_levels, encoder_layers
 
 SIDES = {"swin": 32, "swinv2": 32, "efficientnet": 72, "mobilenet_v1": 64, "mobilenet_v2": 64}
 SIDES |= {"convnext": 64, "convnextv2": 64, "dinov3_convnext": 224, "resnet": 224, "regnet": 224}
@@ -165,6 +165,31 @@ def test_the_processor_of_a_model_for_any_size_decides_it(name: str, tmp_path: P
     saved("vit", tmp_path / "vit", size={"height": 32, "width": 32})
     with pytest.raises(UserError, match="its model reads 16"):
         load_pretrained(tmp_path / "vit")
+
+
+def test_a_folder_of_the_table_with_code_of_its_own_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("dinov2", tmp_path, size=16, auto_map={"AutoImageProcessor": "own.Own"})
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Own", "AutoModel": "own.Own"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    assert load_pretrained(tmp_path).image is not None
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
+    with pytest.raises(UserError, match="is a own with code of its own, which is never run"):
+        load_pretrained(tmp_path)
+
+
+def test_an_old_run_without_a_measured_shape_builds_the_same_encoder(tmp_path: Path) -> None:
+    for name in ("vit", "swin"):
+        saved(name, tmp_path / name)
+        architecture = load_pretrained(tmp_path / name).architecture
+        old = build_pretrained({key: x for key, x in architecture.items() if key != "hidden"})
+        assert old.architecture == architecture
+        assert old.image is not None
+        assert old.image.grid == (4, 4)
 
 
 @pytest.mark.parametrize(

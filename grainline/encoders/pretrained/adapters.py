@@ -19,7 +19,10 @@ from grainline.nn.runtime import is_static
 class LibraryEncoder(Layered):
     """Abstract: names of the parts of the library's models."""
 
-    before: tuple[str, ...] = ("model.embeddings", "model.pre_layrnorm", "model.embedder", "model.conv_stem")
+    before: tuple[str, ...] = (
+        "model.embeddings", "model.pre_layrnorm", "model.shared_position_bias", "model.embedder",
+        "model.conv_stem",
+    )  # fmt: skip
     behind: tuple[str, ...] = (
         "model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.norm", "model.layer_norm",
         "model.head", "model.pooler", "model.encoder.top_conv", "model.encoder.top_bn", "model.conv_1x1",
