@@ -507,7 +507,7 @@ def test_naflex_and_models_of_another_kind_are_one_line(saved: Saved, tmp_path: 
     with pytest.raises(UserError, match=r"NaFlex.*not supported; give one of fixed size"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UserError, match="is a gpt2; models that can be loaded are .*clip, siglip"):
+    with pytest.raises(UserError, match=r"is a gpt2; models that can be loaded are .*clip, siglip"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json is no JSON"):
