@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,13 +43,17 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
         model: nn.Module,
         architecture: Mapping[str, Any],
         *,
-        width: int,
-        size: int,
-        grid: tuple[int, int] | None,
+        width: int | None = None,
+        size: int | None = None,
+        grid: tuple[int, int] | Literal["patches"] | None = "patches",
     ) -> None:
+        """What is not given is that of a ViT with this config."""
         super().__init__(architecture["mean"], architecture["spread"])
-        self.model, self.kind = model, architecture["kind"]
-        self.width, self.size, self.grid = width, size, grid
+        self.model, self.kind, config = model, architecture["kind"], architecture["config"]
+        config = config.get("vision_config", config)
+        self.width, self.size = width or config["hidden_size"], size or config["image_size"]
+        side = self.size // config.get("patch_size", 1)
+        self.grid: tuple[int, int] | None = (side, side) if grid == "patches" else grid
 
     def keep_values(self) -> None:
         """Let a patch take up nothing of the others in the last layer; the class token stays as it is.

@@ -34,13 +34,6 @@ class ClipImage(ImageEncoder):
 
     classed = True
 
-    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["image"]
-        side = config["image_size"] // config["patch_size"]
-        super().__init__(
-            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=(side, side)
-        )
-
     def keep_values(self) -> None:
         last: Any = self.model.get_submodule("encoder.layers")[-1]  # type: ignore[index]
         last.self_attn = ValueOnly(last.self_attn)

@@ -22,7 +22,6 @@ from grainline.encoders.pretrained.preprocess import IMAGENET, KNOWN
 from grainline.errors import UserError
 
 _TABLE = "embeddings.position_embeddings"
-_SQUASHED = {**KNOWN["vit"], **IMAGENET}
 _CUT = {**KNOWN["bit"], **IMAGENET, "margin": 256 / 224}
 _CONVNEXT = {**KNOWN["convnext"], **IMAGENET}
 
@@ -44,7 +43,7 @@ TOWERS = {
     "vit": Tower("ViT", KNOWN["vit"], 1, _TABLE, headless=True),
     "deit": Tower("DeiT", {**KNOWN["deit"], **IMAGENET}, 2, _TABLE, headless=True),
     "vit_msn": Tower("ViTMSN", _CUT, 1, _TABLE),
-    "ijepa": Tower("IJepa", _SQUASHED, 0, _TABLE),
+    "ijepa": Tower("IJepa", {**KNOWN["vit"], **IMAGENET}, 0, _TABLE),
     "beit": Tower("Beit", KNOWN["beit"], 1, _TABLE, norm="pooler.layernorm"),
     "dinov2": Tower("Dinov2", _CUT, 1, _TABLE, any_size=True),
     "dinov2_with_registers": Tower("Dinov2WithRegisters", _CUT, 1, _TABLE, any_size=True),
@@ -71,7 +70,7 @@ class VisionImage(ImageEncoder):
         lead, shape = tower.lead + config.get("num_register_tokens", 0), architecture["hidden"]
         side = shape[2] if len(shape) == 4 else math.isqrt(shape[1] - lead)
         width = shape[1] if len(shape) == 4 else shape[2]
-        super().__init__(model, architecture, width=width, size=config["image_size"], grid=(side, side))
+        super().__init__(model, architecture, width=width, grid=(side, side))
         self.lead = lead
         self.norm = tower.norm if f"{tower.norm}.weight" in model.state_dict() else ""
         self.classed = tower.lead > 0 and not self.norm
@@ -102,10 +101,8 @@ class Vision(LibraryKind):
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
         config.setdefault("image_size", 224)  # where a network does not say what it was trained on
-        if config.get("pooling_type", "mean") != "mean":
-            raise UserError(
-                f"{name} sums up images by their {config['pooling_type']}; only means can be read"
-            )
+        if (pool := config.get("pooling_type", "mean")) != "mean":
+            raise UserError(f"{name} sums up images by their {pool}; only means can be read")
         for noise in {"pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"} & config.keys():
             config[noise] = None  # in training, from torch's generator
 

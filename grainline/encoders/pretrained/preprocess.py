@@ -39,9 +39,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "beit": {**_HALF, **_SQUASH, "filter": "bicubic"},
     "bit": {**_CLIP, **_CUT, "filter": "bicubic"},
     "convnext": {**_HALF, **_CUT, "filter": "bicubic", "margin": 256 / 224, "crop_pct": 224 / 256},
-    "efficientnet": {
-        **_HALF, **_SQUASH, "filter": "bicubic", "rescale_offset": False, "include_top": True
-    },
+    "efficientnet": {**_HALF, **_SQUASH, "filter": "bicubic", "rescale_offset": False, "include_top": True},
     "mobilenetv1": {**_HALF, **_CUT, "filter": "bilinear", "margin": 256 / 224},
     "mobilenetv2": {**_HALF, **_CUT, "filter": "bilinear", "margin": 256 / 224},
     "dinov3vit": {**IMAGENET, **_SQUASH, "filter": "bilinear"},
@@ -120,9 +118,7 @@ def _frame(
     cut = (known["resize"] == "crop" or known["margin"] != 1) if cut is None else bool(cut)
     if not _flag(settings, "do_resize"):
         if not cut or not settings.get("crop_size"):
-            raise UserError(
-                f"{where} leaves images in their size (do_resize is false); all must have one size"
-            )
+            raise UserError(f"{where} leaves images in their size (do_resize is false), which must be one")
         return {"resize": "crop", "side": 0, "size": _side(settings["crop_size"], where)}
     if size is None:
         return {}
@@ -148,12 +144,9 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping
     std = out["spread"]
     if not _flag(settings, "do_normalize"):
         out = {"mean": [0.0] * 3, "spread": [1.0] * 3}
-    factor = 1 / 255
-    if not _flag(settings, "do_rescale"):
-        factor = 1.0
-    elif settings.get("rescale_factor") is not None:
-        factor = float(settings["rescale_factor"])
-    if own.get("rescale_offset") and _flag(settings, "do_rescale"):
+    scaled, factor = _flag(settings, "do_rescale"), settings.get("rescale_factor")
+    factor = (1 / 255 if factor is None else float(factor)) if scaled else 1.0
+    if own.get("rescale_offset") and scaled:
         out["mean"] = [x + 1 for x in out["mean"]]
     if own.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]

@@ -37,13 +37,6 @@ from grainline.weights import check_numbers
 class SiglipImage(ImageEncoder):
     """The image side: patches, and an attention pool that sums up."""
 
-    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["image"]
-        side = config["image_size"] // config["patch_size"]
-        super().__init__(
-            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=(side, side)
-        )
-
     def read(self, hidden: Tensor) -> ImageTokens:
         """Each patch as the attention pool would summarise an image of this patch alone."""
         head: Any = self.model.head
