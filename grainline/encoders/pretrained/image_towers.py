@@ -108,11 +108,9 @@ class Vision(LibraryKind):
 
     def check_size(self, config: Mapping[str, Any], size: int) -> None:
         super().check_size({"patch_size": self.tower.step or config["patch_size"]}, size)
-        if "window_size" not in config:
-            return
-        patch, stages = config["patch_size"], len(config["depths"])
-        if (size // patch) >> (stages - 1) < config["window_size"]:
-            least = (config["window_size"] * patch) << (stages - 1)
+        least = config.get("window_size", 0) * config.get("patch_size", 1)
+        least <<= len(config.get("depths", [0])) - 1
+        if size < least:
             raise UserError(
                 f"size {size} is smaller than a window of the last stage; this Swin needs {least} at least"
             )

@@ -115,12 +115,11 @@ class LibraryKind(Kind):
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         draw_by_rows(model)
-        image, text = self.sides(model, architecture)
-        return Pretrained(
-            image if image is None else image.eval(),
-            text if text is None else text.eval(),
-            dict(architecture),
-        )
+        sides = self.sides(model, architecture)
+        for side in sides:
+            if side is not None:
+                side.eval()
+        return Pretrained(*sides, dict(architecture))
 
     @abstractmethod
     def sides(
@@ -149,15 +148,12 @@ class TwoSided(LibraryKind):
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
         loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
         scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
-        return (
-            super()
-            .split(model, architecture)
-            ._replace(
-                image_projection=loose.get("visual_projection.weight"),
-                text_projection=loose.get("text_projection.weight"),
-                scale=None if scale is None else scale.exp().reshape(1),
-                bias=None if bias is None else bias.reshape(1),
-            )
+        found = super().split(model, architecture)
+        return found._replace(
+            image_projection=loose.get("visual_projection.weight"),
+            text_projection=loose.get("text_projection.weight"),
+            scale=None if scale is None else scale.exp().reshape(1),
+            bias=None if bias is None else bias.reshape(1),
         )
 
 
