@@ -55,6 +55,52 @@ def swin() -> Any:
     return shaken(SwinModel(SwinConfig(**small, window_size=4)))
 
 
+STAGES = {"hidden_sizes": [16, 24], "depths": [1, 2], "num_stages": 2, "image_size": 64}
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 4]}
+WINDOWS["window_size"] = 4
+VISION: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViT", IMAGE),
+    "deit": ("DeiT", IMAGE),
+    "vit_msn": ("ViTMSN", IMAGE),
+    "ijepa": ("IJepa", IMAGE),
+    "beit": ("Beit", IMAGE | {"use_relative_position_bias": True, "use_mask_token": True}),
+    "beit-class": (
+        "Beit",
+        IMAGE
+        | {"use_absolute_position_embeddings": True, "use_mean_pooling": False}
+        | {"use_shared_relative_position_bias": True},
+    ),
+    "dinov2": ("Dinov2", IMAGE),
+    "dinov2_with_registers": ("Dinov2WithRegisters", IMAGE),
+    "dinov3_vit": ("DINOv3ViT", IMAGE | {"num_register_tokens": 4}),
+    "dinov3_convnext": ("DINOv3ConvNext", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 2, 1, 1]}),
+    "swin": ("Swin", WINDOWS),
+    "swinv2": ("Swinv2", WINDOWS),
+    "convnext": ("ConvNext", STAGES),
+    "convnextv2": ("ConvNextV2", STAGES),
+    "resnet": ("ResNet", {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [1, 2]}),
+    "regnet": (
+        "RegNet",
+        {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [1, 2], "groups_width": 8},
+    ),
+    "efficientnet": (
+        "EfficientNet",
+        {"width_coefficient": 0.25, "depth_coefficient": 0.3, "image_size": 72, "hidden_dim": 320},
+    ),
+    "mobilenet_v1": ("MobileNetV1", {"depth_multiplier": 0.25, "image_size": 64}),
+    "mobilenet_v2": ("MobileNetV2", {"depth_multiplier": 0.25, "image_size": 64}),
+}
+"""The beginning of the names of the library's classes, and the settings of a small model."""
+
+
+def vision(name: str) -> Any:
+    import transformers
+
+    library, settings = VISION[name]
+    config = getattr(transformers, f"{library}Config")(**settings)
+    return shaken(getattr(transformers, f"{library}Model")(config))
+
+
 def bert(**changes: Any) -> Any:
     from transformers import BertConfig, BertModel
 

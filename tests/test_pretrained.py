@@ -122,34 +122,6 @@ def test_siglip_is_the_librarys_siglip_though_our_padding_is_another(saved: Save
 
 
 @torch.no_grad()
-def test_vit_is_the_librarys_vit_and_its_pooler_is_left_out(saved: Saved) -> None:
-    folder, model = saved("vit")
-    found = load_pretrained(folder)
-    assert found.image is not None
-    pixels = images(16)
-    seen = found.image(pixels)
-    hidden = model(pixel_values=processed(pixels, found)).last_hidden_state
-    close(seen.patches, hidden[:, 1:])
-    close(seen.pooled, hidden[:, 0])
-    assert found.left_out == ("pooler",)
-    assert (found.text, found.scale) == (None, None)
-
-
-@torch.no_grad()
-def test_swin_is_the_librarys_swin(saved: Saved) -> None:
-    folder, model = saved("swin")
-    found = load_pretrained(folder)
-    assert found.image is not None
-    pixels = images(32)
-    seen, theirs = found.image(pixels), model(pixel_values=processed(pixels, found))
-    close(seen.patches, theirs.last_hidden_state)
-    close(seen.pooled, theirs.pooler_output)
-    assert found.image.grid == (4, 4)
-    assert found.image.width == seen.patches.shape[-1] == 32
-    assert seen.cls is None
-
-
-@torch.no_grad()
 def test_bert_is_the_librarys_bert_and_padding_is_not_read(saved: Saved) -> None:
     folder, model = saved("bert")
     found = load_pretrained(folder)
@@ -535,7 +507,7 @@ def test_naflex_and_models_of_another_kind_are_one_line(saved: Saved, tmp_path: 
     with pytest.raises(UserError, match=r"NaFlex.*not supported; give one of fixed size"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UserError, match="is a gpt2; models that can be loaded are clip, siglip"):
+    with pytest.raises(UserError, match=r"is a gpt2; models that can be loaded are .*clip, siglip"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json is no JSON"):
@@ -723,7 +695,7 @@ def damaged(folder: Path, **files: Any) -> Path:
 def test_weights_that_were_cut_off_are_one_line(size: int, tmp_path: Path) -> None:
     file = damaged(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(UserError, match=r"cannot read the model in .*deserializing header.*; fetch it again"):
+    with pytest.raises(UserError, match=r"cannot read tensors from .*deserializing header"):
         load_pretrained(tmp_path)
 
 

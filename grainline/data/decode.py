@@ -53,15 +53,14 @@ class Square(NamedTuple):
     """The square that a model reads of an image: the image is resized, and the middle cut out."""
 
     size: int  # its side
-    larger: int  # the side to which the image is resized
+    larger: int  # the side to which the image is resized; 0: it keeps its size
     squash: bool  # the whole image becomes a square; else its short side is resized to `larger`
     filter: int  # of Pillow
 
     def layout(self, image: tuple[int, int]) -> tuple[int, int, int, int]:
         """Width and height of the resized image, and the left and upper edge of the square in it."""
-        width, height = (
-            self.larger if self.squash else int(self.larger * side / min(image)) for side in image
-        )
+        larger = self.larger or min(image)
+        width, height = (larger if self.squash else int(larger * side / min(image)) for side in image)
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
     def cut(self, image: Image.Image, *, rim: bool = False) -> Image.Image:
@@ -69,7 +68,8 @@ class Square(NamedTuple):
         if image.size == (self.size, self.size) and self.larger == self.size:
             return image
         width, height, left, top = self.layout(image.size)
-        side, more = (self.larger, round((self.larger - self.size) / 2)) if rim else (self.size, 0)
+        side = self.larger if rim and self.larger else self.size
+        more = round((side - self.size) / 2)
         box = left - more, top - more, left - more + side, top - more + side
         return image.resize((width, height), Image.Resampling(self.filter)).crop(box)
 

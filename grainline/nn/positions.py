@@ -93,13 +93,15 @@ def to_context(table: Tensor, length: int, stretch: Stretch) -> Tensor:
     return stretch_keep(table, ratio)[:length]
 
 
-def to_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], lead: int) -> Tensor:
+def to_grid(
+    table: Tensor, old: tuple[int, int], new: tuple[int, int], lead: int, antialias: bool = False
+) -> Tensor:
     """Positions of a grid of patches, bicubic, for another grid: [lead + R * C, W] -> [lead + R' * C', W]
 
     old, new  rows and columns
     lead      first rows of the table that are no patches (the class token)
 
-    Bicubic as in Keys (1981) with a = -0.75, corners not aligned, borders repeated, no antialias, as in the
+    Bicubic as in Keys (1981) with a = -0.75, corners not aligned, borders repeated, no antialias, as in most
     published models.
     """
     if old == new:
@@ -107,5 +109,5 @@ def to_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], lead: int
     if len(table) != lead + old[0] * old[1]:
         raise ValueError(f"a table of {len(table)} positions is no grid of {old[0]} x {old[1]} behind {lead}")
     grid = table[lead:].unflatten(0, old).permute(2, 0, 1)[None]  # [1, W, R, C]
-    grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False, antialias=False)
+    grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False, antialias=antialias)
     return torch.cat([table[:lead], grid[0].permute(1, 2, 0).flatten(0, 1)])

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from grainline.config import Config
 from grainline.distributed import ddp_mean, gather
 from grainline.encoders.base import Layered
+from grainline.encoders.pretrained.adapters import FixedNorm
 from grainline.encoders.text import Grouping
 from grainline.errors import UserError
 from grainline.losses.tiled.operands import half_products
@@ -198,7 +199,8 @@ def recompute_layers(model: nn.Module) -> None:
     UserError for a model without layers, and for layers whose running statistics would count twice.
     """
     for name, layer in _layers(model, "train.activation_checkpointing"):
-        if any(isinstance(module, _BatchNorm) for module in layer.modules()):
+        counts = (isinstance(x, _BatchNorm) and not isinstance(x, FixedNorm) for x in layer.modules())
+        if any(counts):
             raise UserError(
                 f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
                 "count each batch twice; leave it out"

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,20 +19,21 @@ from grainline.nn.runtime import is_static
 class LibraryEncoder(Layered):
     """Abstract: names of the parts of the library's models."""
 
-    before: tuple[str, ...] = ("model.embeddings", "model.pre_layrnorm")
+    before: tuple[str, ...] = (
+        "model.embeddings", "model.pre_layrnorm", "model.shared_position_bias", "model.embedder",
+        "model.conv_stem",
+    )  # fmt: skip
     behind: tuple[str, ...] = (
-        "model.post_layernorm",
-        "model.layernorm",
-        "model.final_layer_norm",
-        "model.head",
-    )
+        "model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.norm", "model.layer_norm",
+        "model.head", "model.pooler", "model.encoder.top_conv", "model.encoder.top_bn", "model.conv_1x1",
+    )  # fmt: skip
     attention = r"(.*\.)?([qkvo]_proj|out_proj|query|key|value|attention\.output\.dense)"
 
 
 class ImageEncoder(LibraryEncoder, PixelEncoder):
     """Abstract: an image model of the transformers library as an ImageBackbone."""
 
-    classed: ClassVar[bool] = False
+    classed: bool = False
     """Whether a class token sums up the image."""
     segmented: ClassVar[bool] = False
     """Whether tokens have places in the image outside training, not on a grid."""
@@ -42,13 +43,17 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
         model: nn.Module,
         architecture: Mapping[str, Any],
         *,
-        width: int,
-        size: int,
-        grid: tuple[int, int] | None,
+        width: int | None = None,
+        size: int | None = None,
+        grid: tuple[int, int] | Literal["patches"] | None = "patches",
     ) -> None:
+        """What is not given is that of a ViT with this config."""
         super().__init__(architecture["mean"], architecture["spread"])
-        self.model, self.kind = model, architecture["kind"]
-        self.width, self.size, self.grid = width, size, grid
+        self.model, self.kind, config = model, architecture["kind"], architecture["config"]
+        config = config.get("vision_config", config)
+        self.width, self.size = width or config["hidden_size"], size or config["image_size"]
+        side = self.size // config.get("patch_size", 1)
+        self.grid: tuple[int, int] | None = (side, side) if grid == "patches" else grid
 
     def keep_values(self) -> None:
         """Let a patch take up nothing of the others in the last layer; the class token stays as it is.
@@ -134,8 +139,18 @@ class TextEncoder(LibraryEncoder, Grouping):
         return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
 
 
+class FixedNorm(nn.BatchNorm2d):
+    """A batch norm with the statistics of the checkpoint, also where it learns.
+
+    Those of a batch would depend on how it is cut into chunks and processes.
+    """
+
+    def train(self, mode: bool = True) -> "FixedNorm":  # noqa: ARG002
+        return super().train(False)
+
+
 # Noise by rows (`nn/hashing.py`) in models of the transformers library, not from torch's generator. Dropout
-# layers and SwinDropPath are replaced. Dropout of attention weights is no layer: the library passes its share
+# layers and paths are replaced. Dropout of attention weights is no layer: the library passes its share
 # to a function of attention, and lets others register one.
 
 
@@ -150,8 +165,10 @@ def draw_by_rows(model: Any) -> None:
     """
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child).__name__ == "SwinDropPath":
+            if type(child).__name__.endswith("DropPath"):
                 setattr(module, name, DropPath(child.drop_prob))
+            elif type(child) is nn.BatchNorm2d:
+                child.__class__ = FixedNorm
     drop_by_rows(model)
     if model._can_set_attn_implementation():
         from transformers import AttentionInterface, AttentionMaskInterface

@@ -42,20 +42,22 @@ class Stored(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})  # of the trainer that wrote it: its argparse.Namespace
 
 
-def read_tensors(path: Path) -> Stored:
+def read_tensors(path: Path, *, wrapped: bool = True) -> Stored:
     """All tensors of a .safetensors, .pt, .pth or .bin file by name.
+
+    wrapped  they may stand in a training checkpoint, under names with a prefix
 
     UserError where it holds anything else.
     """
     try:
         regular(path)
         if path.suffix == ".safetensors":
-            return _state_dict(load_file(path), path)
+            return _state_dict(load_file(path), path, wrapped)
         if _is_script(path):
             return Stored(_script_tensors(path), True)
         with torch.serialization.safe_globals([(_Inert, name) for name in _HARMLESS]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-        return _state_dict(content, path)
+        return _state_dict(content, path, wrapped)
     except UserError:
         raise
     except Exception as error:  # damaged files raise whatever their readers stumble over
@@ -72,10 +74,10 @@ _AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile, Lightning
 
 
-def _state_dict(content: Any, path: Path) -> Stored:
+def _state_dict(content: Any, path: Path, wrapped: bool) -> Stored:
     """The state dict inside a training checkpoint with epoch and optimizer, or the file itself."""
     name, averages, settings = "", list[str](), dict[str, Any]()
-    for _ in range(4):  # wrappers inside of wrappers
+    for _ in range(4 * wrapped):  # wrappers inside of wrappers
         if not isinstance(content, Mapping) or all(isinstance(x, Tensor) for x in content.values()):
             break
         name = name or str(content.get("name", ""))
@@ -96,7 +98,8 @@ def _state_dict(content: Any, path: Path) -> Stored:
     if averages:
         print(f"{path} also holds averaged weights ({', '.join(averages)}), not read", file=sys.stderr)
     tensors = {key: x for key, x in content.items() if key != "n_averaged"}
-    while prefix := next((p for p in _PREFIXES if tensors and all(k.startswith(p) for k in tensors)), ""):
+    prefixes = _PREFIXES if wrapped else ()
+    while prefix := next((p for p in prefixes if tensors and all(k.startswith(p) for k in tensors)), ""):
         tensors = {key.removeprefix(prefix): x for key, x in tensors.items()}
     return Stored(tensors, name=name, settings=settings)
 

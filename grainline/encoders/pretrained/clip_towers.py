@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,6 @@ class ClipImage(ImageEncoder):
     """The image side of a CLIP: patches, and a class token that sums up."""
 
     classed = True
-
-    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["image"]
-        side = config["image_size"] // config["patch_size"]
-        super().__init__(
-            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=(side, side)
-        )
 
     def keep_values(self) -> None:
         last: Any = self.model.get_submodule("encoder.layers")[-1]  # type: ignore[index]
@@ -105,23 +98,44 @@ class Clip(TwoSided):
 
     model_class, config_class = "CLIPModel", "CLIPConfig"
     grid, lead = "vision_model.embeddings.position_embedding.weight", 1
-    pixels: ClassVar = KNOWN["clip"]
+    pixels = KNOWN["clip"]
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
         if options.quick_gelu is not None:
-            for side in ("vision_config", "text_config"):
-                config[side]["hidden_act"] = "quick_gelu" if options.quick_gelu else "gelu"
+            for side in sides_of({"config": config}).values():
+                side["hidden_act"] = "quick_gelu" if options.quick_gelu else "gelu"
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
         if settings:
             return _from_open_clip(file, stored, options.quick_gelu, settings)
         return from_file(file, stored, options.quick_gelu)
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
         return ClipImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
 
-    def space(self, architecture: Mapping[str, Any]) -> int:
+    def space(self, architecture: Mapping[str, Any]) -> int | None:
         return int(architecture["config"]["projection_dim"])
+
+
+class ClipVision(Clip):
+    """The image side alone, with its projection where config.json names the class that has one."""
+
+    model_class, config_class = "CLIPVisionModelWithProjection", "CLIPVisionConfig"
+    row = ""
+    unused = r"visual_projection\.weight"
+
+    def check(self, name: str, config: dict[str, Any], options: Options) -> None:
+        super().check(name, config, options)
+        config["projected"] = self.model_class in (config.get("architectures") or ())
+
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
+        return ClipImage(model.vision_model, architecture), None
+
+    def space(self, architecture: Mapping[str, Any]) -> int | None:
+        return super().space(architecture) if architecture["config"]["projected"] else None
+
+    def _strip(self, model: Any) -> list[str]:
+        return [] if model.config.projected else super()._strip(model)
 
 
 NAMES = (  # theirs, those of transformers; the first that a name begins with decides

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.pretrained.adapters import ImageEncoder
 from grainline.encoders.pretrained.clip_towers import ClipText
-from grainline.encoders.pretrained.kind import Pretrained, sides_of
+from grainline.encoders.pretrained.kind import Pretrained
 from grainline.encoders.pretrained.library import TwoSided
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.nn.runtime import is_static
@@ -24,10 +24,7 @@ class GroupViTImage(ImageEncoder):
     segmented = True
 
     def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["image"]
-        super().__init__(
-            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=None
-        )
+        super().__init__(model, architecture, grid=None)
 
     def train(self, mode: bool = True) -> "GroupViTImage":
         """No noise even where it learns: the assignment of groups stays as in evaluation."""
@@ -70,7 +67,7 @@ class GroupViT(TwoSided):
     model_class, config_class = "GroupViTModel", "GroupViTConfig"
     averaged = True
     grid = "vision_model.embeddings.position_embeddings"
-    pixels: ClassVar = KNOWN["groupvit"]
+    pixels = KNOWN["groupvit"]
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[GroupViTImage, ClipText]:
         return GroupViTImage(model.vision_model, architecture), ClipText(model.text_model, architecture)

@@ -101,6 +101,7 @@ class Source(NamedTuple):
     tokenizer: str | None = None  # folder or name of the tokenizer that belongs to it
     left_out: tuple[str, ...] = ()  # parts that were not read
     published: Published = Published()
+    size: int | None = None  # side of the images that its processor makes, where the model reads any
 
 
 class Pretrained(NamedTuple):
@@ -124,13 +125,15 @@ class Kind(ABC):
 
     vectors: ClassVar[bool] = False
     """Whether summaries are vectors of the shared space already, without a projection."""
-    averaged: ClassVar[bool] = False
+    averaged: bool = False
     """Whether the summary of an image is the mean of its tokens."""
 
     grid: str | None = ""
     lead: int = 0
     row: str = ""
     """Names of the tables of image and text positions, and rows of the first before those of patches."""
+    antialias: bool = False
+    """Whether the first becomes another grid with antialias."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -169,15 +172,16 @@ class Kind(ABC):
         sides, state = sides_of(source.architecture), source.state
         if options.pool is not None:
             raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
-        if options.size is not None and self.grid is not None:
+        size = source.size if options.size is None else options.size
+        if size is not None and self.grid is not None:
             image = sides["image"]
-            if options.size != image["image_size"]:  # 14 divides no 384, and yet there are such models
-                self.check_size(image, options.size)
-            old, new = (side // image["patch_size"] for side in (image["image_size"], options.size))
-            image["image_size"] = options.size
+            before, image["image_size"] = image["image_size"], size
+            if size not in (before, source.size):  # 14 divides no 384, and yet there are such models
+                self.check_size(image, size)
             if self.grid in state:  # others have relative positions only
+                old, new = (side // image["patch_size"] for side in (before, size))
                 table = state[self.grid]
-                fitted = to_grid(table.flatten(0, -2), (old, old), (new, new), self.lead)
+                fitted = to_grid(table.flatten(0, -2), (old, old), (new, new), self.lead, self.antialias)
                 state[self.grid] = fitted.view(*table.shape[:-2], *fitted.shape)
         if options.context is not None and self.row:
             sides["text"]["max_position_embeddings"] = options.context

@@ -10,14 +10,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
 from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.hub import library, quiet, readable
+from grainline.encoders.pretrained.hub import WEIGHTS, library, quiet, readable
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
@@ -31,9 +31,12 @@ class LibraryKind(Kind):
     model_class: str
     config_class: str
     headless: bool = False  # it has a pooler that was trained for other tasks and is left out
-    left_out: ClassVar[str] = r"(?!)"
-    """Pattern of the tensors in its checkpoints that no encoder has; nothing by default."""
-    pixels: ClassVar[dict[str, Any]] = {}
+    any_size: bool = False  # it reads images of any size, so that its processor decides
+    left_out: str = r"(?!)"
+    """Pattern of the tensors in its checkpoints that the model does not have; nothing by default."""
+    unused: str = r"(?!)"
+    """Pattern of those that the model has and no encoder uses."""
+    pixels: Mapping[str, Any] = {}
     """How images are prepared where the folder does not say it, as `preprocess.py` has it."""
 
     def read(self, folder: Path, options: Options) -> Source:
@@ -46,15 +49,15 @@ class LibraryKind(Kind):
             _square(name, settings)
         self.check(name, config, options)
         state, left_out = self.filled(folder, config)
-        for file in stored_in(folder):  # the library makes floats of integers
-            check_numbers(read_tensors(file)[0], file)
         pad = pad_of(folder, config.get("text_config", config))
         if "pad_token_id" in config.get("text_config", {}):  # for models that read padding
             config["text_config"]["pad_token_id"] = pad
-        image_size = sides_of({"config": config})["image"].get("image_size")
+        image_size = None if self.any_size else sides_of({"config": config})["image"].get("image_size")
         pixels = of_hugging_face(self.pixels, _processor(folder), name, image_size) if self.pixels else {}
+        size = pixels.pop("size", None)
         architecture = {"kind": self.name, "config": plain(config), "pad": pad, **pixels}
-        return Source(architecture, state, tokenizer_of(folder), left_out)
+        tokenizer = tokenizer_of(folder)
+        return Source(architecture, state, tokenizer, left_out, size=size if self.any_size else None)
 
     def filled(
         self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
@@ -64,32 +67,35 @@ class LibraryKind(Kind):
         name   of the checkpoint: a folder of the library, unless the weights are given
         state  weights by the names of any version of the library
         """
-        transformers = library()
-        given = {} if state is None else {"state_dict": dict(state)}
+        transformers, given = library(), weights_of(name) if state is None else state
+        kind = getattr(transformers, self.model_class)
+        # A head may have a norm of the same name as the model inside it.
+        heads = {key for key in given if f"{kind.base_model_prefix}.{key}" in given}
         with quiet(), readable(name):
-            model, report = getattr(transformers, self.model_class).from_pretrained(
-                str(name) if state is None else None,
+            model, report = kind.from_pretrained(
+                None,
                 config=getattr(transformers, self.config_class).from_dict(config),
+                state_dict={key: x for key, x in given.items() if key not in heads},
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **given,
                 **self._heads(),
             )
-        unexpected = {key.removeprefix(f"{model.base_model_prefix}.") for key in report["unexpected_keys"]}
-        unread = {key for key in unexpected if re.fullmatch(self.left_out, key)}
+        unknown = {key.removeprefix(f"{kind.base_model_prefix}.") for key in report["unexpected_keys"]}
+        missing, unused = set(report["missing_keys"]), set(self._strip(model))
+        unread = {key for key in unknown if re.fullmatch(self.left_out, key)} | heads | (unused - missing)
         wrong = summarize_names(
             {
-                "missing": report["missing_keys"],
-                "unknown": unexpected - unread,
+                "missing": missing - unused,
+                "unknown": unknown - unread,
                 "of another form": {key for key, *_ in report["mismatched_keys"]},
             }
         )
         if wrong:
             which = "its config.json" if state is None else f"the {self.name} of their shapes"
             raise UserError(f"the weights of {name} do not fit {which}: {wrong}; fetch them again")
-        return model.state_dict(), tuple(sorted({key.split(".")[0] for key in unread}))
+        return model.state_dict(), tuple(sorted({re.sub(r"(?<!embeddings)\..*", "", key) for key in unread}))
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
         """UserError for settings that cannot be obeyed; `options` go into the config.
@@ -104,16 +110,16 @@ class LibraryKind(Kind):
         with quiet():
             config = getattr(transformers, self.config_class).from_dict(architecture["config"])
             model: nn.Module = getattr(transformers, self.model_class)(config, **self._heads())
+            self._strip(model)
             return model.float()
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         draw_by_rows(model)
-        image, text = self.sides(model, architecture)
-        return Pretrained(
-            image if image is None else image.eval(),
-            text if text is None else text.eval(),
-            dict(architecture),
-        )
+        sides = self.sides(model, architecture)
+        for side in sides:
+            if side is not None:
+                side.eval()
+        return Pretrained(*sides, dict(architecture))
 
     @abstractmethod
     def sides(
@@ -123,6 +129,14 @@ class LibraryKind(Kind):
 
     def _heads(self) -> dict[str, Any]:
         return {"add_pooling_layer": False} if self.headless else {}
+
+    def _strip(self, model: nn.Module) -> list[str]:
+        """Take out the parameters that no encoder uses, in place: their names."""
+        unused = [name for name, _ in model.named_parameters() if re.fullmatch(self.unused, name)]
+        for name in unused:
+            place, _, last = name.rpartition(".")
+            setattr(model.get_submodule(place), last, None)
+        return unused
 
 
 class TwoSided(LibraryKind):
@@ -134,21 +148,29 @@ class TwoSided(LibraryKind):
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
         loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
         scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
-        return (
-            super()
-            .split(model, architecture)
-            ._replace(
-                image_projection=loose.get("visual_projection.weight"),
-                text_projection=loose.get("text_projection.weight"),
-                scale=None if scale is None else scale.exp().reshape(1),
-                bias=None if bias is None else bias.reshape(1),
-            )
+        found = super().split(model, architecture)
+        return found._replace(
+            image_projection=loose.get("visual_projection.weight"),
+            text_projection=loose.get("text_projection.weight"),
+            scale=None if scale is None else scale.exp().reshape(1),
+            bias=None if bias is None else bias.reshape(1),
         )
 
 
-def stored_in(folder: Path) -> list[Path]:
-    """The files of weights in a folder of the library."""
-    return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, in one file or in all that an index names. UserError for wrong numbers."""
+    first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if first is None:
+        raise UserError(f"cannot read the model in {folder}: it has none of {', '.join(WEIGHTS)}")
+    shards = read_settings(first).get("weight_map") if first.suffix == ".json" else {"": first.name}
+    if not isinstance(shards, dict):
+        raise UserError(f"cannot read the model in {folder}: {first.name} has no weight_map; fetch it again")
+    weights = dict[str, Tensor]()
+    for name in sorted({str(name) for name in shards.values()}):
+        tensors = read_tensors(folder / Path(name).name, wrapped=False).tensors
+        check_numbers(tensors, folder / name)  # the library makes floats of integers
+        weights |= tensors
+    return weights
 
 
 def _square(name: str, config: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 An architecture holds `mean`, `spread` (the std), `resize` ("crop": the short side is resized and the middle
 cut out; "squash": the whole image becomes a square), `filter` (a name of Pillow's) and `margin` (the size
-from which the middle is cut out, as a multiple of the square; nearly always 1).
+from which the middle is cut out, as a multiple of the square; 0: images keep their size).
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -13,34 +14,46 @@ import torch
 
 from grainline.errors import UserError
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "spread": (0.229, 0.224, 0.225)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "spread": (0.229, 0.224, 0.225)}
 _CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "spread": (0.26862954, 0.26130258, 0.27577711)}
 _HALF = {"mean": (0.5, 0.5, 0.5), "spread": (0.5, 0.5, 0.5)}
 _READ = {
     "image_mean", "image_std", "resample", "size", "crop_size", "do_center_crop", "do_rescale",
-    "rescale_factor", "do_normalize", "do_resize",
+    "rescale_factor", "do_normalize", "do_resize", "default_to_square", "size_divisor",
     # What changes no image of three colours.
-    "auto_map", "data_format", "do_convert_rgb", "feature_extractor_type", "image_processor_type",
-    "input_data_format", "processor_class", "return_tensors", "_valid_processor_keys",
+    "auto_map", "data_format", "device", "disable_grouping", "do_convert_rgb", "do_reduce_labels",
+    "feature_extractor_type", "image_processor_type", "input_data_format", "processor_class", "reduce_labels",
+    "return_tensors", "_valid_processor_keys",
 }  # fmt: skip
 """The settings of image processors of transformers that are known. Others may only be null or false."""
 _FILTERS = ["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]  # by their number in Pillow
+_CUT, _SQUASH = {"resize": "crop", "margin": 1.0}, {"resize": "squash", "margin": 1.0}
 
-KNOWN: dict[str, dict[str, Any]] = {  # defaults of each kind
-    "clip": {**_CLIP, "resize": "crop", "filter": "bicubic", "margin": 1.0},
-    "siglip": {**_HALF, "resize": "squash", "filter": "bicubic", "margin": 1.0},
-    "groupvit": {**_IMAGENET, "resize": "crop", "filter": "bicubic", "margin": 1.0},
-    "vit": {**_HALF, "resize": "squash", "filter": "bilinear", "margin": 1.0},
-    "swin": {**_IMAGENET, "resize": "squash", "filter": "bicubic", "margin": 1.0},
-}
+KNOWN: dict[str, dict[str, Any]] = {
+    "clip": {**_CLIP, **_CUT, "filter": "bicubic"},
+    "siglip": {**_HALF, **_SQUASH, "filter": "bicubic"},
+    "groupvit": {**IMAGENET, **_CUT, "filter": "bicubic"},
+    "vit": {**_HALF, **_SQUASH, "filter": "bilinear"},
+    "swin": {**IMAGENET, **_SQUASH, "filter": "bicubic"},
+    "deit": {**_HALF, **_SQUASH, "filter": "bicubic", "margin": 256 / 224},
+    "beit": {**_HALF, **_SQUASH, "filter": "bicubic"},
+    "bit": {**_CLIP, **_CUT, "filter": "bicubic"},
+    "convnext": {**_HALF, **_CUT, "filter": "bicubic", "margin": 256 / 224, "crop_pct": 224 / 256},
+    "efficientnet": {**_HALF, **_SQUASH, "filter": "bicubic", "rescale_offset": False, "include_top": True},
+    "mobilenetv1": {**_HALF, **_CUT, "filter": "bilinear", "margin": 256 / 224},
+    "mobilenetv2": {**_HALF, **_CUT, "filter": "bilinear", "margin": 256 / 224},
+    "dinov3vit": {**IMAGENET, **_SQUASH, "filter": "bilinear"},
+}  # fmt: skip
+"""What image processors of the library do by default, by the beginning of their name; and of two kinds."""
+_OWN = ("crop_pct", "rescale_offset", "include_top")  # settings of those that have a default for them
 
 
 def of_hugging_face(
     known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
 ) -> dict[str, Any]:
-    """The settings of an image processor of transformers as ours.
+    """The settings of an image processor of transformers as ours, and the `size` of squares if it says it.
 
-    known       the defaults of its kind
+    known       the defaults of its kind, where the settings name no processor
     image_size  what the model reads; UserError where the processor makes another
     """
     return _checked(partial(_of_processor, known, settings, where, image_size), where)
@@ -74,42 +87,69 @@ def check_known(given: Mapping[str, Any], known: Collection[str], where: str) ->
 def _of_processor(
     known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None
 ) -> dict[str, Any]:
-    check_known(settings, _READ, where)
-    out = {**known, **_colours(known, settings)}
+    name = settings.get("image_processor_type") or settings.get("feature_extractor_type")
+    if name is not None:
+        processor = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name)).lower()
+        if processor not in KNOWN:
+            raise UserError(f"{where} names {name}, an image processor that is not known here")
+        known = KNOWN[processor]
+    own = {key: settings.get(key, known[key]) for key in _OWN if key in known}
+    check_known(settings, _READ | own.keys(), where)
+    out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings, own)
     if settings.get("resample") is not None:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
-    if not _flag(settings, "do_resize"):
-        raise UserError(f"{where} leaves images in their size (do_resize is false); all must have one size")
-    size, cut = settings.get("size"), settings.get("do_center_crop")
-    cut = known["resize"] == "crop" if cut is None else bool(cut)
-    if size is None:
-        return out
-    if isinstance(size, dict):
-        out["resize"] = "crop" if "shortest_edge" in size else "squash"
-    else:  # a bare number: the short side where the middle is cut out, else both
-        out["resize"] = "crop" if cut else "squash"
-    side = _side(size, where)
-    square = _side(settings.get("crop_size") or side, where) if cut else side
-    if out["resize"] == "crop" and not cut:
-        raise UserError(f"{where} cuts no squares out of images (no do_center_crop); only those can be read")
-    if image_size not in (None, square) or square > side:
+    frame = _frame(known, settings, own, where)
+    side, square = frame.pop("side", None), frame.get("size")
+    if square is None:
+        return out | frame
+    if image_size not in (None, square) or square > side > 0:
         reads = f"and its model reads {image_size or square}; fetch both again"
         raise UserError(f"{where} cuts squares of {square} pixels out of {side}, {reads}")
-    out["margin"] = side / square
-    return out
+    if square % (settings.get("size_divisor") or 1):
+        raise UserError(f"{where} makes squares of {square} pixels, no multiple of its size_divisor")
+    return out | frame | {"margin": side / square}
 
 
-def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _frame(
+    known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The way to a square: `resize`, the `side` that images are resized to (0: none), and its `size`."""
+    size, cut = settings.get("size"), settings.get("do_center_crop")
+    cut = (known["resize"] == "crop" or known["margin"] != 1) if cut is None else bool(cut)
+    if not _flag(settings, "do_resize"):
+        if not cut or not settings.get("crop_size"):
+            raise UserError(f"{where} leaves images in their size (do_resize is false), which must be one")
+        return {"resize": "crop", "side": 0, "size": _side(settings["crop_size"], where)}
+    if size is None:
+        return {}
+    side = _side(size, where)
+    if own.get("crop_pct"):
+        resized, way = (int(side / own["crop_pct"]), "crop") if side < 384 else (side, "squash")
+        return {"resize": way, "side": resized, "size": side}
+    both = settings.get("default_to_square")  # whether a bare number is both sides, or the short one
+    short = known["resize"] == "crop" if both is None else not both
+    short = "shortest_edge" in size if isinstance(size, Mapping) else short
+    if short and not cut:
+        raise UserError(f"{where} cuts no squares out of images (no do_center_crop); only those can be read")
+    square = _side(settings.get("crop_size") or side, where) if cut else side
+    return {"resize": "crop" if short else "squash", "side": side, "size": square}
+
+
+def _colours(known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Mean and std of pixels from 0 to 1: (255 factor x - mean) / std is the input of the model."""
     out = {
         ours: [float(x) for x in settings[theirs]] if settings.get(theirs) else known[ours]
         for ours, theirs in (("mean", "image_mean"), ("spread", "image_std"))
     }
+    std = out["spread"]
     if not _flag(settings, "do_normalize"):
         out = {"mean": [0.0] * 3, "spread": [1.0] * 3}
-    factor = 1.0
-    if _flag(settings, "do_rescale"):
-        factor = float(1 / 255 if settings.get("rescale_factor") is None else settings["rescale_factor"])
+    scaled, factor = _flag(settings, "do_rescale"), settings.get("rescale_factor")
+    factor = (1 / 255 if factor is None else float(factor)) if scaled else 1.0
+    if own.get("rescale_offset") and scaled:
+        out["mean"] = [x + 1 for x in out["mean"]]
+    if own.get("include_top"):  # EfficientNet divides by the std twice
+        out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
     if factor == 1 / 255:
         return out
     return {name: [x / (255 * factor) for x in values] for name, values in out.items()}
@@ -129,12 +169,12 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
         "image_mean": list(architecture["mean"]),
         "image_std": list(architecture["spread"]),
         "do_convert_rgb": True,
-        "do_resize": True,
+        "do_resize": larger > 0,
         "do_rescale": True,
         "do_normalize": True,
         "resample": _FILTERS.index(architecture["filter"]),
         "rescale_factor": 1 / 255,
-        "size": {"height": larger, "width": larger} if squash else {"shortest_edge": larger},
+        "size": {"height": larger, "width": larger} if squash else {"shortest_edge": larger or size},
     }
     cut = not squash or larger != size  # always written: the default of a CLIP's processor is to cut
     return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
@@ -173,6 +213,7 @@ def of_open_clip(
 def _side(size: Mapping[str, int] | int, where: str) -> int:
     if not isinstance(size, Mapping):
         return int(size)
+    check_known(size, ("shortest_edge", "height", "width"), f"{where}, size,")
     sides = {int(size[name]) for name in ("shortest_edge", "height", "width") if size.get(name)}
     if len(sides) != 1:
         raise UserError(f"{where} makes images of size {dict(size)}; only squares can be read")

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import kind_of
-from grainline.encoders.pretrained.archive import Stored, read_tensors
+from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.clip_towers import Clip, from_file, renamed
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
-from grainline.encoders.pretrained.library import plain, stored_in, tokenizer_of
+from grainline.encoders.pretrained.library import plain, tokenizer_of, weights_of
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
@@ -131,7 +131,7 @@ class FgClip(Clip):
         self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
     ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         """The weights of one of the two ways; the config gets the length of its texts."""
-        state = {key: x for file in stored_in(name) for key, x in read_tensors(file).tensors.items()}
+        state = weights_of(name)
         text, table = config["text_config"], "text_model.embeddings.position_embedding"
         own = [f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight"]
         if not state.keys() >= {*own}:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,13 +36,6 @@ from grainline.weights import check_numbers
 
 class SiglipImage(ImageEncoder):
     """The image side: patches, and an attention pool that sums up."""
-
-    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["image"]
-        side = config["image_size"] // config["patch_size"]
-        super().__init__(
-            model, architecture, width=config["hidden_size"], size=config["image_size"], grid=(side, side)
-        )
 
     def read(self, hidden: Tensor) -> ImageTokens:
         """Each patch as the attention pool would summarise an image of this patch alone."""
@@ -77,11 +70,11 @@ class Siglip(TwoSided):
     model_class, config_class = "SiglipModel", "SiglipConfig"
     vectors = True
     grid = "vision_model.embeddings.position_embedding.weight"
-    pixels: ClassVar = KNOWN["siglip"]
+    pixels = KNOWN["siglip"]
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
-        if not config["vision_config"].get("vision_use_head", True):
+        if not sides_of({"config": config})["image"].get("vision_use_head", True):
             raise UserError(
                 f"{name} has no attention pool (vision_use_head is false), so no vector for an image"
             )
@@ -116,11 +109,21 @@ class Siglip(TwoSided):
         architecture = {"kind": self.name, "config": config, "pad": pad, **pixels}
         return Source(architecture, from_timm_names(tensors), tokenizer_of(file.parent))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText | None]:
         return SiglipImage(model.vision_model, architecture), SiglipText(model.text_model, architecture)
 
     def space(self, architecture: Mapping[str, Any]) -> int:
-        return int(architecture["config"]["vision_config"]["hidden_size"])
+        return int(sides_of(architecture)["image"]["hidden_size"])
+
+
+class SiglipVision(Siglip):
+    """SiglipVisionModel, the image side alone."""
+
+    model_class, config_class = "SiglipVisionModel", "SiglipVisionConfig"
+    grid, row = "embeddings.position_embedding.weight", ""
+
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText | None]:
+        return SiglipImage(model, architecture), None
 
 
 _VOCAB_2 = 256_000  # tokens of SigLIP 2
