@@ -455,7 +455,7 @@ LATE = [
           "if not torch.equal(bits[example][back], bits):", "if bits.shape[0] < 0:"),
     Fault("methods/text_parts.py", "tests/test_maxsim.py", "a shared token is found at its last place",
           '"amin"', '"amax"'),
-    Fault("methods/text_parts.py", "tests/test_maxsim.py", "ids behind the end of a sentence count",
+    Fault("encoders/towers.py", "tests/test_maxsim.py", "ids behind the end of a sentence count",
           "distinct_rows(ids.masked_fill(~mask, -1).flatten(0, 1))", "distinct_rows(ids.flatten(0, 1))"),
     Fault("methods/maxsim.py", "tests/test_maxsim.py", "fused maxima are added up, not averaged",
           "return total.T / text_mask.sum(-1).clamp(min=1)", "return total.T"),

@@ -22,6 +22,7 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import Pretrained, kind_of
+from grainline.encoders.towers import distinct_rows
 from grainline.errors import UserError
 from grainline.export import onnx
 from grainline.export.onnx import (
@@ -39,7 +40,6 @@ from grainline.files import write_tensors
 from grainline.fingerprint import fingerprint
 from grainline.loading import load
 from grainline.methods import method_class
-from grainline.methods.text_parts import distinct_rows
 from grainline.model import Model
 from grainline.nn.runtime import static
 from grainline.nn.superpixels import kmeans

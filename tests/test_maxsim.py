@@ -7,10 +7,10 @@ import torch
 from make import CLOCK, batch, build
 from torch import Tensor
 
+from grainline.encoders.towers import distinct_rows
 from grainline.methods import maxsim
 from grainline.methods.base import dot
 from grainline.methods.maxsim import MaxSim, late_heat, late_score
-from grainline.methods.text_parts import distinct_rows
 from grainline.nn.pooling import unit
 from grainline.training.step import step
 from grainline.types import Texts, rows

@@ -16,9 +16,10 @@ from grainline.encoders.pretrained.kind import PretrainedConfig, PretrainedImage
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
-from grainline.nn.hashing import Dropout
-from grainline.nn.pooling import unit
-from grainline.types import Encoded, Images, Texts, full, mirror
+from grainline.nn.hashing import Dropout, equal_texts
+from grainline.nn.pooling import mean_pool, unit
+from grainline.nn.runtime import is_static
+from grainline.types import Encoded, Images, Texts, by_host, from_host, full, mirror
 
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 
@@ -195,6 +196,12 @@ class Towers(nn.Module):
         tokens = full(self.to_text(read.tokens[:, :keep]))
         return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image)
 
+    def encode_sentences(self, texts: Texts) -> Encoded:
+        """texts of M rows in parts -> Encoded [M, D], the mean of unit vectors of parts; tokens = these"""
+        tokens, mask = read_parts(self, texts)
+        tokens = unit(tokens)
+        return Encoded(unit(mean_pool(tokens, mask).vector), tokens, mask, texts.item, texts.image)
+
 
 def _encoders(cfg: TowersConfig) -> tuple[Any, Any, tuple[nn.Module, nn.Module] | None]:
     """The encoders of both sides, and the heads of a GroupViT that gives both and whose space is wanted.
@@ -271,3 +278,60 @@ def _in_one_run(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     ids, mask = ids.flatten(1), mask.flatten(1)
     order = (~mask).int().argsort(dim=1, stable=True)  # real tokens first, in their order
     return ids.gather(1, order), mask.gather(1, order)
+
+
+def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tuple[Tensor, Tensor]:
+    """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
+
+    Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
+    """
+    if max_parts and texts.ids.shape[1] > max_parts:
+        if by_host(lambda mask: bool(mask[:, max_parts:].any()), texts.mask):
+            raise ValueError(f"a text has more than {max_parts} parts; the method composes no more")
+        ids, mask = mirror(lambda *both: tuple(x[:, :max_parts] for x in both), texts.ids, texts.mask)
+        texts = texts._replace(ids=ids, mask=mask)
+    mask = mirror(lambda mask: mask.any(-1), texts.mask)
+    first, back = from_host(
+        lambda ids, mask: distinct_rows(ids.masked_fill(~mask, -1).flatten(0, 1)), texts.ids, texts.mask
+    )
+    ids = texts.ids.flatten(0, 1)[first]
+    real = mirror(lambda mask, first: mask.flatten(0, 1)[first], texts.mask, first)
+    with equal_texts(ids, real):
+        vector = full(towers.to_text(towers.text(ids, real).pooled))
+    vector = vector[back].unflatten(0, mask.shape)
+    return vector.masked_fill(~mask[..., None], 0.0), mask
+
+
+def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index of each distinct row of x [R, D]: [U]; and the distinct row that each row equals: [R].
+    In a static graph every row counts as distinct.
+
+    >>> first, back = distinct_rows(torch.tensor([[2.0], [1.0], [2.0]]))
+    >>> sorted(first.tolist()), first[back].tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    if is_static():
+        index = torch.arange(x.shape[0], device=x.device)
+        return index, index
+    back, count = _same_sums(x.detach())
+    number = torch.arange(len(x), device=x.device)
+    first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")
+    return first, back
+
+
+def _same_sums(x: Tensor) -> tuple[Tensor, int]:
+    """Rows of equal bits, by number, and how many numbers there are.
+
+    One sum for each row is far faster than `torch.unique` of rows, which is used if two different rows ever
+    have the same sum.
+    """
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
+    bits = x.contiguous().view(whole).long()
+    g = torch.Generator("cpu").manual_seed(0)
+    weight = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=g, dtype=torch.int64, device="cpu")
+    sums, back = torch.unique((bits * weight.to(x.device)).sum(1), return_inverse=True)
+    example = torch.empty_like(sums).scatter_(0, back, torch.arange(len(x), device=x.device))
+    if not torch.equal(bits[example][back], bits):
+        distinct, back = torch.unique(bits, dim=0, return_inverse=True)
+        return back, len(distinct)
+    return back, len(sums)

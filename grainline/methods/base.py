@@ -37,6 +37,9 @@ class Method(ABC, nn.Module):
     parts: int = 1
     """Most parts of a text that `encode_texts` reads: 1 reads texts whole, more read sentences separately."""
 
+    by_sentence: bool = False
+    """Whether the vector of a text is the mean of those of its parts, which are then its tokens."""
+
     chunking: Chunking | None = None
     """How a text is split into `parts` chunks, for methods that compose them into a whole."""
 
@@ -97,7 +100,8 @@ class Method(ABC, nn.Module):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """M texts -> Encoded of M rows."""
-        return self.towers.encode_texts(texts)
+        read = self.towers.encode_sentences if self.by_sentence else self.towers.encode_texts
+        return read(texts)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Every image against every text: [N, M], higher is closer. The score of a pair depends on it alone.

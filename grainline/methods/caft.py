@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.encoders.base import Layered
-from grainline.encoders.towers import image_kind
+from grainline.encoders.towers import image_kind, read_parts
 from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, logged, sigmoid_loss, whole_captions
-from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts, read_parts
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.pooling import unit
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts

@@ -19,9 +19,7 @@ from pydantic import Field
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import LogitScale, both_ways
-from grainline.methods.text_parts import read_parts
-from grainline.nn.pooling import mean_pool, unit
-from grainline.types import Clock, Encoded, Pair, Term, Texts
+from grainline.types import Clock, Pair, Term
 
 SENTENCES = 32  # of a text at most, where they are read one by one
 
@@ -43,15 +41,8 @@ class CLIP(Method):
     def __init__(self, cfg: CLIPConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
-        self.parts = SENTENCES if cfg.scoring == "sentences" else 1
-
-    def encode_texts(self, texts: Texts) -> Encoded:
-        """With scoring "sentences" tokens are the unit vectors of sentences, else those of words."""
-        if self.parts == 1:
-            return super().encode_texts(texts)
-        tokens, mask = read_parts(self.towers, texts)
-        tokens = unit(tokens)
-        return Encoded(unit(mean_pool(tokens, mask).vector), tokens, mask, texts.item, texts.image)
+        if cfg.scoring == "sentences":
+            self.parts, self.by_sentence = SENTENCES, True
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()

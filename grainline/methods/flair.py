@@ -24,11 +24,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.encoders.towers import flat_parts
+from grainline.encoders.towers import flat_parts, read_parts
 from grainline.losses.text_conditioned import flair_means
 from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
-from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts, read_parts
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Clock, Encoded, Pair, Term, Texts, mirror
 

@@ -22,12 +22,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.encoders.towers import TowersConfig
+from grainline.encoders.towers import TowersConfig, distinct_rows, read_parts
 from grainline.kernels import launch
 from grainline.losses.tiled.operands import on_gpu
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import LogitScale, both_ways
-from grainline.methods.text_parts import distinct_rows, read_parts
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
