@@ -148,8 +148,8 @@ class TwoSided(LibraryKind):
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
         loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
         scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
-        found = super().split(model, architecture)
-        return found._replace(
+        sides = super().split(model, architecture)
+        return sides._replace(
             image_projection=loose.get("visual_projection.weight"),
             text_projection=loose.get("text_projection.weight"),
             scale=None if scale is None else scale.exp().reshape(1),
