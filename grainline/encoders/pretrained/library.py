@@ -148,8 +148,8 @@ class TwoSided(LibraryKind):
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
         loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
         scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
-        found = super().split(model, architecture)
-        return found._replace(
+        sides = super().split(model, architecture)
+        return sides._replace(
             image_projection=loose.get("visual_projection.weight"),
             text_projection=loose.get("text_projection.weight"),
             scale=None if scale is None else scale.exp().reshape(1),
@@ -199,15 +199,15 @@ def _processor(folder: Path) -> dict[str, Any]:
 def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
     token = read_settings(folder / "tokenizer_config.json").get("pad_token")
-    name = token.get("content") if isinstance(token, dict) else token
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
     try:
+        name = token["content"] if isinstance(token, dict) else token
         return next(
             (int(x["id"]) for x in tokens if x["content"] == name), int(config.get("pad_token_id") or 0)
         )
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(
-            f"tokenizer.json of {folder} names its special tokens in no known form: {error!r}"
+            f"the tokenizer of {folder} names its special tokens in no form that is known: {error!r}"
         ) from None
 
 
