@@ -285,8 +285,9 @@ BAD: list[Any] = [
 RAISED = {
     "bool_type", "bool_parsing", "dict_type", "extra_forbidden", "finite_number", "float_parsing",
     "float_type", "greater_than", "greater_than_equal", "int_from_float", "int_parsing", "int_parsing_size",
-    "int_type", "invalid_key", "less_than", "less_than_equal", "literal_error", "missing",
-    "model_attributes_type", "model_type", "string_too_short", "string_type", "string_unicode", "too_long",
+    "int_type", "invalid_key", "less_than", "less_than_equal", "list_type", "literal_error", "missing",
+    "model_attributes_type", "model_type", "string_pattern_mismatch", "string_too_short", "string_type",
+    "string_unicode", "too_long",
     "too_short", "tuple_type",
     "union_tag_invalid", "union_tag_not_found", "value_error",
 }  # fmt: skip
