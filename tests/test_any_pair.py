@@ -14,21 +14,14 @@ from grainline.training.step import step
 from grainline.types import rows
 
 VIT = SIDE | {"image_size": 8, "patch_size": 4}
+RESNET = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [1, 2], "image_size": 16}
 IMAGES: dict[str, dict[str, Any]] = {
-    "vit": {"kind": "vit", "config": VIT, "pad": 0, **PIXELS},
-    "swin": {
-        "kind": "swin",
-        "config": {
-            "image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2],
-            "window_size": 2,
-        },
-        "pad": 0,
-        **PIXELS,
-    },
-}  # fmt: skip
+    "dinov2_with_registers": {"config": VIT | {"num_register_tokens": 4}, **PIXELS},
+    "resnet": {"config": RESNET, **PIXELS},
+}
 BERT = SIDE | {"vocab_size": VOCAB, "max_position_embeddings": 24}
 TEXTS: dict[str, dict[str, Any]] = {
-    "bert": {"kind": "bert", "config": BERT, "pad": 0},
+    "bert": {"kind": "bert", "config": BERT, "pad": 0, "pool": ["mean"]},
     "clip": begun("clip")["text"]["architecture"],
 }
 OWN: dict[str, dict[str, Any]] = {
@@ -37,17 +30,18 @@ OWN: dict[str, dict[str, Any]] = {
     "seps": {"keep_ratio": 0.75, "aggregation_ratio": 0.7},
     "laps": {"keep_ratio": 0.75, "aggregation_ratio": 0.7},
 }
-SUPERPIXELS = {"name": "toy", "superpixels": {"cell": 2}, "stride": 2, "groups": [3, 2, 1]}
+SUPERPIXELS = {"name": "toy", "superpixels": {"cell": 4}, "stride": 2, "groups": [3, 2, 1]}
 GROUPS = {"groups": 3, "later": 1, "depth": 1, "heads": 2, "width": SIDE["hidden_size"], "context": 24}
 
 
 def make(name: str, image: str, text: str) -> Method:
     torch.manual_seed(0)
     size = IMAGES[image]["config"]["image_size"]
-    eye: dict[str, Any] = {"pretrained": image, "architecture": IMAGES[image], "size": size}
+    architecture = {"kind": image, "pad": 0, **IMAGES[image]}
+    eye: dict[str, Any] = {"pretrained": image, "architecture": architecture, "size": size}
     words: dict[str, Any] = {"pretrained": text, "architecture": TEXTS[text], "context": 24}
     if name == "caft":
-        eye = SUPERPIXELS | {"size": size, "encoder": eye}
+        eye = SUPERPIXELS | {"superpixels": {"cell": size // 4}, "size": size, "encoder": eye}
     if name == "tgt":
         words = GROUPS | {"vocab": VOCAB, "encoder": words}
     values = {"image": eye, "text": words, "width": WIDTH} | OWN.get(name, {})
