@@ -29,6 +29,10 @@ from grainline.loading import default_device, load
 
 CROP = "data.crop={scale: [0.65, 1.0], ratio: [0.85, 1.18], flip: true}"
 VIEWS = ("photos/starter", "data.views=8", "data.workers=8", CROP)
+JOINED = (  # beside captions some of them joined, each text read as one
+    "data.texts={captions: random, per_image: 2, sampled_captions: 2, max_sentences_per_chunk: 5}",
+    "model.scoring=whole",
+)
 SETTINGS: dict[str, tuple[str, ...]] = {
     "cached": ("photos/starter",),
     "frozen": (*VIEWS, "train.max_steps=1500"),
@@ -36,10 +40,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *VIEWS,
         "model.dropout=0.3",
         "model.text.tune=all",
-        "model.text.rate=0.03",
+        "model.text.rate=0.05",
         "train.max_steps=460",
+        *JOINED,
     ),
     "both": ("photos/starter_tuned",),
+    "both_joined": ("photos/starter_tuned", *JOINED),
 }
 """Recipe and changes of each setting: two cores, then a GPU."""
 GATES = {  # rSum at least: single captions, joined ones by the better way
