@@ -101,6 +101,10 @@ class TowersConfig(Config):
     def _has_use_for_segments(self) -> "TowersConfig":
         if isinstance(self.image, CastConfig) and not self.masks_tokens:
             raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
+        any_shape = "max_num_patches" in (getattr(self.image, "architecture", None) or {})
+        if any_shape and self.learns_tokens and not self.masks_tokens:
+            no = "this method cannot leave out masked patches: take siglip, clip, himo, vse, caft or flair"
+            raise ValueError(f"the image side reads images of any shape, and {no}")
         return self
 
     @model_validator(mode="before")
