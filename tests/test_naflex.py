@@ -79,6 +79,14 @@ def test_the_number_of_patches_by_the_size_of_an_image(size: tuple[int, int], mo
     assert steps.sides((4000, 3000)) == Patches(16, (1024,)).sides((4000, 3000))
 
 
+@pytest.mark.parametrize("steps", [(MOST,), (8, 30, 60)])
+def test_what_a_server_keeps_of_an_upload_reads_the_same(steps: tuple[int, ...]) -> None:
+    transform = EvalTransform(16, "squash", "bilinear", patches=Patches(4, steps))
+    for image in photos():
+        assert torch.equal(transform(transform.square.cut(image, rim=True)), transform(image))
+    assert transform.pressed().square == transform.square
+
+
 @torch.no_grad()
 def test_it_is_the_librarys_for_images_of_several_shapes_in_one_batch(saved: tuple[Path, Any]) -> None:
     folder, library = saved
@@ -212,7 +220,7 @@ def test_a_method_that_cannot_leave_out_masked_patches_is_one_line(
 ) -> None:
     file = recipe(saved[0], tmp_path / "x.yaml", "beta_clip")
     line = complaint(capsys, "train", file, "--out", tmp_path / "run")
-    assert "this method cannot leave out masked patches: take siglip" in line
+    assert "masked patches, which only siglip, clip, himo, vse, caft and flair leave out" in line
 
 
 def test_what_does_not_fit_is_one_line(
@@ -220,14 +228,14 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     folder = saved[0]
     for options, message in (
-        ({"size": 32}, "give max_num_patches in place of size"),
+        ({"size": 32}, "for a siglip2 give max_num_patches, and leave size out"),
         ({"resize": "crop"}, "in their own shape; leave resize out"),
         ({"walk_type": "box"}, "walk_type is for FG-CLIP 2, not for a siglip2"),
     ):
         with pytest.raises(UserError, match=message):
             load_pretrained(folder, **options)
     siglip().save_pretrained(tmp_path / "square")
-    with pytest.raises(UserError, match="a siglip reads squares: give size"):
+    with pytest.raises(UserError, match="for a siglip give size, and leave max_num_patches out"):
         load_pretrained(tmp_path / "square", max_num_patches=9)
     shutil.copytree(folder, tmp_path / "other")
     for change, message in (
@@ -293,7 +301,7 @@ def test_fg_clip_2_by_its_three_ways(tmp_path: Path) -> None:
         assert not any(name.startswith(f"{way}text_head") for name in found.left_out)
     del state["longtext_head.bias"]
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="an FG-CLIP 2 that lacks one of .*longtext_head"):
+    with pytest.raises(UserError, match=r"an FG-CLIP 2 that lacks one of .*longtext_head"):
         load_pretrained(tmp_path)
 
 

@@ -57,9 +57,7 @@ class Patches(NamedTuple):
     most: tuple[int, ...]  # patches; of several numbers the first that holds an image in its own size
 
     def sides(self, image: tuple[int, int]) -> tuple[int, int]:
-        """The width and height to which an image of this width and height is resized.
-
-        By bisection of the scale, as transformers does it: sides are rounded up to whole patches.
+        """Width and height of an image, resized: by bisection of the scale, as transformers does it.
 
         >>> Patches(16, (256,)).sides((640, 480)), Patches(16, (128, 256)).sides((160, 160))
         ((288, 208), (176, 176))

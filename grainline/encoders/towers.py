@@ -103,8 +103,8 @@ class TowersConfig(Config):
             raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
         any_shape = "max_num_patches" in (getattr(self.image, "architecture", None) or {})
         if any_shape and self.learns_tokens and not self.masks_tokens:
-            no = "this method cannot leave out masked patches: take siglip, clip, himo, vse, caft or flair"
-            raise ValueError(f"the image side reads images of any shape, and {no}")
+            who = "siglip, clip, himo, vse, caft and flair"
+            raise ValueError(f"images of any shape have masked patches, which only {who} leave out")
         return self
 
     @model_validator(mode="before")

@@ -35,7 +35,7 @@ from typing import Any, Literal, NamedTuple
 from grainline.config import HUB_FILE
 from grainline.encoders.pretrained.archive import lone_weights, read_tensors
 from grainline.encoders.pretrained.hub import download, readable
-from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, WalkType
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
 from grainline.errors import UserError
@@ -102,7 +102,7 @@ def load_pretrained(  # noqa: PLR0913 - each is a choice of the caller
     resize: Literal["crop", "squash"] | None = None,
     pool: Pool | None = None,
     max_num_patches: int | None = None,
-    walk_type: WalkType | None = None,
+    walk_type: Literal["short", "long", "box"] | None = None,
 ) -> Pretrained:
     """The encoders of a checkpoint, in evaluation mode and float32.
 
@@ -119,8 +119,7 @@ def load_pretrained(  # noqa: PLR0913 - each is a choice of the caller
                 middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     pool        how the states of a text encoder are summed up, in place of the checkpoint's way
     max_num_patches  most patches of an image that a NaFlex reads, in place of the checkpoint's number
-    walk_type   the way of an FG-CLIP 2: "short" for texts of 64 tokens, "long", "box" for texts of regions;
-                None: "short" for a context of 64 or less, else "long"
+    walk_type   of the texts of an FG-CLIP 2; None: "short" for a context of 64 tokens or less, else "long"
     """
     options = Options(size, context, stretch, quick_gelu, pool, max_num_patches, walk_type)
     source = _read(name, options)

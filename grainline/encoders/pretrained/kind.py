@@ -22,8 +22,6 @@ from grainline.encoders.pretrained.sentence_folders import Pool
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
-WalkType = Literal["short", "long", "box"]
-
 
 class PretrainedConfig(Config):
     """Abstract: one side of a checkpoint."""
@@ -58,7 +56,7 @@ class PretrainedTextConfig(PretrainedConfig):
     context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
     stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
     pool: Pool | None = None  # how states of tokens are summed up; None: as the checkpoint does it
-    walk_type: WalkType | None = None  # the texts that an FG-CLIP 2 reads; None: by the context
+    walk_type: Literal["short", "long", "box"] | None = None  # of an FG-CLIP 2; None: by the context
     frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
 
     @model_validator(mode="after")
@@ -86,7 +84,7 @@ class Options(NamedTuple):
     quick_gelu: bool | None = None
     pool: Pool | None = None
     max_num_patches: int | None = None
-    walk_type: WalkType | None = None
+    walk_type: Literal["short", "long", "box"] | None = None
 
 
 class Published(NamedTuple):
@@ -178,9 +176,11 @@ class Kind(ABC):
         sides, state = sides_of(source.architecture), source.state
         if options.pool is not None:
             raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
+        flexible = "max_num_patches" in source.architecture
+        if (options.size if flexible else options.max_num_patches) is not None:
+            right, wrong = ("max_num_patches", "size") if flexible else ("size", "max_num_patches")
+            raise UserError(f"for a {self.name} give {right}, and leave {wrong} out")
         if options.max_num_patches is not None:
-            if "max_num_patches" not in source.architecture:
-                raise UserError(f"a {self.name} reads squares: give size, and leave max_num_patches out")
             source.architecture["max_num_patches"] = [options.max_num_patches]
         if options.walk_type is not None and self.name != "fgclip2":
             raise UserError(f"walk_type is for FG-CLIP 2, not for a {self.name}; leave it out")

@@ -13,20 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
-from grainline.encoders.pretrained.adapters import ImageEncoder
 from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
 from grainline.encoders.pretrained.library import weights_of
 from grainline.encoders.pretrained.preprocess import KNOWN
-from grainline.encoders.pretrained.siglip_towers import Siglip, SiglipText, alone
+from grainline.encoders.pretrained.siglip_towers import Siglip, SiglipImage, SiglipText
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
 
 
-class NaflexImage(ImageEncoder):
+class NaflexImage(SiglipImage):
     """The image side: patches, and an attention pool; `dense` is a second one, for each patch (FG-CLIP 2)."""
 
     segmented = True
-    behind = (*ImageEncoder.behind, "dense")
+    behind = (*SiglipImage.behind, "dense")
 
     def __init__(self, model: nn.Module, architecture: Mapping[str, Any], dense: nn.Module | None) -> None:
         config, most = sides_of(architecture)["image"], architecture["max_num_patches"][-1]
@@ -49,7 +48,7 @@ class NaflexImage(ImageEncoder):
         )
         hidden, head = out.last_hidden_state, self.dense
         if head is None:
-            each = alone(self.model.head, hidden)
+            each = self.read(hidden).patches
         else:
             each = head.attention(hidden, hidden, hidden, key_padding_mask=~real, need_weights=False)[0]
             each = each + head.mlp(head.layernorm(each))
@@ -79,12 +78,7 @@ class Naflex(Siglip):
         source.architecture["patch_size"] = side
         return source._replace(published=Published("siglip"))
 
-    def fit(self, source: Source, options: Options) -> Source:
-        if options.size is not None:
-            raise UserError(f"a {self.name} reads images of any shape: give max_num_patches in place of size")
-        return super().fit(source, options)
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[NaflexImage, SiglipText]:  # type: ignore[override]
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[NaflexImage, SiglipText]:
         image = NaflexImage(model.vision_model, architecture, getattr(model, "dense_feature_head", None))
         return image, SiglipText(model.text_model, architecture)
 
@@ -128,8 +122,7 @@ class FgClip2(Naflex):
             head = [part for part in extra if part.startswith(f"{way}text_head.")]
             state |= {f"text_model.head.{part.split('.')[1]}": extra[part] for part in head}
         dense = {key: state.pop(key).float() for key in [*state] if key.startswith("dense_feature_head.")}
-        unread = [key for key in own if not key.startswith(f"{way}text_head.")]
-        unread = unread[2:] if way == "long" else unread
+        unread = [key for key in own if not key.startswith(f"{way}text_head.")][2 * (way == "long") :]
         return super().filled(name, config, state)[0] | dense, tuple(unread)
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:

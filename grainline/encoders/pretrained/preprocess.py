@@ -46,13 +46,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "dinov3vit": {**IMAGENET, **_SQUASH, "filter": "bilinear"},
 }  # fmt: skip
 """What image processors of the library do by default, by the beginning of their name; and of two kinds."""
-_OWN = (
-    "crop_pct",
-    "rescale_offset",
-    "include_top",
-    "patch_size",
-    "max_num_patches",
-)  # settings of those that have a default for them
+_OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patches"  # settings of some alone
 
 
 def of_hugging_face(

@@ -40,15 +40,10 @@ class SiglipImage(ImageEncoder):
     def read(self, hidden: Tensor) -> ImageTokens:
         """Each patch as the attention pool would summarise an image of this patch alone."""
         head: Any = self.model.head
-        return ImageTokens(head(hidden), None, alone(head, hidden))
-
-
-def alone(head: Any, hidden: Tensor) -> Tensor:
-    """Each patch [N, L, W] as an attention pool would summarise an image of this patch alone."""
-    width, attention = hidden.shape[-1], head.attention
-    value = F.linear(hidden, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
-    each = attention.out_proj(value)
-    return each + head.mlp(head.layernorm(each))
+        width, attention = hidden.shape[-1], head.attention
+        value = F.linear(hidden, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
+        each = attention.out_proj(value)
+        return ImageTokens(head(hidden), None, each + head.mlp(head.layernorm(each)))
 
 
 class SiglipText(TextEncoder):
