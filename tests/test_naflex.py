@@ -18,7 +18,7 @@ from transformers import Siglip2Config, Siglip2Model
 from transformers.models.siglip2 import image_processing_pil_siglip2 as theirs
 
 from grainline.data.decode import Patches
-from grainline.data.transforms import CropConfig, TrainTransform, in_rows, resize
+from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform, in_rows, resize
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.naflex import patch_places
 from grainline.errors import UserError
