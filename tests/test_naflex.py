@@ -17,14 +17,18 @@ from torch import Tensor
 from transformers import Siglip2Config, Siglip2Model
 from transformers.models.siglip2 import image_processing_pil_siglip2 as theirs
 
+from grainline.build import Description, method_config, start
 from grainline.data.decode import Patches
 from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform, in_rows, resize
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.naflex import patch_places
 from grainline.errors import UserError
 from grainline.loading import load
+from grainline.methods import METHODS
 from grainline.methods.heat import over_image, read_area
+from grainline.model import Model
 from grainline.nn.pooling import unit
+from grainline.types import rows
 
 MOST = 12
 PIXELS = {"patch_size": 4, "max_num_patches": MOST, "image_processor_type": "Siglip2ImageProcessor"}
@@ -179,7 +183,7 @@ def written(folder: Path) -> Path:
 
 def test_evaluation_index_search_and_figures(saved: tuple[Path, Any], tmp_path: Path) -> None:
     folder, data = saved[0], written(tmp_path)
-    assert call("evaluate", folder, "--data", data, "--json", tmp_path / "x.json") == 0
+    assert call("evaluate", folder, "--data", data, "--html", tmp_path / "x.html") == 0
     assert call("index", "build", data, "--model", folder, "--out", tmp_path / "index") == 0
     assert call("search", tmp_path / "index", "a red dog", "--html", tmp_path / "hits.html") == 0
     figure = tmp_path / "look.png"
@@ -215,12 +219,25 @@ def test_training(
     assert torch.equal(a, b) == ("features" in data)
 
 
-def test_a_method_that_cannot_leave_out_masked_patches_is_one_line(
-    saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@torch.no_grad()
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_leaves_masked_patches_out_or_says_that_it_cannot(
+    name: str, saved: tuple[Path, Any]
 ) -> None:
-    file = recipe(saved[0], tmp_path / "x.yaml", "beta_clip")
-    line = complaint(capsys, "train", file, "--out", tmp_path / "run")
-    assert "masked patches, which only siglip, clip, himo, vse, caft and flair leave out" in line
+    side = {"pretrained": str(saved[0])}
+    texts = {"groups": 3, "width": 64, "heads": 2, "depth": 1, "encoder": side} if name == "tgt" else side
+    description = Description(name, method_config(name, {"image": side, "text": texts}, "test"))
+    if name in ("beta_clip", "maxsim", "laps", "seps", "scan"):
+        with pytest.raises(UserError, match=r"masked patches, which only siglip, clip, .* leave out"):
+            start(description)
+        return
+    begun = start(description)
+    model = Model(begun.description, begun.method(), begun.tokenizer())
+    images, read = model.encode(images=photos()), model.encode(texts=["A red dog runs.", "Wet sand."])
+    other = images._replace(tokens=torch.where(images.mask[..., None], images.tokens, 99.0))
+    assert torch.equal(model.similarity(images, read), model.similarity(other, read))
+    heat = model.method.heat(images, rows(read, torch.zeros(len(SHAPES), dtype=torch.int64)))
+    assert not heat[~images.mask].any()
 
 
 def test_what_does_not_fit_is_one_line(
@@ -248,6 +265,8 @@ def test_what_does_not_fit_is_one_line(
         with pytest.raises(UserError, match=message):
             load_pretrained(tmp_path / "other")
     assert "reads images of any shape" in complaint(capsys, "export", folder, tmp_path / "onnx")
+    complaint(capsys, "convert", folder, tmp_path / "converted")
+    assert "give --text" in complaint(capsys, "show", folder, tmp_path / "x.png", "--out", tmp_path / "y.png")
 
 
 # FG-CLIP 2

@@ -103,7 +103,7 @@ class TowersConfig(Config):
             raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
         any_shape = "max_num_patches" in (getattr(self.image, "architecture", None) or {})
         if any_shape and self.learns_tokens and not self.masks_tokens:
-            who = "siglip, clip, himo, vse, caft and flair"
+            who = "siglip, clip, himo, vse, caft, flair and tgt"
             raise ValueError(f"images of any shape have masked patches, which only {who} leave out")
         return self
 
