@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.config import Config, override, parse, trusting
+from grainline.data.decode import Patches
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained, space_of
@@ -128,7 +129,10 @@ def image_settings(description: Description) -> dict[str, Any]:
     if image is None:
         return {}
     settings = image.architecture or {}
-    return {name: settings[name] for name in ("resize", "filter", "margin")}
+    out = {name: settings[name] for name in ("resize", "filter", "margin")}
+    if "max_num_patches" in settings:
+        out["patches"] = Patches(settings["patch_size"], tuple(settings["max_num_patches"]))
+    return out
 
 
 def build(description: Description) -> Method:
@@ -235,7 +239,8 @@ def with_patches(description: Description, patches: str | None) -> Description:
 def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
     """The checkpoints of both sides; a common one is read once."""
     options: dict[str, dict[str, Any]] = {}
-    for name, fields in (("image", ("size", "resize")), ("text", ("context", "stretch", "pool"))):
+    own = ("size", "resize", "max_num_patches"), ("context", "stretch", "pool", "walk_type")
+    for name, fields in zip(("image", "text"), own, strict=True):
         whole: Any = getattr(config, name)
         side = checkpoint_of(whole)
         if side is None:

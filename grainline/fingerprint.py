@@ -10,7 +10,8 @@ from torch import nn
 from grainline.config import Config
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 
-LATER = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
+LATER: tuple[tuple[str, Any], ...] = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
+LATER += (("pool", None), ("max_num_patches", None), ("walk_type", None))
 """Fields that came after the first indexes, with the values that these indexes have."""
 
 

@@ -82,10 +82,12 @@ class Model:
     def facts(self) -> dict[str, str]:
         """Method, encoders, sizes, parameters and device, in words."""
         method, config = self.method, self.description.config
+        patches = self.transform.square.patches
+        pixels = f"{patches.most[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
         score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
         return {
             "method": self.description.method,
-            "image encoder": f"{_encoder(config.image)}, {method.size} x {method.size} pixels",
+            "image encoder": f"{_encoder(config.image)}, {pixels}",
             "text encoder": f"{_encoder(config.text)}, {method.context} tokens",
             "embedding": f"{config.width} numbers",
             "score": score,
@@ -380,7 +382,7 @@ class Model:
 
     def cropped(self, image: ImageLike) -> Image.Image:
         """The square of an image that the model reads, as background of heat maps."""
-        return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
+        return self.transform.square.cut(original(image))
 
     def _run(self, batches: Iterator[Batch], devices: Sequence[str]) -> Iterator[Encoded]:
         """Batches encoded in their order, each on the next device that is free."""

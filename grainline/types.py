@@ -42,7 +42,10 @@ class Texts(NamedTuple):
 class Images(NamedTuple):
     """Images as they leave the loader; encoders normalise them, as mean and std belong to the weights."""
 
-    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 with features
+    # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 with features. For encoders of images of
+    # any shape (NaFlex) [N, 3, 1 + L, p * p]: row 0 begins with the numbers of rows and columns of patches,
+    # each as two digits of base 256; then every patch is a row, in reading order, and 0 fills up.
+    pixels: Tensor
     image: Tensor  # [N] int64, id in the dataset
     regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
     dense: Texts | None = None  # [N, S, L] description of each image, in S windows, for methods that read it

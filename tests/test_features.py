@@ -383,7 +383,7 @@ def test_segments_that_may_be_empty_are_not_stored() -> None:
     method = build("flair-segments")
     black = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     assert feature_encoder(method, tokens=False)(black).shape == (1, 1, method.towers.to_image.in_features)
-    with pytest.raises(UserError, match="segments may be empty"):
+    with pytest.raises(UserError, match="image tokens may be masked"):
         feature_encoder(method, tokens=True)(black)
 
 

@@ -502,10 +502,7 @@ def test_no_call_of_the_library_may_run_code_of_a_folder() -> None:
 # What people give by mistake
 
 
-def test_naflex_and_models_of_another_kind_are_one_line(saved: Saved, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "siglip2"}))
-    with pytest.raises(UserError, match=r"NaFlex.*not supported; give one of fixed size"):
-        load_pretrained(tmp_path)
+def test_models_of_another_kind_are_one_line(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(UserError, match=r"is a gpt2; models that can be loaded are .*clip, siglip"):
         load_pretrained(tmp_path)

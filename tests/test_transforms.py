@@ -90,7 +90,7 @@ def test_training_is_within_one_step_of_pillow_on_average() -> None:
     for seed, (width, height) in enumerate([(320, 240), (250, 500), (224, 224)]):
         pixels = np.array(random_image(width, height, seed))
         exact = Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC)
-        away = np.abs(image_of(resize(pixels, 96)).astype(int) - np.array(exact).astype(int))
+        away = np.abs(image_of(resize(pixels, (96, 96))).astype(int) - np.array(exact).astype(int))
         assert away.mean() < 1
 
 

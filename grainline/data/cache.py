@@ -193,7 +193,7 @@ class Views(NamedTuple):
     def __call__(self, record: Record) -> list[Tensor]:
         squares = [self.transform(record.image, record.key)]
         if self.number > 1:
-            crop = TrainTransform(self.transform.size, self.crop)
+            crop = TrainTransform(self.transform.size, self.crop, self.transform.square.patches)
             draws = (Random(f"{record.key}/{view}") for view in range(1, self.number))
             squares += [crop(record.image, draw, record.key) for draw in draws]
         return squares
@@ -276,7 +276,8 @@ def digest(key: str) -> int:
 def _settings_of(transform: EvalTransform) -> dict[str, Any]:
     """How a square is made of an image, as JSON."""
     filter = transform.filter.name.lower()
-    return {"resize": transform.resize, "filter": filter, "larger": transform.larger}
+    facts = {"resize": transform.resize, "filter": filter, "larger": transform.larger}
+    return facts | ({"patches": repr(patches)} if (patches := transform.square.patches) else {})
 
 
 def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:

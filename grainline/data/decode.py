@@ -6,6 +6,7 @@ a decoder that not every installation has; without it the cause of the CorruptSa
 """
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -49,6 +50,33 @@ _UPRIGHT = {
 }
 
 
+class Patches(NamedTuple):
+    """How SigLIP 2 NaFlex reads an image: in its own shape, as whole patches, as many as fit."""
+
+    side: int  # of a patch
+    most: tuple[int, ...]  # patches; of several numbers the first that holds an image in its own size
+
+    def sides(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of an image, resized: by bisection of the scale, as transformers does it.
+
+        >>> Patches(16, (256,)).sides((640, 480)), Patches(16, (128, 256)).sides((160, 160))
+        ((288, 208), (176, 176))
+        """
+        own = math.prod(side // self.side for side in image)
+        most = next((number for number in self.most if number >= own), self.most[-1])
+
+        def scaled(by: float) -> tuple[int, int]:
+            width, height = (self.side * max(1, math.ceil(side * by / self.side)) for side in image)
+            return width, height
+
+        low, high = 1e-6, 100.0
+        while high - low >= 1e-5:
+            middle = (low + high) / 2
+            fits = math.prod(scaled(middle)) <= most * self.side**2
+            low, high = (middle, high) if fits else (low, middle)
+        return scaled(low)
+
+
 class Square(NamedTuple):
     """The square that a model reads of an image: the image is resized, and the middle cut out."""
 
@@ -56,6 +84,7 @@ class Square(NamedTuple):
     larger: int  # the side to which the image is resized; 0: it keeps its size
     squash: bool  # the whole image becomes a square; else its short side is resized to `larger`
     filter: int  # of Pillow
+    patches: Patches | None = None  # the model reads the whole image in its shape; the square shows it
 
     def layout(self, image: tuple[int, int]) -> tuple[int, int, int, int]:
         """Width and height of the resized image, and the left and upper edge of the square in it."""
@@ -64,7 +93,9 @@ class Square(NamedTuple):
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
     def cut(self, image: Image.Image, *, rim: bool = False) -> Image.Image:
-        """The square of an image; with a rim, a square of side `larger` whose own square is the same."""
+        """The square of an image; with a rim, what reads the same: one of side `larger`, or whole patches."""
+        if rim and self.patches is not None:
+            return image.resize(self.patches.sides(image.size), Image.Resampling(self.filter))
         if image.size == (self.size, self.size) and self.larger == self.size:
             return image
         width, height, left, top = self.layout(image.size)

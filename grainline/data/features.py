@@ -120,11 +120,12 @@ def cached_features(
     """
     square, size = views.transform, views.transform.size
     crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
-    facts = encoder, size, square.resize, square.filter.name, square.larger, tokens, views.number, crop
+    own = square.square.patches or ()
+    facts = encoder, size, square.resize, square.filter.name, square.larger, tokens, views.number, crop, *own
     kind, out = place(FEATURES, source, *facts)
 
     def write(step: Progress) -> Written:
-        rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+        rows, width = encode(square(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
         with all_cores(one_each) as threads:
             return make_features(
                 source, encode, out, views, encoder=encoder, row=(rows, width), kind=kind,

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.decode import Square, decode, image_size
+from grainline.data.decode import Patches, Square, decode, image_size
 from grainline.data.record import Record
 
 ImageInput = bytes | Image.Image | np.ndarray
@@ -83,13 +83,13 @@ class CropConfig(Config):
 
 
 class TrainTransform(Crop):
-    """A random crop, resized to a square of side `size`.
+    """A random crop, resized to a square of side `size`, or to the patches of its shape.
 
     A crop that must be wider or higher than the image is cut to the nearest ratio instead.
     """
 
-    def __init__(self, size: int, cfg: CropConfig | None = None) -> None:
-        self.size, self.cfg = size, cfg or CropConfig()
+    def __init__(self, size: int, cfg: CropConfig | None = None, patches: Patches | None = None) -> None:
+        self.size, self.cfg, self.patches = size, cfg or CropConfig(), patches
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
         # as many random numbers whatever the settings: an option changes no other crop
@@ -102,11 +102,14 @@ class TrainTransform(Crop):
         pixels = _crop_pixels(image, where, box, (width, height), self.size)
         if self.cfg.flip and draws[4] < 0.5:
             pixels = pixels[:, ::-1]
-        square = resize(pixels, self.size)
-        if self.cfg.jitter == 0:
-            return square
-        brightness, contrast = (1 + self.cfg.jitter * (2 * draw - 1) for draw in draws[5:])
-        return adjust(square, brightness, contrast)
+        sides, patches = (self.size, self.size), self.patches
+        if patches is not None:
+            sides = patches.sides((box.right - box.left, box.bottom - box.top))[::-1]
+        out = resize(pixels, sides)
+        if self.cfg.jitter:
+            brightness, contrast = (1 + self.cfg.jitter * (2 * draw - 1) for draw in draws[5:])
+            out = adjust(out, brightness, contrast)
+        return out if patches is None else in_rows(out, patches)
 
 
 class EvalTransform:
@@ -116,6 +119,7 @@ class EvalTransform:
             (SigLIP)
     filter  one of Pillow's, by its name in lower case
     margin  the image is resized to so many times `size` first, and the middle cut out
+    patches  of a model that reads images of any shape; the square only shows the image
     """
 
     def __init__(
@@ -124,21 +128,24 @@ class EvalTransform:
         resize: Literal["squash", "crop"] = "crop",
         filter: str = "bicubic",
         margin: float = 1,
+        patches: Patches | None = None,
     ) -> None:
         self.size, self.resize, self.larger = size, resize, round(size * margin)
         self.filter = Image.Resampling[filter.upper()]
-        self.square = Square(size, self.larger, resize == "squash", self.filter)
+        self.square = Square(size, self.larger, resize == "squash", self.filter, patches)
 
     def __call__(self, image: ImageInput, where: str = "image") -> Tensor:
-        """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
+        """[3, size, size] uint8, or patches in rows. Raises CorruptSample, which names `where`."""
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image)
-        square = self.square.cut(decode(Record(where, image, ())))
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+        patches = self.square.patches
+        square = self.square.cut(decode(Record(where, image, ())), rim=patches is not None)
+        pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+        return pixels if patches is None else in_rows(pixels, patches)
 
     def pressed(self) -> "EvalTransform":
         """The same filter, over the whole image."""
-        return EvalTransform(self.size, "squash", self.filter.name)
+        return EvalTransform(self.size, "squash", self.filter.name, patches=self.square.patches)
 
     def place(
         self, box: tuple[float, float, float, float], image: tuple[int, int]
@@ -203,11 +210,22 @@ def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
     return None if parts == 1 else min(width, height) // parts
 
 
-def resize(pixels: np.ndarray, size: int) -> Tensor:
-    """[h, w, 3] uint8 -> [3, size, size] uint8, bicubic with antialiasing."""
+def in_rows(pixels: Tensor, patches: Patches) -> Tensor:
+    """[3, H, W] uint8 of whole patches -> [3, 1 + L, p * p], as `Images.pixels` has them."""
+    side, (height, width) = patches.side, pixels.shape[1:]
+    shape = height // side, width // side
+    rows = pixels.view(3, shape[0], side, shape[1], side).transpose(2, 3).reshape(3, -1, side * side)
+    out = pixels.new_zeros(3, 1 + patches.most[-1], side * side)
+    out[:, 0, :4] = torch.tensor([digit for number in shape for digit in divmod(number, 256)])
+    out[:, 1 : 1 + rows.shape[1]] = rows
+    return out
+
+
+def resize(pixels: np.ndarray, sides: tuple[int, int]) -> Tensor:
+    """[h, w, 3] uint8 -> [3, *sides] uint8, bicubic with antialiasing."""
     batch = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]  # channels last in memory
-    if batch.shape[2:] != (size, size):
-        batch = F.interpolate(batch, (size, size), mode="bicubic", antialias=True)
+    if batch.shape[2:] != sides:
+        batch = F.interpolate(batch, sides, mode="bicubic", antialias=True)
     return batch[0].contiguous()
 
 

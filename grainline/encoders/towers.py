@@ -101,6 +101,10 @@ class TowersConfig(Config):
     def _has_use_for_segments(self) -> "TowersConfig":
         if isinstance(self.image, CastConfig) and not self.masks_tokens:
             raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
+        any_shape = "max_num_patches" in (getattr(self.image, "architecture", None) or {})
+        if any_shape and self.learns_tokens and not self.masks_tokens:
+            who = "siglip, clip, himo, vse, caft, flair and tgt"
+            raise ValueError(f"images of any shape have masked patches, which only {who} leave out")
         return self
 
     @model_validator(mode="before")

@@ -112,6 +112,8 @@ class Evaluation(NamedTuple):
 
     def crop_sentence(self) -> str:
         """How images are cropped for the page, in a sentence."""
+        if self.model.transform.square.patches is not None:
+            return "Images are shown pressed into a square; the model reads them in their own shape."
         squash = self.model.transform.resize == "squash"
         how = "pressed into a square" if squash else "a square from their middle"
         return f"Images are shown as the model sees them: {how}."
@@ -119,7 +121,8 @@ class Evaluation(NamedTuple):
     def whole_sentence(self) -> str:
         """What the images of `whole` show, in a sentence."""
         if self.model.transform.resize == "squash":
-            how = "the model reads all of them, pressed into a square"
+            pressed = "" if self.model.transform.square.patches else ", pressed into a square"
+            how = f"the model reads all of them{pressed}"
         else:
             how = "the model reads the square in their middle, what is dim it does not read"
         return f"Images are at most {LARGE} pixels wide or high; {how}."

@@ -174,5 +174,5 @@ def check_texts(model: Model, texts: Sequence[str]) -> None:
             raise UserError(f"{name} keeps patches for a text; give --text, to show which ones")
         return
     model.require_layout()
-    if not texts and not method.segmented:
+    if not texts and (not method.segmented or model.transform.square.patches):
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")

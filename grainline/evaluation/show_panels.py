@@ -55,8 +55,10 @@ def photo_of(model: Model, name: str, description: str | None = None) -> Photo:
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
     """The segments of a square as the model sees it, from fine to coarse: [S, S] integers each
 
-    [] where image tokens are no segments.
+    [] where image tokens are no segments, and for patches of images of any shape.
     """
+    if model.transform.square.patches is not None:
+        return []
     pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
     with torch.no_grad():
         maps = model.method.towers.segmentations(

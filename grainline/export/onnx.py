@@ -262,6 +262,8 @@ def _refuse(model: Model) -> None:
             f"{model.description.method} reads a description with each image, and the graph of images "
             "takes pixels alone, so it cannot be exported"
         )
+    if model.transform.square.patches is not None:
+        raise UserError("the image side reads images of any shape, and the graph takes squares alone")
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
     # another superpixel; the network of SFCN computes in bfloat16, and OpenCV in no graph at all.
     if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":

@@ -67,7 +67,7 @@ def make_crop(
             "model.text.tune to frozen"
         )
     if cfg.crop is not None:
-        return TrainTransform(method.size, cfg.crop)
+        return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:
         encoder = image_fingerprint(config.image, _trained(method, resume_from).towers.image)
         return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,13 +45,14 @@ def write_features(
     """
     description, method = _starting_method(model, list(changes))
     size, encode = method.size, feature_encoder(method, tokens=tokens)
-    rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+    transform = EvalTransform(size, **image_settings(description))
+    rows, width = encode(transform(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
     with all_cores(convolutional(method) and default_device() == "cpu") as threads:
         return make_features(
             open_sources(sources, images=images, size=size, trust_code=True),
             encode,
             out,
-            Views(EvalTransform(size, **image_settings(description))),
+            Views(transform),
             encoder=image_fingerprint(description.config.image, method.towers.image),
             row=(rows, width),
             threads=threads,
@@ -100,7 +102,7 @@ def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tenso
         encoded = method.towers.image_tokens(Images(pixels, torch.arange(len(pixels), device=device)))
         if tokens and encoded.mask is not None:
             raise UserError(
-                "segments may be empty, which cached features cannot say: leave --tokens out, or train "
+                "image tokens may be masked, which cached features cannot say: leave --tokens out, or train "
                 "without data.features"
             )
         patches = encoded.patches if tokens else encoded.patches[:, :0]

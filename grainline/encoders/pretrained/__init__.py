@@ -17,6 +17,7 @@ Only this folder knows names of other programs' parameters, classes and settings
     kind            What a kind of checkpoint is, and the configs of encoders from checkpoints.
     library         Kinds that the transformers library builds: Hugging Face folders, read strictly.
     llava           Descriptions by LLaVA, through the transformers library.
+    naflex          SigLIP 2 for images of any shape, and FG-CLIP 2.
     packages        Pretrained weights that packages of the Python registry carry: checked, never imported.
     preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
     published       FLAIR, beta-CLIP, FG-CLIP and LAPS, in the layouts of their authors.
@@ -70,6 +71,8 @@ KINDS = {
     "laps": Row("published:Laps", "cross_net.aggr_net.scale"),
     "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
     "siglip": Row("siglip_towers:Siglip", "visual.trunk.attn_pool.latent"),
+    "siglip2": Row("naflex:Naflex"),
+    "fgclip2": Row("naflex:FgClip2"),
     "groupvit": Row("groupvit:GroupViT"),
     "clip_vision_model": Row("clip_towers:ClipVision"),
     "siglip_vision_model": Row("siglip_towers:SiglipVision"),
@@ -89,7 +92,7 @@ KINDS = {
 """By their name; of a model of the transformers library its `model_type`. The first that fits is taken."""
 
 
-def load_pretrained(
+def load_pretrained(  # noqa: PLR0913 - each is a choice of the caller
     name: str | Path,
     *,
     size: int | None = None,
@@ -98,6 +101,8 @@ def load_pretrained(
     quick_gelu: bool | None = None,
     resize: Literal["crop", "squash"] | None = None,
     pool: Pool | None = None,
+    max_num_patches: int | None = None,
+    walk_type: Literal["short", "long", "box"] | None = None,
 ) -> Pretrained:
     """The encoders of a checkpoint, in evaluation mode and float32.
 
@@ -113,13 +118,17 @@ def load_pretrained(
     resize      how an image becomes a square, in place of the checkpoint's way: its short side and the
                 middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     pool        how the states of a text encoder are summed up, in place of the checkpoint's way
+    max_num_patches  most patches of an image that a NaFlex reads, in place of the checkpoint's number
+    walk_type   of the texts of an FG-CLIP 2; None: "short" for a context of 64 tokens or less, else "long"
     """
-    options = Options(size, context, stretch, quick_gelu, pool)
+    options = Options(size, context, stretch, quick_gelu, pool, max_num_patches, walk_type)
     source = _read(name, options)
     kind = kind_of(source.architecture)
     copy = source._replace(architecture=json.loads(json.dumps(source.architecture)), state=dict(source.state))
     source = kind.fit(copy, options)
     if resize is not None:
+        if "max_num_patches" in source.architecture:
+            raise UserError(f"{name} reads images in their own shape; leave resize out")
         source.architecture.update({"resize": resize, "margin": 1.0})
     model = kind.model(source.architecture)
     wrong = state_dict_mismatch(source.state, model.state_dict())
@@ -185,11 +194,6 @@ def _named_by(folder: Path) -> Kind:
     classes = config.get("architectures") or ()
     own = (name for name, row in KINDS.items() if row.architecture and row.architecture in classes)
     kind = next(own, str(config.get("model_type", "model of no model_type")))
-    if kind == "siglip2":
-        raise UserError(
-            f"{folder} is a SigLIP 2 for images of any shape (NaFlex), which is not supported; "
-            "give one of fixed size, such as google/siglip2-base-patch16-224"
-        )
     if kind not in KINDS:
         code = " with code of its own, which is never run" if "auto_map" in config else ""
         raise UserError(f"{folder} is a {kind}{code}; models that can be loaded are {', '.join(KINDS)}")

@@ -46,6 +46,7 @@ class PretrainedImageConfig(PretrainedConfig):
 
     size: int | None = Field(None, gt=0)  # side of the square input in pixels; None: that of the checkpoint
     resize: Literal["crop", "squash"] | None = None  # to a square; None: that of the checkpoint
+    max_num_patches: int | None = Field(None, gt=0)  # of an image of any shape; None: that of the checkpoint
     patches: Literal["attention", "values"] = "attention"  # what they take up in the last layer of a CLIP
 
 
@@ -55,6 +56,7 @@ class PretrainedTextConfig(PretrainedConfig):
     context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
     stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
     pool: Pool | None = None  # how states of tokens are summed up; None: as the checkpoint does it
+    walk_type: Literal["short", "long", "box"] | None = None  # of an FG-CLIP 2; None: by the context
     frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
 
     @model_validator(mode="after")
@@ -81,6 +83,8 @@ class Options(NamedTuple):
     stretch: Stretch = "keep"
     quick_gelu: bool | None = None
     pool: Pool | None = None
+    max_num_patches: int | None = None
+    walk_type: Literal["short", "long", "box"] | None = None
 
 
 class Published(NamedTuple):
@@ -172,6 +176,14 @@ class Kind(ABC):
         sides, state = sides_of(source.architecture), source.state
         if options.pool is not None:
             raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
+        flexible = "max_num_patches" in source.architecture
+        if (options.size if flexible else options.max_num_patches) is not None:
+            right, wrong = ("max_num_patches", "size") if flexible else ("size", "max_num_patches")
+            raise UserError(f"for a {self.name} give {right}, and leave {wrong} out")
+        if options.max_num_patches is not None:
+            source.architecture["max_num_patches"] = [options.max_num_patches]
+        if options.walk_type is not None and self.name != "fgclip2":
+            raise UserError(f"walk_type is for FG-CLIP 2, not for a {self.name}; leave it out")
         size = source.size if options.size is None else options.size
         if size is not None and self.grid is not None:
             image = sides["image"]

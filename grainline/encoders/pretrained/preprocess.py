@@ -32,6 +32,7 @@ _CUT, _SQUASH = {"resize": "crop", "margin": 1.0}, {"resize": "squash", "margin"
 KNOWN: dict[str, dict[str, Any]] = {
     "clip": {**_CLIP, **_CUT, "filter": "bicubic"},
     "siglip": {**_HALF, **_SQUASH, "filter": "bicubic"},
+    "siglip2": {**_HALF, **_SQUASH, "filter": "bilinear", "patch_size": None, "max_num_patches": 256},
     "groupvit": {**IMAGENET, **_CUT, "filter": "bicubic"},
     "vit": {**_HALF, **_SQUASH, "filter": "bilinear"},
     "swin": {**IMAGENET, **_SQUASH, "filter": "bicubic"},
@@ -45,7 +46,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "dinov3vit": {**IMAGENET, **_SQUASH, "filter": "bilinear"},
 }  # fmt: skip
 """What image processors of the library do by default, by the beginning of their name; and of two kinds."""
-_OWN = ("crop_pct", "rescale_offset", "include_top")  # settings of those that have a default for them
+_OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patches"  # settings of some alone
 
 
 def of_hugging_face(
@@ -92,12 +93,17 @@ def _of_processor(
         processor = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name)).lower()
         if processor not in KNOWN:
             raise UserError(f"{where} names {name}, an image processor that is not known here")
+        if ("patch_size" in known) != ("patch_size" in KNOWN[processor]):
+            raise UserError(f"{where} names {name}, which is for a model of another kind; fetch both again")
         known = KNOWN[processor]
     own = {key: settings.get(key, known[key]) for key in _OWN if key in known}
     check_known(settings, _READ | own.keys(), where)
     out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings, own)
     if settings.get("resample") is not None:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
+    if "patch_size" in own:  # NaFlex, whose square only shows the image
+        check_known({key: settings.get(key) for key in ("size", "crop_size", "do_center_crop")}, (), where)
+        out |= {"patch_size": own["patch_size"], "max_num_patches": [int(own["max_num_patches"])]}
     frame = _frame(known, settings, own, where)
     side, square = frame.pop("side", None), frame.get("size")
     if square is None:

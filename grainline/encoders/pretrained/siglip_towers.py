@@ -69,7 +69,7 @@ class Siglip(TwoSided):
 
     model_class, config_class = "SiglipModel", "SiglipConfig"
     vectors = True
-    grid = "vision_model.embeddings.position_embedding.weight"
+    grid: str | None = "vision_model.embeddings.position_embedding.weight"
     pixels = KNOWN["siglip"]
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:

@@ -1,0 +1,131 @@
+"""SigLIP 2 NaFlex, which reads images of any shape, and FG-CLIP 2, which is built on it.
+
+An image comes as patches in rows (`Images.pixels`). Rows behind its last patch are masked everywhere.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
+from grainline.encoders.pretrained.library import weights_of
+from grainline.encoders.pretrained.preprocess import KNOWN
+from grainline.encoders.pretrained.siglip_towers import Siglip, SiglipImage, SiglipText
+from grainline.errors import UserError
+from grainline.nn.positions import KEEP
+
+
+class NaflexImage(SiglipImage):
+    """The image side: patches, and an attention pool; `dense` is a second one, for each patch (FG-CLIP 2)."""
+
+    segmented = True
+    behind = (*SiglipImage.behind, "dense")
+
+    def __init__(self, model: nn.Module, architecture: Mapping[str, Any], dense: nn.Module | None) -> None:
+        config, most = sides_of(architecture)["image"], architecture["max_num_patches"][-1]
+        size = config["patch_size"] * math.ceil(math.sqrt(most))
+        super().__init__(model, architecture, width=config["hidden_size"], size=size, grid=None)
+        self.dense: Any = dense
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        """pixels [N, 3, 1 + L, p * p] uint8 or float -> ImageTokens"""
+        digits = (pixels[:, 0, 0, :4].float() * (1 if pixels.dtype == torch.uint8 else 255)).round().long()
+        shapes = digits[:, ::2] * 256 + digits[:, 1::2]  # [N, 2] rows and columns
+        number, length = shapes.prod(1), pixels.shape[2] - 1
+        longest = int(number.max()) if len(number) else length
+        mask = torch.arange(length, device=pixels.device) < number[:, None]
+        real, rows = mask[:, :longest], self.normalised(pixels[:, :, 1 : 1 + longest])
+        out = self.model(
+            pixel_values=rows.permute(0, 2, 3, 1).flatten(2),
+            pixel_attention_mask=real.long(),
+            spatial_shapes=shapes,
+        )
+        hidden, head = out.last_hidden_state, self.dense
+        if head is None:
+            each = self.read(hidden).patches
+        else:
+            each = head.attention(hidden, hidden, hidden, key_padding_mask=~real, need_weights=False)[0]
+            each = each + head.mlp(head.layernorm(each))
+        tokens = ImageTokens(out.pooler_output, None, F.pad(each, (0, 0, 0, length - longest)), mask)
+        return tokens if self.training else tokens._replace(places=patch_places(shapes, self.size))
+
+
+def patch_places(shapes: Tensor, size: int) -> Tensor:
+    """The patch of each pixel of images of N rows and columns of patches, pressed into a square: [N, S, S]"""
+    middle = 2 * torch.arange(size, device=shapes.device) + 1
+    row, column = (middle * number[:, None] // (2 * size) for number in shapes.unbind(1))
+    return (row[:, :, None] * shapes[:, 1, None, None] + column[:, None]).to(torch.int16)
+
+
+class Naflex(Siglip):
+    """Siglip2Model."""
+
+    model_class, config_class = "Siglip2Model", "Siglip2Config"
+    grid = None
+    pixels = KNOWN["siglip2"]
+
+    def read(self, folder: Path, options: Options) -> Source:
+        source = super().read(folder, options)
+        side = sides_of(source.architecture)["image"]["patch_size"]
+        if source.architecture["patch_size"] not in (None, side):
+            raise UserError(f"{folder} cuts other patches than its model reads, of {side} pixels; fetch both")
+        source.architecture["patch_size"] = side
+        return source._replace(published=Published("siglip"))
+
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[NaflexImage, SiglipText]:
+        image = NaflexImage(model.vision_model, architecture, getattr(model, "dense_feature_head", None))
+        return image, SiglipText(model.text_model, architecture)
+
+
+class FgClip2(Naflex):
+    """FG-CLIP 2: short texts, longer ones and texts of boxes each have a head, and longer ones own positions.
+
+    The caller of the authors' code chooses (`walk_type`). Here a context of up to that of short texts takes
+    the short way, and any other the long way, which is for texts of all lengths.
+    """
+
+    options = Options()
+
+    def read(self, folder: Path, options: Options) -> Source:
+        self.options = options
+        source = super().read(folder, options)
+        source.architecture["max_num_patches"] = [128, 256, 576, 784, 1024]  # as in the authors' examples
+        return source
+
+    def filled(
+        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """The weights of one of the three ways; the config gets the length of its texts."""
+        state, text, table = (
+            weights_of(name),
+            config["text_config"],
+            "text_model.embeddings.position_embedding",
+        )
+        own = [f"{table}_ori.weight", f"{table}_res.weight"]
+        own += [f"{head}text_head.{part}" for head in ("long", "box") for part in ("weight", "bias")]
+        if not state.keys() >= {*own}:
+            raise UserError(f"{name} is an FG-CLIP 2 that lacks one of {', '.join(own)}; fetch it again")
+        extra, context = {key: state.pop(key) for key in own}, self.options.context
+        short = context is not None and context <= text["max_position_embeddings"]
+        way = self.options.walk_type or ("short" if short else "long")
+        if way == "long":
+            first, rest = (extra[key] for key in own[:2])
+            state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
+            text["max_position_embeddings"] = len(rest)
+        if way != "short":
+            head = [part for part in extra if part.startswith(f"{way}text_head.")]
+            state |= {f"text_model.head.{part.split('.')[1]}": extra[part] for part in head}
+        dense = {key: state.pop(key).float() for key in [*state] if key.startswith("dense_feature_head.")}
+        unread = [key for key in own if not key.startswith(f"{way}text_head.")][2 * (way == "long") :]
+        return super().filled(name, config, state)[0] | dense, tuple(unread)
+
+    def model(self, architecture: Mapping[str, Any]) -> nn.Module:
+        model: Any = super().model(architecture)
+        model.dense_feature_head = type(model.vision_model.head)(model.vision_model.config)
+        return model
