@@ -1,6 +1,5 @@
 """Heat of sentences and of the phrases in them: what has a map, one range for an image, page and PNG."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -14,26 +13,9 @@ from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.evaluation.examples import SENTENCES, look_at, phrases_of
-from grainline.report.case import Case, CaseImage, SentenceScore, look
-from grainline.report.heatmap import limit_of, overlay
+from grainline.report.case import CaseImage, SentenceScore, look
+from grainline.report.heatmap import limit_of
 from grainline.report.page import MissingImage
-from grainline.report.png import (
-    ABOVE,
-    BELOW,
-    BESIDE,
-    DPI,
-    IN_LINE,
-    LARGE,
-    LINE,
-    MAPS_GAP,
-    MAPS_HEAD,
-    SIDE,
-    SMALLER,
-    SPACE,
-    WORDS,
-    Sheet,
-    write_maps,
-)
 
 CAPTION = (
     "A red cup stands on a table. The cup is next to an old book. It rains. "
@@ -198,73 +180,3 @@ def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
         assert page.words.count(f"{EVIL} 0.0") == 1
         assert "score 0.250" in page.words
         assert not [tag for tag, _ in page.tags if tag == "script"]
-
-
-# The PNG
-
-
-def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_path: Path) -> None:
-    image = Image.new("RGB", (40, 40), (90, 200, 90))
-    steps = np.linspace(-0.8, 0.8, IN_LINE + 1)
-    levels = ([0.5, -1.0, 0.25], [0.75, *steps.tolist()], [-0.25])
-    texts, heat = told(*levels, text="$x$ of a sentence")
-    plain, its = told([0.5], [0.25])  # without phrases, in cells
-    shown = [
-        Case("one", look=CaseImage(image, "one", texts, heat)),
-        Case("two", look=CaseImage(MissingImage("away"), "two")),
-        Case("three", look=CaseImage(image, "three", plain, its)),
-    ]
-    write_maps(tmp_path / "x.png", shown, "Maps")
-    with Image.open(tmp_path / "x.png") as figure:
-        pixels = figure.convert("RGB")
-
-    def at(left: float, top: float, side: float) -> object:
-        x, y = 2 * SPACE + SIDE + left + side / 2, MAPS_HEAD + top + side / 2
-        return pixels.getpixel((round(DPI * x), round(DPI * y)))
-
-    head = MAPS_GAP + 2 * LINE  # one line of words and the score
-    tops = [WORDS, WORDS + LARGE + BELOW + head]
-    tops.append(tops[1] + 2 * LARGE + BELOW + head)  # the second sentence has two lines of phrases
-    for top, (own, *more) in zip(tops, levels, strict=True):
-        places = [(0.0, top, LARGE)] + [
-            (LARGE + SPACE + i % IN_LINE * (SMALLER + BESIDE), top + ABOVE + i // IN_LINE * LARGE, SMALLER)
-            for i in range(len(more))
-        ]
-        for place, level in zip(places, (own, *more), strict=True):
-            wanted = overlay(image, np.full((40, 40), level), limit=1.0).getpixel((20, 20))
-            assert at(*place) == pytest.approx(wanted, abs=2)
-    last = tops[2] + LARGE + BELOW + SIDE + WORDS + WORDS
-    strong, weak = (overlay(image, np.full((40, 40), x), limit=0.5).getpixel((20, 20)) for x in (0.5, 0.25))
-    assert at(0.0, last, SIDE) == pytest.approx(strong, abs=2), "each image has a range of its own"
-    assert at(SIDE + SPACE, last, SIDE) == pytest.approx(weak, abs=2)
-
-
-def test_no_words_of_the_png_lie_over_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(Sheet, "save", lambda sheet, _: figures.append(sheet.figure))
-    texts, heat = told(*[[0.0] * (IN_LINE + 1)] * 2, text="a word of some length, more of it")
-    far = "rank 1,026, 0.253 behind the first"
-    texts = [
-        text._replace(place=far, phrases=[one._replace(place=far) for one in text.phrases]) for text in texts
-    ]
-    one = CaseImage(Image.new("RGB", (40, 40)), "one", texts, heat, contrast=True)
-    title = "Right one at rank 1 of 40, " + "val/1215334959_b1970965f7.jpg"
-    write_maps(tmp_path / "x.png", [Case(title, look=one), Case(title, look=one)], "Maps")
-    figures[0].draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figures[0].texts]
-    assert len(boxes) > 4 * IN_LINE
-    for a, b in itertools.combinations(boxes, 2):
-        assert not (a.shrunk(0.98, 0.9).overlaps(b.shrunk(0.98, 0.9))), (a, b)
-
-
-def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:
-    texts, heat = told([0.5, 0.25], [0.1])
-    one = CaseImage(Image.new("RGB", (40, 40)), "one", texts, heat)
-    drawn = []
-    for left_out in ("", "Left out: 3 of 33 phrases, at the end of their sentences."):
-        write_maps(tmp_path / "x.png", [Case("one", look=one._replace(left_out=left_out))], "Maps")
-        with Image.open(tmp_path / "x.png") as figure:
-            x, y = (round(DPI * z) for z in (SPACE, MAPS_HEAD + WORDS + SIDE + 0.25))
-            drawn.append(np.asarray(figure.convert("L"))[y : y + DPI // 3, x : x + round(DPI * SIDE)].min())
-    assert drawn[0] == 255
-    assert drawn[1] < 150

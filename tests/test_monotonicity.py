@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -43,8 +42,6 @@ from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundarie
 from grainline.loading import load
 from grainline.report.case import cases_html
 from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
-from grainline.report.page import MissingImage
-from grainline.report.png import COLUMNS, LINES, _lines, write_charts
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -568,36 +565,6 @@ def test_what_a_subtext_adds() -> None:
     assert added(["One thing.", "Another thing. Two."]) == ["One thing.", "Another thing. Two."]
 
 
-def test_the_text_beside_a_chart_has_a_place_for_any_number_of_sentences() -> None:
-    for texts in (["word " * 200] * 2, ["word " * 40] * 9, ["word " * 40] * 40, ["A dog."], ["A dog."] * 15):
-        found = _lines(texts)
-        assert len(found) <= LINES
-        assert max(map(len, found)) <= COLUMNS
-        assert found[0].startswith("1  ")
-    assert found[-1] == "15  A dog."
-    assert _lines(["A dog."] * 40)[-1] == "... and 26 more"
-    assert _lines(["word " * 200, "A dog."])[-1] == "2  A dog."
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_the_png_is_a_image_of_all_samples(tmp_path: Path, number: int) -> None:
-    one = shown(image=MissingImage("p1 is gone"))
-    write_charts(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
-    with Image.open(tmp_path / "x" / "f.png") as image:
-        assert image.format == "PNG"
-        found = np.asarray(image.convert("RGB")).astype(int)
-    assert found.shape[1] == 1950
-    assert found.shape[0] == round(150 * (1.25 + 2.9 * number))
-    near = {
-        name: (abs(found - np.array(colour)).sum(-1) < 30).sum()
-        for name, colour in {"first": (0, 98, 163), "second": (184, 74, 0), "image": (9, 90, 9)}.items()
-    }
-    assert near["first"] > 300 * number
-    assert near["second"] > 300 * number
-    assert (near["image"] > 10_000) == (number > 1)
-    assert [path.name for path in (tmp_path / "x").iterdir()] == ["f.png"]
-
-
 def test_models_are_called_by_the_end_of_their_path() -> None:
     def result(path: str, method: str = "clip") -> Result:
         return measured(Reader(), records((2, 2)))._replace(settings={"model": path, "method": method})
@@ -625,7 +592,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 SCENES = ("--data", "scenes:dev?count=12&size=32", "--suite", "monotonicity")
 
 
-def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+def test_from_the_command_to_the_page(models: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
     for name, path in models.items():
         assert call("evaluate", path, *SCENES, "--json", tmp_path / f"{name}.json") == 0
     results = {name: read(tmp_path / f"{name}.json") for name in models}
@@ -644,7 +611,7 @@ def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Pat
         )
     key = results["clip"].queries["keys"][5]
     capsys.readouterr()
-    files = ("--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    files = ("--html", tmp_path / "x.html")
     beside = ("--set", f"also_plot={tmp_path / 'maxsim.json'}", f"samples={key}")
     assert call("evaluate", models["clip"], *SCENES, *files, *beside) == 0
     assert "longer than the model reads" in " ".join(capsys.readouterr().out.split())
@@ -655,8 +622,6 @@ def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Pat
     assert "Models side by side" in page
     assert key in page
     assert 'class="ring"' in page
-    with Image.open(tmp_path / "x.png") as image:
-        assert image.size == (1950, round(150 * (1.25 + 2.9)))
     assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "y.html") == 0
     page = (tmp_path / "y.html").read_text()
     assert page.count('<article class="card">') == 4
@@ -674,24 +639,20 @@ def test_scores_of_one_model_are_those_of_the_model_alone(models: dict[str, Path
             assert found[i] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_options_of_the_figure_are_checked(
-    models: dict[str, Path], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_the_options_of_the_page_are_checked(
+    models: dict[str, Path], tmp_path: Path, capsys: Capture
 ) -> None:
     clip = models["clip"]
     for changes, said in (
-        (("--suite", "probes", "--png", "x.png"), "--png: --suite probes draws no figure; leave it out"),
         (("--suite", "retrieval", "--set", "samples=a"), "unknown field 'samples'; allowed here: protocol"),
-        (("--set", "samples=a"), "samples says what the figure shows; give --html FILE or --png FILE"),
+        (("--set", "samples=a"), "samples says what the page shows; give --html FILE"),
         (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
         (("--set", "monotonicity.protocol=coco-1k"), "unknown field 'protocol'; allowed here: also_plot"),
         (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit next to the model"),
         (("--html", "x.html", "--set", "also_plot=gone.json"), "cannot read gone.json"),
-        (("--png", tmp_path), "it is a folder"),
+        (("--html", tmp_path), "it is a folder"),
     ):
         assert said in complaint(capsys, "evaluate", clip, *SCENES, *changes)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = complaint(capsys, "evaluate", clip, *SCENES, "--png", tmp_path / "x.png")
-    assert "a PNG needs matplotlib: pip install 'grainline[figures]'" in said
 
 
 def test_results_that_do_not_go_together_lose_nothing(
@@ -708,10 +669,3 @@ def test_results_that_do_not_go_together_lose_nothing(
         assert said in complaint(capsys, "evaluate", models["clip"], *SCENES, *files, *changes)
         assert read(kept).suite == "monotonicity"
         assert not (tmp_path / "x.html").exists()
-
-
-def test_nothing_but_the_png_needs_matplotlib(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "x.html") == 0

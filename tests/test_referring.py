@@ -391,15 +391,14 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys: Capture) -> None:
     model = saved(tiny_model("maxsim"), tmp_path / "model")
     given = ["evaluate", model, "--data", "scenes:dev?count=7&size=40", "--suite", "referring"]
-    page, figure, found = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page, "--png", figure) == 0
+    page, found = tmp_path / "a.html", tmp_path / "a.json"
+    assert call(*given, "--json", found, "--html", page) == 0
     assert "cumulative IoU" in capsys.readouterr().out
     result = read(found)
     assert result.data["path"] == "scenes:dev?count=7&size=40"
     words = Page(page.read_text()).words
     for part in ("Referring of", "mIoU", "Expressions: covered least", "Expressions: covered best"):
         assert part in words
-    assert figure.stat().st_size > 1000
     assert call(*given, "--compare-to", found) == 0
 
 

@@ -46,10 +46,9 @@ from grainline.evaluation.suites.fgovd import (
 from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
-from grainline.report.case import Case, CaseImage, SentenceScore, look
-from grainline.report.heatmap import framed, overlay
+from grainline.report.case import CaseImage, SentenceScore, look
+from grainline.report.heatmap import framed
 from grainline.report.page import MissingImage
-from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -724,10 +723,10 @@ def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
 
 def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
     model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
-    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    page = tmp_path / "page.html"
     given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "images"]
-    assert call(*given, "--suite", "fg-ovd", "--html", page, "--png", figure) == 0
-    assert f"written: {figure}" in capsys.readouterr().out
+    assert call(*given, "--suite", "fg-ovd", "--html", page) == 0
+    assert f"written: {page}" in capsys.readouterr().out
     words = Page(page.read_text()).words
     for part in (
         "FG-OVD of",
@@ -737,57 +736,15 @@ def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture
         "of 4, val2017/a.png",
     ):
         assert part in words
-    with Image.open(figure) as found:
-        assert found.height == pytest.approx(DPI * (MAPS_HEAD + 6 * (SIDE + WORDS) + 0.6), abs=1)
     assert source.difficulty in words
-    rows = [{"image": f"{x}.png", "caption": f"A red dog, {x}. It runs."} for x in "abc"]
-    (tmp_path / "images/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    figure.unlink()
-    data = ["--data", tmp_path / "images/rows.jsonl"]
-    assert call("evaluate", model, *data, "--png", figure) == 0
-    with Image.open(figure) as found:
-        rows_of_one = (
-            WORDS + LARGE + BELOW + MAPS_GAP + 2 * LINE + LARGE + BELOW
-        )  # "A red dog, a." and "It runs."
-        assert found.height == pytest.approx(DPI * (MAPS_HEAD + 3 * rows_of_one + 0.6), abs=1)
 
 
-def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
     monkeypatch.setattr("grainline.evaluation.evaluate_model.load", lambda _, **__: model)
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
-    assert "--png draws heat maps, and the image tokens of this model have no places in the image" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
     assert "the image tokens of clip have no places" in said
-
-
-def test_maps_of_a_image_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:
-    image = Image.new("RGB", (40, 40), (90, 200, 90))
-    levels = (1.0, -0.5, 0.25, -1.0, 0.0, 0.75)  # more than fit in one line
-    heat = np.stack([np.full((40, 40), level) for level in levels])
-    told = [SentenceScore(f"{level} $x$", level, role="foil") for level in levels]
-    shown = [
-        Case("one", look=CaseImage(image, "one", told, heat)),
-        Case("two", look=CaseImage(image, "two", told[:1], heat[2:3])),
-        Case("three", look=CaseImage(MissingImage("it is away"), "three")),
-    ]
-    write_maps(tmp_path / "x.png", shown, "Maps")
-    with Image.open(tmp_path / "x.png") as figure:
-        pixels = figure.convert("RGB")
-
-    def middle(line: int, column: int) -> tuple[float, ...]:
-        x = SPACE + column * (SIDE + SPACE) + SIDE / 2
-        y = MAPS_HEAD + line * (SIDE + WORDS) + WORDS + SIDE / 2
-        return pixels.getpixel((round(DPI * x), round(DPI * y)))  # type: ignore[return-value]
-
-    places = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
-    for (line, column), one in zip(places, heat, strict=True):
-        wanted = overlay(image, one, limit=1.0).getpixel((20, 20))
-        assert middle(line, column) == pytest.approx(wanted, abs=2)
-    assert middle(0, 0) == pytest.approx((90, 200, 90), abs=2)
-    assert middle(2, 1) == middle(0, 1), "each image has a range of its own"
-    assert middle(1, 2) == (255, 255, 255)
 
 
 def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:

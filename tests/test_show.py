@@ -27,10 +27,10 @@ from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, ramp, segmented
 from grainline.report.png import (
     DPI,
+    FOOT,
+    GAP,
+    HEAD,
     LINE,
-    MAPS_FOOT,
-    MAPS_GAP,
-    MAPS_HEAD,
     SIDE,
     SPACE,
     UNDER,
@@ -214,18 +214,18 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
         figure = opened.convert("RGB")
     line = 2 * SPACE + LINE
     tall = line + SIDE + UNDER
-    assert figure.height == pytest.approx((MAPS_HEAD + 3 * tall + MAPS_FOOT) * DPI, abs=2)
+    assert figure.height == pytest.approx((HEAD + 3 * tall + FOOT) * DPI, abs=2)
 
     def at(column: int, row: int) -> tuple[int, ...]:
         x = SPACE + column * (SIDE + SPACE) + SIDE / 2
-        found = figure.getpixel((round(x * DPI), round((MAPS_HEAD + row * tall + line + SIDE / 2) * DPI)))
+        found = figure.getpixel((round(x * DPI), round((HEAD + row * tall + line + SIDE / 2) * DPI)))
         assert isinstance(found, tuple)
         return found
 
     assert [at(column, 0) for column in range(6)] == [panel.image.getpixel((0, 0)) for panel in panels[:6]]
     assert [at(1, 1), at(0, 2)] == [panel.image.getpixel((0, 0)) for panel in (panels[6], panels[2])]
     assert at(0, 1) == (255, 255, 255)
-    assert MAPS_GAP > 0
+    assert GAP > 0
     bar = np.asarray(ramp(120, 24))[0].astype(int)
     assert np.abs(bar[0] - 255).max() <= 5
     assert (np.diff(bar[:, 2]) <= 0).all(), "from no colour to the full one"

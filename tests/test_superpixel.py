@@ -17,7 +17,6 @@ from grainline.encoders.superpixels import (
     cells_of,
     folded,
     read_sfcn,
-    to_cells,
 )
 from grainline.errors import UserError
 from grainline.nn.superpixels import (
@@ -568,29 +567,3 @@ def test_cells_have_to_fill_the_image() -> None:
         Superpixels(SuperpixelConfig(), 220)
     with pytest.raises(ValueError, match="not of 32"):
         some_superpixels("grid")(image(16))
-
-
-# SEEDS
-
-
-def test_free_segments_come_home() -> None:
-    generator = torch.Generator().manual_seed(5)
-    segment = torch.randint(0, 7, (24, 24), generator=generator).numpy()
-    found = torch.from_numpy(to_cells(segment, 4))[None]
-    neighbour = neighbour_of(found, 4)
-    assert torch.equal(label_of(neighbour, 4), found)
-    assert ((neighbour >= 0) & (neighbour <= 8)).all()
-    whole = square_grid(torch.zeros(1, 3, 24, 24), 4).label
-    assert torch.equal(torch.from_numpy(to_cells(whole[0].numpy(), 4))[None], whole)
-
-
-def test_seeds() -> None:
-    pytest.importorskip("cv2.ximgproc", reason="the extra `seeds` is not installed")
-    made = Superpixels(SuperpixelConfig(kind="seeds", cell=16), 64)
-    assert_contract(made(image(64)), 64, 16)
-
-
-def test_seeds_without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
-    with pytest.raises(UserError, match=r"grainline\[seeds\]"):
-        Superpixels(SuperpixelConfig(kind="seeds"), 64)

@@ -169,9 +169,9 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     out: Annotated[Path, typer.Option(help="Folder for the maps; one that was interrupted goes on.")],
     size: Annotated[int, typer.Option(min=1, help="Side of the images that the model reads.")] = 224,
     cell: Annotated[int, typer.Option(help="Side of the cell of a superpixel, in pixels.")] = 16,
-    kind: Annotated[str, typer.Option(help="kmeans, sfcn, seeds or grid.")] = "kmeans",
+    kind: Annotated[str, typer.Option(help="kmeans, sfcn or grid.")] = "kmeans",
     compactness: Annotated[float, typer.Option(help="kmeans: weight of a distance of one cell.")] = 10.0,
-    iterations: Annotated[int, typer.Option(help="kmeans and seeds: number of iterations.")] = 10,
+    iterations: Annotated[int, typer.Option(help="kmeans: number of iterations.")] = 10,
     checkpoint: Annotated[str | None, typer.Option(help="sfcn: the file of its published weights.")] = None,
     images: Images = None,
 ) -> None:

@@ -92,10 +92,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(help="Write the figure of the suite; `grainline suites` lists which have one."),
-    ] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     batch_size: BatchSize = 64,
@@ -123,12 +119,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         model, data, load_suite(suite, changes or ()), vectors=vectors or None, pairs=pairs, scores=scores,
         similarity=similarity, captions=captions, batch_size=batch_size, max_corrupt=max_corrupt, seed=seed,
         memory=memory * 2**20, images=images, scoring=scoring, patches=patches, context=context,
-        compare_to=compare_to, json=json, html=html, png=png,
+        compare_to=compare_to, json=json, html=html,
         descriptions=lambda opened: descriptions_for(opened, str(model), descriptions),
     )  # fmt: skip
     for table in tables(result):
         Console().print(table)
-    for path in filter(None, (json, html, png)):
+    for path in filter(None, (json, html)):
         print(f"written: {path}")
     of = [model] if vectors is None and scores is None else ["--vectors", *(vectors or ()), "--pairs", pairs]
     of += ["--data", *data] if data else []
@@ -155,9 +151,9 @@ def suites(
     from grainline.evaluation.suite import suite_class
 
     if name is None:
-        columns = ["suite", "what it measures", "--png draws"]
+        columns = ["suite", "what it measures"]
         classes = {suite: suite_class(suite) for suite in SUITES}
-        rows = [[suite, _summary(cls), cls.figure or "-"] for suite, cls in classes.items()]
+        rows = [[suite, _summary(cls)] for suite, cls in classes.items()]
     else:
         cls = suite_class(name)
         print(f"{cls.name}: {_summary(cls)}")

@@ -1,17 +1,13 @@
-"""Superpixels of a batch of images, by one of four ways under the contract of `nn.superpixels`.
+"""Superpixels of a batch of images, by one of three ways under the contract of `nn.superpixels`.
 
 - kmeans, grid: `nn.superpixels`
-- seeds: SEEDS (van den Bergh et al., arXiv 1309.3848) by OpenCV, as in CAST; extra `seeds`
 - sfcn: a fully convolutional network (Yang et al., CVPR 2020, arXiv 2003.12929) with published weights
 """
 
-import importlib
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -21,64 +17,7 @@ from grainline.config import Config
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.errors import UserError
 from grainline.nn.runtime import has_bf16
-from grainline.nn.superpixels import Cells, hard, inside, kmeans, one_hot, square_grid
-
-
-def _opencv() -> ModuleType:
-    """OpenCV with its extra modules; UserError without it."""
-    try:
-        cv2 = importlib.import_module("cv2")
-        importlib.import_module("cv2.ximgproc")
-    except ImportError:
-        raise UserError(
-            "superpixels by seeds need OpenCV with its extra modules: pip install grainline[seeds]; where "
-            "opencv-python is installed, remove it first: both bring the module cv2"
-        ) from None
-    return cv2
-
-
-def seeds(pixels: Tensor, cell: int, steps: int) -> Cells:
-    """pixels [N, 3, S, S] uint8 or float in 0..1 -> Cells of zeros and ones; computed on the CPU
-
-    steps  sweeps over the image at each level
-
-    Two levels of blocks, smoothing of shapes 2 (of 0 to 5), histograms of 5 bins for each colour.
-    """
-    cv2 = _opencv()
-    whole = pixels if pixels.dtype == torch.uint8 else (pixels * 255).round().clamp(0, 255).to(torch.uint8)
-    labels = []
-    for image in whole.permute(0, 2, 3, 1).cpu().numpy():
-        size = image.shape[0]
-        algorithm = cv2.ximgproc.createSuperpixelSEEDS(size, size, 3, (size // cell) ** 2, 2, 2, 5)
-        algorithm.iterate(cv2.cvtColor(image, cv2.COLOR_RGB2LAB), steps)
-        labels.append(to_cells(np.asarray(algorithm.getLabels()), cell))
-    label = torch.from_numpy(np.stack(labels)).to(pixels.device)
-    return Cells(one_hot(label, cell), label)
-
-
-def to_cells(segment: np.ndarray, cell: int) -> np.ndarray:
-    """Segments of any shape as labels under the contract: [S, S] int in 0..K-1 -> [S, S] int64
-
-    A segment gets the cell with most of its pixels, the first of equal ones. A pixel gets the cell of its
-    segment, clipped to the nine cells around the pixel.
-
-    >>> to_cells(np.array([[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]]), cell=2)
-    array([[0, 0, 0, 0],
-           [0, 3, 3, 3],
-           [0, 3, 3, 3],
-           [0, 3, 3, 3]])
-    """
-    size = segment.shape[0]
-    grid = size // cell
-    at = np.arange(size) // cell
-    own = grid * at[:, None] + at
-    number = int(segment.max()) + 1
-    shared = np.bincount((segment * grid**2 + own).ravel(), minlength=number * grid**2)
-    home = shared.reshape(number, grid**2).argmax(1)[segment]
-    row = np.clip(home // grid, at[:, None] - 1, at[:, None] + 1)
-    column = np.clip(home % grid, at - 1, at + 1)
-    return (grid * row + column).astype(np.int64)
-
+from grainline.nn.superpixels import Cells, hard, inside, kmeans, square_grid
 
 CELL = 16  # side in pixels of the cells of SFCN
 WIDTHS = (16, 32, 64, 128, 256)
@@ -226,10 +165,10 @@ def _shape(x: Tensor) -> str:
 class SuperpixelConfig(Config):
     """How images are cut into superpixels."""
 
-    kind: Literal["kmeans", "grid", "sfcn", "seeds"] = "kmeans"
+    kind: Literal["kmeans", "grid", "sfcn"] = "kmeans"
     cell: int = Field(16, ge=2)  # side of the cell that a superpixel stands for, in pixels
     compactness: float = Field(10.0, gt=0)  # kmeans: what a distance of one cell weighs, in units of Lab
-    iterations: int = Field(10, ge=1)  # kmeans: assignments of the pixels; seeds: sweeps over the image
+    iterations: int = Field(10, ge=1)  # kmeans: assignments of the pixels
     checkpoint: str | None = None  # sfcn: the published weights; read at the start of a run, not needed later
 
     @model_validator(mode="after")
@@ -248,7 +187,7 @@ class Superpixels(nn.Module):
 
     The weights of SFCN are buffers: they are in the state dict, and no rule of an optimizer applies to them.
     The network computes in bfloat16 on devices that have it, independent of autocast; all else is float32.
-    Only seeds, which OpenCV computes on the CPU, and kmeans without its kernel wait for the device.
+    Only kmeans without its kernel waits for the device.
     """
 
     def __init__(self, cfg: SuperpixelConfig, size: int) -> None:
@@ -258,8 +197,6 @@ class Superpixels(nn.Module):
             raise UserError(
                 f"superpixels: images of {size} pixels are no whole number of cells of {cfg.cell}"
             )
-        if cfg.kind == "seeds":
-            _opencv()
         self.cfg, self.size = cfg, size
         self.network = _frozen(SFCN(norm=False)) if cfg.kind == "sfcn" else None
 
@@ -285,8 +222,6 @@ class Superpixels(nn.Module):
             with torch.autocast(device, torch.bfloat16, enabled=has_bf16(pixels.device)):
                 logits = self.network(x.contiguous(memory_format=torch.channels_last))
             return cells_of(logits)
-        if cfg.kind == "seeds":
-            return seeds(pixels, cfg.cell, cfg.iterations)
         if cfg.kind == "grid":
             return square_grid(pixels, cfg.cell)
         return kmeans(pixels, cfg.cell, cfg.compactness, cfg.iterations)

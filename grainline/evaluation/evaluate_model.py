@@ -61,7 +61,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     compare_to: str | Path | None = None,
     json: str | Path | None = None,
     html: str | Path | None = None,
-    png: str | Path | None = None,
     descriptions: Callable[[Model], Descriptions | None] = lambda model: None,  # noqa: ARG005
     show_progress_bar: bool | None = None,
     **options: Any,
@@ -85,36 +84,34 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     patches       image tokens of a CLIP: "attention" or "values"
     context       longest text in tokens, for a checkpoint of others
     compare_to    path of an earlier result on the same data; the differences are added to the result
-    json, html, png  files for the result, the page and the figure
+    json, html    files for the result and the page
     descriptions  of the images, for a model that reads them
     show_progress_bar  None: in a terminal and in a notebook
 
     Raises UserError for a wrong model, source, suite or option, before the model is loaded where possible.
     """
     suite = _suite(suite, options)
-    given = {"model": model, "data": data, "captions": captions, "scoring": scoring, "png": png}
+    given = {"model": model, "data": data, "captions": captions, "scoring": scoring}
     others = vectors is not None or scores is not None
     _refuse_missing(suite, others, pairs, given)
     if batch_size < 1 or seed < 0 or not 0 <= max_corrupt <= 1:
         given_numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
         raise UserError(f"{given_numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
-    outputs = [None if path is None else Path(path) for path in (json, html, png)]
-    _refuse_options(suite, scoring, *outputs[1:])
+    _refuse_options(suite, scoring, html)
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
     if earlier is not None:
         refuse_options(suite, earlier, str(compare_to))
     name = str((model.run or IN_MEMORY) if isinstance(model, Model) else model)
     if not others:
         suite.open_run(name)
-    for path in filter(None, outputs):
-        writable(path)
+    for path in (json, html):
+        if path:
+            writable(Path(path))
     if others:
         evaluation = _of_vectors(suite, open_vectors(vectors, pairs, scores, similarity, images), settings)
     else:
         loaded = _loaded(model, scoring=scoring, patches=patches, context=context)
-        if png:
-            suite.check_figure(loaded)
         source = open_data(data, images=images, size=loaded.method.size)
         with progress("encoding", show=show_progress_bar) as step:
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)
@@ -126,19 +123,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if earlier is not None:
         result = with_comparison(evaluation.result, earlier, str(compare_to))
         evaluation = evaluation._replace(result=result)
-    _write(suite, evaluation, *outputs)
-    return evaluation.result
-
-
-def _write(
-    suite: Suite[Any], evaluation: Evaluation, json: Path | None, html: Path | None, png: Path | None
-) -> None:
     if json:
         write(evaluation.result, json)
     if html:
         write_html(html, suite, evaluation)
-    if png:
-        suite.draw(png, evaluation)
+    return evaluation.result
 
 
 def _loaded(model: Any, **options: Any) -> Model:
@@ -198,20 +187,16 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[
         raise UserError("shortlist is for models that score pair by pair, not for vectors; leave it out")
 
 
-def _refuse_options(suite: Suite[Any], scoring: str | None, html: Path | None, png: Path | None) -> None:
+def _refuse_options(suite: Suite[Any], scoring: str | None, html: str | Path | None) -> None:
     """Raise UserError for options of the command that do not go with the suite."""
     if scoring is not None and suite.replaces_scores:
         raise UserError(
             f"--scoring goes with suites that use the scores of the method; {suite.name}"
             f" {suite.replaces_scores}"
         )
-    if png and not suite.figure:
-        raise UserError(f"--png: --suite {suite.name} draws no figure; leave it out")
-    if png:
-        suite.check_figure(None)
     for name in suite.page_options:
-        if getattr(suite.options, name) and not (html or png):
-            raise UserError(f"{name} says what the figure shows; give --html FILE or --png FILE with it")
+        if getattr(suite.options, name) and not html:
+            raise UserError(f"{name} says what the page shows; give --html FILE with it")
 
 
 def tables(result: Result) -> list[Table]:

@@ -1,11 +1,10 @@
-"""Single outcomes for pages and figures: the images behind a result, heat and attention of texts in them.
+"""Single outcomes for pages: the images behind a result, heat and attention of texts in them.
 
 Images are read again from the source. Where one is not there any more, its place says so.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, WholeImage
 from grainline.report.page import LARGE, MissingImage
-from grainline.report.png import write_maps
 
 EXAMPLES = 6  # of a kind, on a page
 SENTENCES = 12  # of a text
@@ -104,11 +102,6 @@ class Evaluation(NamedTuple):
             CaseList(title, hint, [case(i) for i in some])
             for title, hint, some in zip(titles, hints, places, strict=True)
         ]
-
-    def write_heat(self, path: str | Path, cases: Sequence[Case]) -> None:
-        """Write heat maps as a figure. Raises UserError if the place cannot be written."""
-        name = PurePath(self.result.data["path"]).name
-        write_maps(path, cases, f"Heat in {self.result.suite}, {len(self.data.keys):,} images of {name}")
 
     def crop_sentence(self) -> str:
         """How images are cropped for the page, in a sentence."""

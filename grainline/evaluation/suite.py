@@ -8,7 +8,6 @@ can be imported; it is named `module:Class`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from inspect import isabstract
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -28,10 +27,8 @@ from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
 from grainline.report.case import CaseList, cases_html
 from grainline.report.page import Section, facts, hint
-from grainline.report.png import require_matplotlib
 
 MAX_CORRUPT = 0.02  # share of the samples that may be skipped, unless another one is given
-HEAT = "heat maps"  # the figure of many suites
 _OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
 
 O = TypeVar("O", bound=Config)  # noqa: E741 - the options of a suite
@@ -134,8 +131,7 @@ class Suite(ABC, Generic[O]):
     headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
     texts_label: ClassVar[str] = "Texts"  # what the texts are called there
     card: ClassVar[tuple[str, str]] = ("Protocol", "What was compared, and how")  # title and caption
-    figure: ClassVar[str] = ""  # what `--png` draws; "": nothing
-    page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page and the figure
+    page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page
 
     def __init__(self, options: O | None = None) -> None:
         """Raises UserError for files in the options that cannot be used."""
@@ -257,20 +253,6 @@ class Suite(ABC, Generic[O]):
         for i, part in enumerate(self.cases(evaluation)):
             out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
         return out
-
-    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
-        """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
-        worst, best = self.cases(evaluation, EXAMPLES // 2)
-        evaluation.write_heat(path, [*worst.cases, *best.cases[::-1]])
-
-    def check_figure(self, model: Model | None) -> None:
-        """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""
-        if model is None:
-            require_matplotlib()
-        elif self.figure == HEAT and not model.method.has_layout:
-            raise UserError(
-                "--png draws heat maps, and the image tokens of this model have no places in the image"
-            )
 
     @property
     def key(self) -> str:

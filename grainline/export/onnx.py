@@ -265,7 +265,7 @@ def _refuse(model: Model) -> None:
     if model.transform.square.patches is not None:
         raise UserError("the image side reads images of any shape, and the graph takes squares alone")
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
-    # another superpixel; the network of SFCN computes in bfloat16, and OpenCV in no graph at all.
+    # another superpixel; the network of SFCN computes in bfloat16.
     if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":
         raise UserError(
             f"superpixels by {config.image.superpixels.kind} are not the same on another runtime, where the "

@@ -4,5 +4,5 @@ case     Single outcomes: images with the sentences of a text and their heat, te
 charts   Line charts, interval bars and groups of tokens as inline SVG, in light and dark.
 heatmap  Overlays on images: signed heat in two colours, boxes, outlines, nested segments, selected patches.
 page     Self-contained HTML pages, from the jinja2 templates in `templates/`; images are data URLs.
-png      Figures as PNG with matplotlib (extra `figures`), which is imported when a figure is drawn.
+png      Rows of panels as a PNG with matplotlib (extra `figures`), for `grainline show`.
 """

@@ -1,4 +1,4 @@
-"""Single outcomes on a page: a card with images, texts, tables and heat, and the PNG has the same cases.
+"""Single outcomes on a page: a card with images, texts, tables and heat.
 
 A `Case` names its parts; templates/case.html lays them out. No script is needed for heat: sentences and
 phrases are radio buttons, and the style sheet lays the map of the one that is pointed at, focused or checked

@@ -341,12 +341,6 @@ def makes_groups(model: Model) -> bool:
     return isinstance(model.method, HasTokenGroups) and _token_groups(model, ["a"]).weight is not None
 
 
-def require_groups(model: Model) -> None:
-    """Raise UserError for a figure of groups that a model does not make."""
-    if not makes_groups(model):
-        raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
-
-
 @torch.no_grad()
 def _token_groups(model: Model, texts: Sequence[str]) -> TokenGroups:
     assert isinstance(model.method, HasTokenGroups)

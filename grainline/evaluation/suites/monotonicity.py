@@ -12,7 +12,7 @@ further than the shorter subtext must tie, so ties and cut subtexts are counted.
 
 from collections.abc import Mapping, Sequence
 from itertools import count, pairwise
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -46,23 +46,22 @@ from grainline.evaluation.suites.subtexts import (
 )
 from grainline.model import Model
 from grainline.report.case import CaseList, Table, table_html
-from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, subtext_case
+from grainline.report.charts import DASHES, SUBTEXT_RULES, Line, SubtextScores, subtext_case
 from grainline.report.page import Section
-from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
 MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
-EXAMPLES = 4  # images of the figure, unless they are named
-MAX_MODELS = len(COLOURS)  # models of the figure
+EXAMPLES = 4  # images of the page, unless they are named
+MAX_MODELS = len(DASHES)  # lines of a chart
 
 
 class MonotonicityOptions(Config):
     """Options of `monotonicity`."""
 
-    also_plot: Strings = Field((), description="other results (--json) that the figure shows too")
-    samples: Strings = Field((), description="keys of images that the figure shows; none: from worst to best")
+    also_plot: Strings = Field((), description="other results (--json) that the page shows too")
+    samples: Strings = Field((), description="keys of images that the page shows; none: from worst to best")
 
 
 class MonotonicitySuite(Suite[MonotonicityOptions]):
@@ -75,7 +74,6 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
     encodes_captions = False
     headline = (HALVES, THIRDS, EACH)
     texts_label = "Subtexts"
-    figure = "score by number of subtexts"
     page_options = ("also_plot", "samples")
 
     def __init__(self, options: MonotonicityOptions | None = None) -> None:
@@ -134,10 +132,6 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         table = table_html(Table("Models side by side", ("Model", *names), rows))
         return [Section("Models side by side", table), *charts]
 
-    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
-        number, name = len(evaluation.data.keys), PurePath(evaluation.result.data["path"]).name
-        write_charts(path, self.charts(evaluation), f"Score by subtexts, {number:,} images of {name}")
-
     def charts(self, evaluation: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
 
@@ -154,7 +148,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _figure_rows(evaluation, self.options.samples)
+            for i in _chart_rows(evaluation, self.options.samples)
         ]
 
 
@@ -247,7 +241,7 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _figure_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
+def _chart_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
         place = {key: i for i, key in enumerate(evaluation.data.keys)}
         missing = [key for key in keys if key not in place]

@@ -11,7 +11,6 @@ a second time with their words in another order: phrases at the places of their 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,11 @@ from grainline.evaluation.suites.baselines import (
     chunks,
     overlap,
 )
-from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, require_groups
+from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard
 from grainline.model import Model
 from grainline.report.case import CaseList
 from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
 from grainline.report.page import Section, hint
-from grainline.report.png import write_tokens
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
 GROUPS = "groups"
@@ -73,7 +71,6 @@ class PhrasesSuite(Suite[NoOptions]):
     source_variant = "texts_only"
     needs_text = encodes_images = encodes_captions = False
     replaces_scores = "reads groups of tokens"
-    figure = "groups of tokens along captions"
 
     def collector(self, model: Model, source: Source, settings: Settings) -> GroupCollector:
         return GroupCollector(model, settings.batch_size)
@@ -127,18 +124,6 @@ class PhrasesSuite(Suite[NoOptions]):
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
         return [places, *super().sections(evaluation)]
-
-    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
-        name, number = PurePath(evaluation.result.data["path"]).name, len(evaluation.result.queries["image"])
-        mean = by_position(self.collected(evaluation.data).soft)
-        write_tokens(
-            path, self.examples(evaluation), mean, f"Groups of tokens, {number:,} captions of {name}"
-        )
-
-    def check_figure(self, model: Model | None) -> None:
-        super().check_figure(model)
-        if model is not None:
-            require_groups(model)
 
     def examples(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""

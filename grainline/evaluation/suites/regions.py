@@ -20,7 +20,6 @@ from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer
-from grainline.evaluation.suite import HEAT as HEAT_MAPS
 from grainline.evaluation.suite import O, Suite
 from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
@@ -41,7 +40,6 @@ class RegionSuite(Suite[O]):
     captions = ("whole",)
     reads = "the texts of regions"
     needs_text = encodes_captions = keeps_tokens = False
-    figure = HEAT_MAPS
 
     def prepared(self, evaluation: Evaluation) -> Evaluation:
         """An evaluation with model and source as the suite reads them."""

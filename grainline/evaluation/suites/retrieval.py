@@ -6,7 +6,6 @@ their own too.
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from grainline.evaluation.score import (
     shortlist_ranks,
     topk,
 )
-from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, Panel, Row, SentenceScore, standing
 from grainline.report.page import MissingImage
@@ -69,7 +68,6 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     pooled_must_match: ClassVar[tuple[str, ...]] = ("shortlist",)
     noted_if_other: ClassVar[tuple[str, ...]] = ("shortlist",)
     headline = (f"{T2I} R@1", f"{I2T} R@1")
-    figure = HEAT
     takes_vectors = True
 
     @property
@@ -119,9 +117,6 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             CaseList("Text to image, best to worst", f"{order} {evaluation.whole_sentence()}{heat}", texts),
             CaseList("Image to text, best to worst", order, images),
         ]
-
-    def draw(self, path: str | Path, evaluation: Evaluation) -> None:
-        evaluation.write_heat(path, self.cases(evaluation)[0].cases)
 
     def _spread(self, evaluation: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
