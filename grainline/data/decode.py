@@ -60,7 +60,7 @@ class Patches(NamedTuple):
         """Width and height of an image, resized: by bisection of the scale, as transformers does it.
 
         >>> Patches(16, (256,)).sides((640, 480)), Patches(16, (128, 256)).sides((160, 160))
-        ((288, 208), (176, 176))
+        ((288, 224), (176, 176))
         """
         own = math.prod(side // self.side for side in image)
         most = next((number for number in self.most if number >= own), self.most[-1])
