@@ -106,12 +106,12 @@ def product_speed(dtype: torch.dtype, side: int, repeats: int) -> float:
     return 2 * side**3 / cost(partial(torch.matmul, a, b), repeats).ms / 1e9
 
 
-def kernels(number: int, repeats: int) -> None:  # noqa: PLR0915
+def kernels(number: int, repeats: int) -> None:
     """Each kernel alone, for a chunk of images with all texts, at 8 heads; of Gram matrices at one, too."""
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
         return
-    from grainline.kernels import best, farthest, gram, pooled
+    from grainline.kernels import farthest, gram, pooled
 
     heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
     images, width = 8, heads * deep
@@ -156,18 +156,6 @@ def kernels(number: int, repeats: int) -> None:  # noqa: PLR0915
     ms = cost(lambda: nn.superpixels._by_kernel(pixels, 16, 10.0, 10), repeats).ms
     read = 10 * 12 * pixels[:, 0].numel()  # Lab in float32, once a step
     report(f"kernel kmeans, {len(pixels)} images", read / ms / 1e6, "GB/s", ms=ms)
-    near, ones = torch.randn(number // 16, number, 196, device=GPU), torch.ones(number // 16, 196, device=GPU)
-    ms = cost(lambda: best.selected(near, ones, ones, 0.4, True, 98), repeats).ms
-    pairs = near[..., 0].numel()
-    report("kernel selected, 98 of 196 patches", pairs / ms * 1e3, "pairs/s", ms=ms)
-    few = partial(half, number // 16)
-    given = few(39, 196), few(256, 196), few(196, 196).tril(), few(39, 196), few(256, 39)
-    ms, pairs = cost(lambda: best.norms(*given), repeats).ms, given[4].numel()
-    report("kernel norms of 196 patches", pairs * 196**2 / ms / 1e9, "TFLOP/s", ms=ms)
-    cosine, real = torch.randn(number * 64, 41, 12, device=GPU), torch.ones(number * 64, 41, device=GPU)
-    words = torch.ones(number * 64, 12, dtype=torch.bool, device=GPU)
-    ms = cost(lambda: best.matched(cosine, real, words, 5, 1.0), repeats).ms
-    report("kernel matched, 41 tokens x 12 words", len(cosine) / ms * 1e3, "pairs/s", ms=ms)
 
 
 def losses(number: int, repeats: int) -> None:

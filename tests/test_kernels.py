@@ -345,13 +345,6 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "assign last": PIXELS | {"LAST": True},
     "assign wide": PIXELS | {"C": 32, "LAST": False},
     "move": {"G": 14, "BLOCK": 128},
-    "best": {"L": 196},
-    "selected": {"L": 196, "STRETCH": True},
-    "selected of many": {"L": 4096, "STRETCH": True},
-    "norms": {"L": 196, "PLUS": True},
-    "norms of many": {"L": 1024, "PLUS": False},
-    "matched": {"P": 41, "M": 12, "K": 5},
-    "matched of many": {"P": 98, "M": 77, "K": 5},
     "sums": {"D": 512, "BOTH": True},
     "hits": {"D": 512, "BOTH": True},
     "slopes": {"D": 512, "BOTH": True},
@@ -376,7 +369,6 @@ HALF = (
     "right",
     "out",
 )
-HALF_OF = {"norms": ("weight", "keep", "basis", "plus", "total")}
 WHOLE = {
     "T": "i32",
     "C": "i32",
@@ -394,10 +386,6 @@ WHOLE = {
     "label": "*i64",
     "cells": "i32",
     "compactness": "fp32",
-    "number": "i32",
-    "share": "fp32",
-    "leak": "fp32",
-    "words": "*i1",
     "row_ids": "*i32",
     "col_ids": "*i32",
     "n": "i32",
@@ -417,9 +405,9 @@ def as_launched(
     name: str, constants: dict[str, Any], older: bool
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import best, dots, farthest, gram, kmeans, lists, pooled
+    from grainline.kernels import dots, farthest, gram, kmeans, lists, pooled
 
-    word, modules = name.split()[0], (best, dots, farthest, gram, kmeans, lists, pooled)
+    word, modules = name.split()[0], (dots, farthest, gram, kmeans, lists, pooled)
     kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
     if word in pooled.TILE:
         blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
@@ -431,18 +419,10 @@ def as_launched(
         both = constants | dots.settings(word, constants["D"], torch.float16)
         names = [arg for arg in both if arg in kernel.arg_names]
         return kernel, {arg: both[arg] for arg in names}, {k: both[k] for k in both if k not in names}
-    if word == "norms":
-        sizes = {arg: best.NORMS[arg] for arg in ("BM", "BN")}
-        return kernel, constants | sizes, {k: v for k, v in best.NORMS.items() if k not in sizes}
     alone = {"farthest": farthest.LAUNCH, "move": kmeans.MOVE, "collect": lists.LAUNCH}
     if word in alone:
         return kernel, constants, alone[word]
-    if word in ("best", "selected"):
-        blocks, options = best.tile(constants["L"])
-    elif word == "matched":
-        blocks, options = best.block(constants["P"], constants["M"])
-    else:
-        blocks, options = kmeans.tile(constants["C"])
+    blocks, options = kmeans.tile(constants["C"])
     return kernel, constants | blocks, options
 
 
@@ -469,8 +449,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     from triton.compiler import ASTSource
 
     kernel, constants, options = as_launched(name, CONSTANTS[name], architecture < 90)
-    half = (*HALF, *HALF_OF.get(name.split()[0], ()))
-    types = {arg: "*fp16" if arg in half else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
+    types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,
         signature=types | dict.fromkeys(constants, "constexpr"),
@@ -485,9 +464,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     shared, instruction = LIMITS[architecture]
     assert compiled.metadata.shared <= shared * 1024
     text = compiled.asm["ptx"]
-    if (
-        constants.get("PREC") or "norms" in name
-    ) and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
+    if constants.get("PREC") and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
         assert instruction in text
     (tmp_path / "kernel.ptx").write_text(text)
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -1,6 +1,5 @@
 """Kernels for GPUs, written in Triton: the extra `kernels`, on Linux. Without them torch computes the same.
 
-best      Patches of an image that a text keeps, lengths of their means, and what patches and words find.
 dots      Losses over inner products: sums of exponentials, slopes and losses of tiles.
 farthest  All picks of farthest points in one program for each set.
 kmeans    Superpixels by local k-means: pixels are read once for each step.

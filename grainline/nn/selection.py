@@ -11,14 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.kernels import launch
 from grainline.types import full
-
-SLOTS = 4096
-"""Patches of an image that a kernel takes: their scores are in the registers of one program."""
-
-BLOCK = 8192
-"""Cosines of a pair that a kernel takes."""
 
 EDGE = 1e-6  # distance of scores from 0 and 1 before their logarithms are taken
 LEAK = 0.1  # slope of negative cosines in the code of LAPS, where they pass a LeakyReLU first
@@ -58,24 +51,9 @@ def weighted_score(predicted: Tensor | None, attention: Tensor, beta: float) -> 
 
 
 def hard_topk(score: Tensor, number: int) -> Tensor:
-    """1 at the `number` highest scores, 0 elsewhere: [..., L]; no gradient
-
-    Of equal scores the kernel keeps the first; torch promises no order.
-    """
+    """1 at the `number` highest scores, 0 elsewhere: [..., L]; no gradient. torch orders equal ones."""
     if number >= score.shape[-1]:
         return torch.ones_like(score)
-    if launch.use(score) and score.shape[-1] <= SLOTS:
-        return launch.run("best", lambda: _by_kernel(score, number), lambda: _by_topk(score, number))
-    return _by_topk(score, number)
-
-
-def _by_kernel(score: Tensor, number: int) -> Tensor:
-    from grainline.kernels.best import best
-
-    return best(score.detach(), number)
-
-
-def _by_topk(score: Tensor, number: int) -> Tensor:
     place = score.detach().topk(number, sorted=False).indices
     return torch.zeros_like(score).scatter_(-1, place, 1.0)
 
@@ -203,29 +181,6 @@ class Relevance(nn.Module):
             patch[p] = max(cosine[p, m] for real m), word[m] = max(cosine[p, m] for real p)
             score = mean(patch) + network(best of patch) + mean(word) + network(best of word)
         """
-        small = cosine.shape[-1] * cosine.shape[-2] <= BLOCK
-        if not torch.is_grad_enabled() and small and launch.use(cosine):
-            return launch.run(
-                "matched",
-                lambda: self._by_kernel(cosine, weight, words),
-                lambda: self._by_torch(cosine, weight, words),
-            )
-        return self._by_torch(cosine, weight, words)
-
-    def _by_kernel(self, cosine: Tensor, weight: Tensor, words: Tensor) -> Tensor:
-        from grainline.kernels.best import matched
-
-        shape, block = cosine.shape[:-2], cosine.shape[-2:]
-        weight = weight.expand(*shape, -1).reshape(-1, block[0])
-        words = words.expand(*shape, -1).reshape(-1, block[1])
-        out = matched(cosine.reshape(-1, *block), weight, words, self.number, LEAK if self.leaky else 1.0)
-        means, of_patch, of_word = (x.to(cosine.dtype) for x in out)
-        terms = [means.sum(-1)] if self.means else []
-        if self.patches is not None and self.words is not None:
-            terms += [self.patches(of_patch)[..., 0], self.words(of_word)[..., 0]]
-        return torch.stack(terms).sum(0).view(shape)
-
-    def _by_torch(self, cosine: Tensor, weight: Tensor, words: Tensor) -> Tensor:
         cosine = F.leaky_relu(cosine, LEAK) if self.leaky else cosine
         real = weight.detach() > 0
         first = torch.arange(words.shape[-1], device=words.device) == 0

@@ -5,13 +5,11 @@ depend on the text is computed once for each image: `image_side`, and `precomput
 for an index.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from grainline.kernels import launch
 from grainline.nn.patch_selection.types import (
     Decide,
     SelectionConfig,
@@ -22,7 +20,6 @@ from grainline.nn.patch_selection.types import (
 )
 from grainline.nn.pooling import unit
 from grainline.nn.selection import (
-    SLOTS,
     Predictor,
     Relevance,
     Slots,
@@ -100,17 +97,7 @@ class FastCosines(NamedTuple):
         total = keep @ self.weight.mT  # [n, t, C]
         if self.dense_weight.shape[1]:
             product.addcmul_((self.dense_weight @ near).view_as(product), total.mT[..., None])
-        by_torch = partial(self._lengths, keep, total)
-        if launch.use(keep) and keep.dtype == torch.float16:
-            length = launch.run("norms", partial(self._by_kernel, keep, total), by_torch)
-        else:
-            length = by_torch()
-        return product.transpose(1, 2) / length.maximum(1e-12 * full(total))[..., None]
-
-    def _by_kernel(self, keep: Tensor, total: Tensor) -> Tensor:
-        from grainline.kernels.best import norms
-
-        return norms(self.weight, keep, self.basis, self.dense_basis, total)
+        return product.transpose(1, 2) / self._lengths(keep, total).maximum(1e-12 * full(total))[..., None]
 
     def _lengths(self, keep: Tensor, total: Tensor) -> Tensor:
         """Norm of s times each token: [n, t, C]"""
@@ -263,23 +250,9 @@ class Selector(nn.Module):
         share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
         with torch.no_grad():
             product = query @ image_side.patches.mT  # [n, t, L]
-
-        def by_torch() -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                by_text = share * self._attention(product / image_side.length[:, None])
-            score = image_side.base[:, None] + by_text
-            return score, decide(score, image_side.image, item)
-
-        learns = torch.is_grad_enabled() and image_side.base.requires_grad
-        if launch.use(product) and decide == self.top and not learns and self.number <= SLOTS:
-            return launch.run("selected", lambda: self._by_kernel(image_side, product, share), by_torch)
-        return by_torch()
-
-    def _by_kernel(self, image_side: SelectionImages, product: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        from grainline.kernels.best import selected
-
-        base, length = full(image_side.base).detach(), image_side.length
-        return selected(product, length, base, share, self.choice.stretch, self.keep_number)
+            by_text = share * self._attention(product / image_side.length[:, None])
+        score = image_side.base[:, None] + by_text
+        return score, decide(score, image_side.image, item)
 
     def tile(
         self,
