@@ -155,7 +155,7 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     assert read_tokenizer(tmp_path / "out").to_json() == model.tokenizer.to_json()
     assert about["fingerprint"] == fingerprint(model)
     assert (about["method"], about["size"], about["context"]) == (name, 8, 24)
-    assert about["parts"] == {"maxsim": 4, "caft": 4, "flair": 3}.get(name, 1)
+    assert about["parts"] == model.method.parts
     chunked = {"by": "sentences", "splitter": "period_space"} if name in ("caft", "flair") else None
     assert about["chunking"] == chunked
     assert (about["resize"], about["filter"], about["margin"]) == ("crop", "bicubic", 1.0)

@@ -186,7 +186,7 @@ def test_a_text_encoder_from_scratch_has_no_such_positions(tmp_path: Path) -> No
         "image": {"name": "toy/4", "size": 8},
         "text": {"name": "toy", "vocab": 9, "frozen_positions": 2},
     }
-    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions'; allowed here: name"):
+    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions' .*; allowed here: name"):
         parse(CLIPConfig, values, str(tmp_path))
 
 
