@@ -107,11 +107,11 @@ def product_speed(dtype: torch.dtype, side: int, repeats: int) -> float:
 
 
 def kernels(number: int, repeats: int) -> None:
-    """Each kernel alone, for a chunk of images with all texts, at 8 heads; of Gram matrices at one, too."""
+    """Each kernel alone, for a chunk of images with all texts, at 8 heads."""
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
         return
-    from grainline.kernels import farthest, gram, pooled
+    from grainline.kernels import farthest, pooled
 
     heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
     images, width = 8, heads * deep
@@ -138,14 +138,6 @@ def kernels(number: int, repeats: int) -> None:
     ):
         ms = cost(call, repeats).ms
         report(f"kernel {name}, {images} x {texts}", 2 * passes * z.numel() / ms / 1e6, "GB/s", ms=ms)
-    for many, few in ((1, slots), (heads, slots // 4)):
-        points = many * few
-        products = [torch.randn(many, texts, images, few, device=GPU) for _ in range(2)]
-        given = *products, None, half(images, points, points), torch.randn(images, points, device=GPU)
-        rows += [
-            (f"gram of {many} x {few}", partial(gram.gram, *given, units[:3]), 2 * points**2),
-            (f"ungram of {many} x {few}", partial(gram.ungram, *given, by, by, units[:3]), 4 * points**2),
-        ]
     for name, call, flops in rows:
         ms = cost(call, repeats).ms
         report(f"kernel {name}, {images} x {texts}", flops * images * texts / ms / 1e9, "TFLOP/s", ms=ms)
@@ -170,7 +162,7 @@ def losses(number: int, repeats: int) -> None:
             gate = most.get(goal.name) if word == "half" else None
             pairs = _pairs(goal, number)
             facts = {"images": number, "pairs_per_s": pairs / found.ms * 1e3}
-            facts |= speed(pairs * work(goal.heads), found.ms)
+            facts |= speed(pairs * work(), found.ms)
             report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
             if gate:
                 of = 100 * facts["tflops"] / top
@@ -182,11 +174,9 @@ def losses(number: int, repeats: int) -> None:
                 against(goal, number, word, repeats)
 
 
-def work(heads: int, learns: bool = True) -> int:
+def work(learns: bool = True) -> int:
     """Floating-point operations of a pair of an image and a text: what is computed again counts again."""
     slots, width = bench_pooled.SLOTS, bench_pooled.WIDTH
-    if heads * slots < width:  # by Gram matrices: two products, their gradients, and a quadratic form
-        return 4 * slots * width + 2 * slots**2 + learns * (8 * slots * width + 4 * slots**2)
     return 4 * slots * width + 2 * width**2 + learns * (10 * slots * width + 2 * width**2)
 
 
@@ -254,7 +244,7 @@ def sampled(number: int, repeats: int) -> None:
         found = {name: cost(partial(once, bound), repeats) for name, bound in ways.items()}
     pairs = local * (bench_pooled.CAPTIONS + number - 1)  # of a mask too: the others are in vain
     for name, way in found.items():
-        facts = {"mib": way.mib} | speed(pairs * work(8), way.ms)
+        facts = {"mib": way.mib} | speed(pairs * work(), way.ms)
         report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", **facts)
     faster = found["a mask"].ms / found["lists"].ms
     report(f"sampled, {local} x {texts}: time of a mask / of lists", faster, "x", at_least=1.0)
@@ -273,7 +263,7 @@ def scores(number: int, repeats: int) -> None:
         found = cost(partial(pooled_scores, pool, keys, texts), repeats)
         rate = number * len(texts) / found.ms * 1e3
         gate = 5e8 if dtype == torch.bfloat16 else None
-        facts = {"mib": found.mib} | speed(number * len(texts) * work(8, False), found.ms)
+        facts = {"mib": found.mib} | speed(number * len(texts) * work(learns=False), found.ms)
         report(f"G4 scores in {str(dtype)[6:]}", rate, "pairs/s", at_least=gate, **facts)
 
 
@@ -291,7 +281,7 @@ def again(number: int, repeats: int) -> None:  # noqa: ARG001
         found = cost(call, repeats)
         rate, what = queries / found.ms * 1e3, f"G11 re-ranking, {queries} queries at a time"
         pairs = queries * bench_pooled.PARTS * bench_pooled.CANDIDATES
-        facts = {"mib": found.mib} | speed(pairs * work(8, False), found.ms)
+        facts = {"mib": found.mib} | speed(pairs * work(learns=False), found.ms)
         report(what, rate, "queries/s", at_least=least, **facts)
 
 

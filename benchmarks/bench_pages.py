@@ -74,7 +74,7 @@ def search(segments: Sequence[Segment]) -> None:
     where = np.array([(i, row) for i, one in enumerate(segments) for row in range(len(one.rows))])
     rng = np.random.default_rng(1)
     query = rng.standard_normal((1, WIDTH), np.float32)
-    scan = Exact([one.arrays[VECTORS].whole() for one in segments], [one.live for one in segments], low=False)
+    scan = Exact([one.arrays[VECTORS].whole() for one in segments], [one.live for one in segments])
     scan.top(query / np.linalg.norm(query), K)
     for one in segments:
         for name in (NULL_TEXTS, NULL_SPANS):

@@ -1,4 +1,4 @@
-"""Finding candidates: exact scans in float32 and bfloat16, FAISS Flat, and the inverted file of an index.
+"""Finding candidates: the exact scan, FAISS Flat, and the inverted file of an index.
 
 The vectors are unit vectors around centres, one centre for a hundred of them; the queries are others around
 the same centres. `recall@10` is the share of the ten true neighbours that are found. Both exact ways of ours
@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
-import torch
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
 from grainline.index import inverted
 from grainline.index.candidates import Candidates, Exact
 from grainline.index.inverted import Inverted, open_candidates, update_inverted
 from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, write_segment
-from grainline.nn.runtime import has_bf16
 
 K = 10
 SPREAD = 0.7  # length of what a vector has beside its centre, whose length is 1
-GATES = {"bfloat16": 4.5, "float32": 3.0}  # times as fast as FAISS Flat, for many queries at a time
+GATES = {"float32": 3.0}  # times as fast as FAISS Flat, for many queries at a time
 CHECKED = 4  # queries that are compared with float64
 
 
@@ -65,9 +63,7 @@ def make(number: int, width: int, queries: int) -> Data:
 
 def measure(data: Data, repeats: int) -> None:
     """All ways over the same vectors."""
-    ways: dict[str, Any] = {"float32": _exact(data.vectors, low=False)}
-    if has_bf16(torch.device("cpu")):
-        ways["bfloat16"] = _exact(data.vectors, low=True)
+    ways: dict[str, Any] = {"float32": Exact([data.vectors], [np.ones(len(data.vectors), bool)])}
     for name, way in ways.items():
         _check(way, data, name)
     flat = Flat(data.vectors)
@@ -109,10 +105,6 @@ def _speed(what: str, way: Any, data: Data, true: np.ndarray, repeats: int) -> N
 
 def _many(queries: np.ndarray) -> str:
     return f"{len(queries)} queries" if len(queries) > 1 else "one query"
-
-
-def _exact(vectors: np.ndarray, low: bool) -> Exact:
-    return Exact([vectors], [np.ones(len(vectors), bool)], low=low)
 
 
 def _check(way: Exact, data: Data, name: str) -> None:

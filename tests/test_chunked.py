@@ -21,11 +21,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from grainline import types
 from grainline.distributed import largest
 from grainline.losses import hide, text_conditioned
-from grainline.losses.text_conditioned import chunked, image_side, part_loss, part_pairs, pooled_scores
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import chunked_cosine
 from grainline.losses.tiled import operands as module
 from grainline.losses.tiled import pair_loss as pair_losses
-from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram
+from grainline.losses.tiled.chunked_cosine import ChunkedDense
 from grainline.losses.tiled.operands import Operands, exact, half_products, on_gpu, operands, power_above
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
@@ -66,8 +66,7 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, tiles = Case(heads, slots=slots), list[tuple[int, ...]]()
-    score = chunked(*image_side(case.pool, case.segments, None)[:2], Operands(None))
-    assert isinstance(score, ChunkedDense if heads == 3 else ChunkedGram)
+    score = ChunkedDense(Operands(None))
     monkeypatch.setattr(chunked_cosine, "ROOM", pairs * score.stored(heads * slots, 12))
     attend = chunked_cosine.Chunked.attend
     monkeypatch.setattr(

@@ -16,20 +16,18 @@ from torch import Tensor
 from grainline.errors import UserError
 from grainline.kernels import launch
 from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import chunked, image_side, pooled_scores
+from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled import operands as precision
-from grainline.losses.tiled.chunked_cosine import weights
-from grainline.losses.tiled.kernel_cosine import KernelDense, KernelGram, fits_gram
 from grainline.losses.tiled.operands import Operands, half_products
 from grainline.nn import grouping
 from grainline.nn.grouping import farthest_points
 
-SHAPES = pytest.mark.parametrize(  # heads, width, segments: through S, and through Gram matrices
+SHAPES = pytest.mark.parametrize(  # heads, width, segments
     ("heads", "width", "slots"),
     [(2, 32, 17), (1, 21, 24), (3, 60, 30), (1, 21, 5), (1, 40, 33), (3, 60, 7)],
-    ids=["two", "odd", "three", "gram", "gram wide", "gram three"],
+    ids=["two", "odd", "three", "few", "wide", "few of three"],
 )
-DENSE, GRAM = ["attend", "lengths", "weigh", "unattend"], ["gram", "ungram"]
+DENSE = ["attend", "lengths", "weigh", "unattend"]
 HALVES = pytest.mark.parametrize(
     "half", [torch.float32, torch.float16]
 )  # bfloat16 is wrong in the interpreter
@@ -92,13 +90,8 @@ def test_losses_by_kernels_are_those_of_a_loop_over_pairs(
 ) -> None:
     monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
     case = Case(heads, torch.float32, width=width, slots=slots)
-    score, of_images, _ = image_side(case.pool, case.segments, None)
-    by_gram = heads * slots < width
-    assert type(chunked(score, of_images, Operands(torch.float32))) is (
-        KernelGram if by_gram else KernelDense
-    )
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-5, 5e-4)
-    assert called == (GRAM if by_gram else DENSE)
+    assert called == DENSE
 
 
 @interpreted
@@ -118,7 +111,7 @@ def test_losses_by_kernels_in_half_precision_are_near(
     assert called == [], "float32 stays float32"
     with half_products(True):
         found = case.fast(case.pairs("all"))
-    assert called == (GRAM if heads * slots < width else DENSE)
+    assert called == DENSE
     assert not torch.equal(found.total, expected.total)
     assert_near(found, expected, case.learnt())
 
@@ -137,7 +130,7 @@ def test_scores_by_kernels_are_those_of_the_module(
         found = pooled_scores(case.pool, keys, case.texts[:, None])
         expected = torch.stack([torch.stack([case.cosine(i, j) for j in range(15)]) for i in range(5)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert called == (["gram"] if heads * slots < width and 2 * slots < 15 else ["attend", "lengths"])
+    assert called == ["attend", "lengths"]
 
 
 # Each kernel that adds up, alone, in several splits of several tiles
@@ -179,42 +172,6 @@ def test_lengths_and_what_is_weighed_are_those_of_torch(width: int, half: torch.
     near(2 * 0.25 * 2.0 * total, by_w, half)
     if not listed:
         near(by_u, by_text, half)
-
-
-@interpreted
-@pytest.mark.usefixtures("called")
-@HALVES
-@pytest.mark.parametrize(("heads", "slots"), [(1, 24), (1, 65), (3, 7), (8, 16)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_grams_are_those_of_torch(
-    heads: int,
-    slots: int,
-    half: torch.dtype,
-    masked: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from grainline.kernels import gram, pooled
-
-    monkeypatch.setattr(pooled, "PROGRAMS", 6)
-    fit, dots = torch.randn(2, heads, 70, 3, slots)
-    behind, middle = torch.randn(3, heads * slots, 9), torch.randn(3, heads * slots)
-    matrix = (behind @ behind.mT).to(half)
-    mask = torch.zeros(3, slots).masked_fill(torch.rand(3, slots) > 0.6, -torch.inf) if masked else None
-    if mask is not None:
-        mask[1] = -torch.inf
-    logits, v_u, g, m = (x.double().requires_grad_() for x in (2 * fit, 4 * dots, matrix / 2, middle))
-    a = weights(logits, torch.ones(()), mask)
-    flat = a.permute(2, 1, 0, 3).flatten(2)
-    twins = (a * v_u).sum((0, 3)).T, ((flat @ g + 2 * m[:, None]) * flat).sum(-1)
-    for found, twin in zip(
-        gram.gram(fit, dots, mask, matrix, middle, torch.tensor([2.0, 4.0, 0.5])), twins, strict=True
-    ):
-        near(found, twin, half)
-    by = torch.randn(2, 3, 70)
-    by_fit, *others = gram.ungram(fit, dots, mask, matrix, middle, *by, torch.tensor([2.0, 0.5, 2 / 4]))
-    expected = torch.autograd.grad(twins, (logits, v_u, g, m), tuple(by.double()))
-    for found, twin in zip((4.0 * by_fit, *others), expected, strict=True):
-        near(found, twin, half)
 
 
 # Whether kernels are used
@@ -282,7 +239,7 @@ def test_a_refused_kernel_is_tried_once_and_named(caplog: pytest.LogCaptureFixtu
     assert launch.run("lengths", lambda: 5, lambda: 7) == 5
 
 
-@pytest.mark.parametrize("refused", [DENSE + GRAM, *([x] for x in DENSE + GRAM if INTERPRETED)], ids=",".join)
+@pytest.mark.parametrize("refused", [DENSE, *([x] for x in DENSE if INTERPRETED)], ids=",".join)
 @pytest.mark.parametrize(("heads", "slots"), [(3, 30), (3, 7)])
 def test_torch_computes_what_is_refused(
     refused: list[str], heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
@@ -297,25 +254,9 @@ def test_torch_computes_what_is_refused(
     assert launch._refused == set(refused)
 
 
-@pytest.mark.parametrize(
-    ("heads", "slots", "fit"),
-    [(8, 16, True), (1, 128, True), (1, 129, False), (3, 40, False), (16, 9, False)],
-)
-def test_segments_of_all_heads_are_one_block(
-    heads: int, slots: int, fit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "use", lambda _: True)
-    key = torch.zeros(1, heads, slots, 8)
-    assert fits_gram(Operands(torch.float16), key) == fit
-    assert not fits_gram(Operands(None), key)
-
-
-# Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments; Gram matrices of one
-# head, or of 16 segments.
+# Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments.
 
 HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "LIST": False, "PREC": "tf32"}
-ONE = {"H": 1, "L": 64, "BH": 1, "BL": 64, "MASK": True, "PREC": "tf32"}
-EIGHT = {"H": 8, "L": 16, "BH": 8, "BL": 16}
 PIXELS = {"S": 224, "C": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
     "attend": HEAD,
@@ -335,10 +276,6 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "lengths of lists": {"D": 512, "OUT": False, "LIST": True},
     "weigh of lists": {"D": 512, "LIST": True},
     "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
-    "gram": ONE,
-    "ungram": ONE,
-    "gram of eight": ONE | EIGHT,
-    "ungram of eight": ONE | EIGHT,
     "farthest": {"SAME": 1e-5, "L": 197, "M": 65, "SIZE": 256, "VALID": True},
     "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},
     "assign": PIXELS | {"LAST": False},
@@ -405,12 +342,12 @@ def as_launched(
     name: str, constants: dict[str, Any], older: bool
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import dots, farthest, gram, kmeans, lists, pooled
+    from grainline.kernels import dots, farthest, kmeans, lists, pooled
 
-    word, modules = name.split()[0], (dots, farthest, gram, kmeans, lists, pooled)
+    word, modules = name.split()[0], (dots, farthest, kmeans, lists, pooled)
     kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
     if word in pooled.TILE:
-        blocks = constants.get("BH", 1) * constants.get("BL", 0), constants.get("BD", 0)
+        blocks = constants.get("BL", 0), constants.get("BD", 0)
         tile, options = pooled.settings(pooled.LISTED if pooled.LISTED in name else word, *blocks, older)
         return kernel, constants | {"BM": tile}, options
     if word in pooled.NUMBERS:
@@ -464,7 +401,7 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     shared, instruction = LIMITS[architecture]
     assert compiled.metadata.shared <= shared * 1024
     text = compiled.asm["ptx"]
-    if constants.get("PREC") and name != "gram of eight":  # tiles of 32 rows are too low for wgmma
+    if constants.get("PREC"):
         assert instruction in text
     (tmp_path / "kernel.ptx").write_text(text)
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -1,14 +1,10 @@
 """Candidates of a query: the interface of a candidate search, and the exact search.
 
 The exact search compares every vector with every query, panel by panel:
-  1. score a panel in bfloat16, several times faster than float32 where the processor multiplies it natively;
-     elsewhere, and for a single query, in float32;
-  2. bound how far a score can be from the true one: the rounding of these vectors and of the query is known,
-     that of the sum is at most D * 2^-23;
-  3. select the rows that may belong to the k best, given the bound and the k best so far;
-  4. score these alone in float64, from the stored vectors, and merge them.
-So the result is that of float64 whatever step 1 multiplies in. The bfloat16 copy is made by the first search
-of several queries and stays in memory: two bytes a number.
+  1. score a panel in float32, whose sums are off by at most D * 2^-23;
+  2. select the rows that may belong to the k best, given this bound and the k best so far;
+  3. score these alone in float64, and merge them.
+So the result is that of float64.
 """
 
 from collections.abc import Sequence
@@ -19,14 +15,12 @@ import torch
 from torch import Tensor
 
 from grainline.index.store import take
-from grainline.nn.runtime import has_bf16
 
 APPROXIMATE = "candidates are approximate: an image may be missed"
 PANEL = 16_384  # vectors scored at a time
 GROUP = 64  # scores that are compared by their largest first
 QUERIES = 128  # scored at a time: bounds the memory of the scores
 PAIRS = 4_096  # scored in float64 at a time
-ROUNDING = 2.0**-8  # twice what rounding to bfloat16 changes, relative to the number
 SUM = 2.0**-23  # for each of D products summed in float32, at length 1
 
 
@@ -52,14 +46,6 @@ class CandidateSearch(Protocol):
         """
 
 
-class LowPrecision(NamedTuple):
-    """A panel in bfloat16."""
-
-    vectors: Tensor  # [R, D] bfloat16
-    error: float  # length of the longest difference to a row of the panel
-    longest: float  # length of the longest row
-
-
 class Panel(NamedTuple):
     """Vectors that are scored together: all or some rows of one segment or several."""
 
@@ -82,21 +68,14 @@ class Exact:
 
     note = ""
 
-    def __init__(
-        self, blocks: Sequence[np.ndarray], live: Sequence[np.ndarray], low: bool | None = None
-    ) -> None:
-        """blocks  [R, D] each, of unit length; live [R] bool each: rows that count
-
-        low  scan in bfloat16; None: where the processor multiplies it natively
-        """
+    def __init__(self, blocks: Sequence[np.ndarray], live: Sequence[np.ndarray]) -> None:
+        """blocks  [R, D] each, of unit length; live [R] bool each: rows that count"""
         self.blocks = list(blocks)
         self.starts = np.cumsum([0, *(len(block) for block in blocks)])
         alive = np.concatenate([np.zeros(0, bool), *live])
         self.number = np.cumsum(alive) - 1  # of each row among the live ones
         self.living = int(alive.sum())
         self.panels = _panels(blocks, alive)
-        self.use_low = has_bf16(torch.device("cpu")) if low is None else low
-        self.low: dict[int, LowPrecision] = {}  # by number of the panel
 
     def top(self, queries: np.ndarray, k: int) -> Candidates:
         """The k nearest live rows of every query, by scores in float64; equal scores are sorted by row.
@@ -119,13 +98,11 @@ class Exact:
         floor = torch.full((len(queries),), -torch.inf, dtype=torch.float64)  # of the k-th best score: [M]
         widest = max((panel.rows for panel in self.panels), default=0)
         score = torch.empty(len(queries), -(-widest // GROUP) * GROUP)
-        for number, panel in enumerate(self.panels):
-            error, rounding = self._approximate(number, queries, score)
-            score[:, panel.rows :] = -torch.inf
-            score[:, panel.dead] = -torch.inf
+        error = torch.from_numpy(queries).double().norm(dim=1) * queries.shape[1] * SUM * 1.01
+        for panel in self.panels:
+            self._score(panel, queries, score)
             floor = torch.maximum(floor, _kth(score, k, panel.rows) - error)
-            limit = floor - error
-            query, row = _at_least(score, limit - rounding * limit.abs())
+            query, row = _at_least(score, floor - error)
             if not len(query):
                 continue
             exact = self._exact(queries, query, row + panel.first)
@@ -136,24 +113,14 @@ class Exact:
             floor[last] = torch.from_numpy(best.score[ends])
         return best
 
-    def _approximate(self, number: int, queries: np.ndarray, out: Tensor) -> tuple[Tensor, float]:
-        """Write the scores of a panel into out [M, >= R]. Returns their absolute [M] and relative error."""
-        panel = self.panels[number]
-        length = torch.from_numpy(queries).double().norm(dim=1)
-        if not self.use_low or len(queries) == 1:  # a product with one vector gains nothing from bfloat16
-            at = 0
-            for block in panel.blocks:
-                out[:, at : at + len(block)] = torch.from_numpy(queries @ block.T)
-                at += len(block)
-            return length * queries.shape[1] * SUM * 1.01, 0.0
-        low = self.low.get(number) or self.low.setdefault(number, _low_precision(panel))
-        exact = torch.from_numpy(queries)
-        rounded = exact.bfloat16()
-        out[:, : panel.rows] = rounded @ low.vectors.T
-        change = (rounded.double() - exact.double()).norm(dim=1)
-        lengthened = length + change
-        error = lengthened * low.error + change * low.longest
-        return error + lengthened * (low.longest + low.error) * queries.shape[1] * SUM, ROUNDING
+    def _score(self, panel: Panel, queries: np.ndarray, out: Tensor) -> None:
+        """Write the scores of a panel into out [M, >= R]; no row that is beside it or dead has any."""
+        at = 0
+        for block in panel.blocks:
+            out[:, at : at + len(block)] = torch.from_numpy(queries @ block.T)
+            at += len(block)
+        out[:, at:] = -torch.inf
+        out[:, panel.dead] = -torch.inf
 
     def _exact(self, queries: np.ndarray, query: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Scores in float64: [P]"""
@@ -186,13 +153,6 @@ def _panels(blocks: Sequence[np.ndarray], alive: np.ndarray) -> list[Panel]:
     return panels
 
 
-def _low_precision(panel: Panel) -> LowPrecision:
-    exact = torch.from_numpy(np.concatenate(panel.blocks))
-    low = exact.bfloat16()
-    error = (exact - low.float()).norm(dim=1).max()
-    return LowPrecision(low, 1.001 * float(error), 1.001 * float(exact.norm(dim=1).max()))
-
-
 def _kth(score: Tensor, k: int, rows: int) -> Tensor:
     """A lower bound of the k-th best score of each query: [M] float64; -inf for fewer than k rows.
 
@@ -202,8 +162,7 @@ def _kth(score: Tensor, k: int, rows: int) -> Tensor:
     best = best if best.shape[1] >= k else score
     if k > rows:
         return torch.full((len(score),), -torch.inf, dtype=torch.float64)
-    least = best.topk(k, dim=1).values[:, -1].double()
-    return least - ROUNDING * least.abs().nan_to_num(posinf=0.0)
+    return best.topk(k, dim=1).values[:, -1].double()
 
 
 def _at_least(score: Tensor, limit: Tensor) -> tuple[np.ndarray, np.ndarray]:

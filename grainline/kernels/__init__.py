@@ -5,7 +5,6 @@ farthest  All picks of farthest points in one program for each set.
 kmeans    Superpixels by local k-means: pixels are read once for each step.
 launch    Whether kernels are used, and what happens where one is refused.
 pooled    What texts pool of images: attention over segments, and lengths of what it gives.
-gram      Such lengths through Gram matrices, where heads have few segments.
 lists     Sums over the pairs of each text, where each image has a list of its own.
 
 The environment variable GRAINLINE_KERNELS is `auto` (the default: where there are Triton and a GPU) or `off`.

@@ -23,12 +23,11 @@ from torch import Tensor
 from grainline.kernels.launch import FUSION, is_older
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments,
-# of all heads for `gram` and `ungram`. Registers and shared memory fit on sm_90 and, with 64 segments of a
-# head at most, on sm_80 (tests/test_kernels.py).
-TILE = {"attend": (64, 64), "unattend": (64, 32), "gram": (64, 32), "ungram": (64, 32)}
-WARPS = {"attend": (4, 8), "unattend": (4, 8), "gram": (8, 8), "ungram": (8, 8)}
-STAGES = {"attend": (3, 3), "unattend": (3, 2), "gram": (1, 1), "ungram": (3, 3)}
+# Texts or rows of a program, and how it is launched. The second is for a wider head than 64 or more segments.
+# Registers and shared memory fit on sm_90 and, with 64 segments of a head at most, on sm_80.
+TILE = {"attend": (64, 64), "unattend": (64, 32)}
+WARPS = {"attend": (4, 8), "unattend": (4, 8)}
+STAGES = {"attend": (3, 3), "unattend": (3, 2)}
 LISTED = "unattend of lists"  # one product more, and less room for texts
 TILE, WARPS, STAGES = TILE | {LISTED: (32, 32)}, WARPS | {LISTED: (4, 8)}, STAGES | {LISTED: (2, 2)}
 OLDER = {"unattend": (32, 4)}  # tile and warps before sm_90, where others take too many registers
@@ -39,17 +38,15 @@ PROGRAMS = 264  # of a kernel that passes over texts: two for each processor of 
 
 
 @triton.jit
-def _softmax(fit):
-    """Over the last axis and an empty slot of logit 0; zeros where all are -inf"""
-    top = tl.maximum(tl.max(fit, len(fit.shape) - 1, keep_dims=True), 0.0)
-    grown = tl.exp2((fit - top) * LOG2E)
-    return grown / (tl.sum(grown, len(fit.shape) - 1, keep_dims=True) + tl.exp2(-top * LOG2E))
-
-
-@triton.jit
 def _attention(query, key, off, unit, PREC: tl.constexpr):
-    """Softmax over the segments and an empty slot of logit 0. off: 0, or -inf where there is no segment"""
-    return _softmax(tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :])
+    """Softmax over the segments and an empty slot of logit 0; zeros where all are -inf.
+
+    off  0, or -inf where there is no segment
+    """
+    fit = tl.dot(query, tl.trans(key), input_precision=PREC) * unit + off[None, :]
+    top = tl.maximum(tl.max(fit, 1, keep_dims=True), 0.0)
+    grown = tl.exp2((fit - top) * LOG2E)
+    return grown / (tl.sum(grown, 1, keep_dims=True) + tl.exp2(-top * LOG2E))
 
 
 @triton.jit

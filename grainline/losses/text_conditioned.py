@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedGram, ChunkedOutward
+from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedOutward
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
-from grainline.losses.tiled.kernel_cosine import KernelDense, KernelGram, KernelOutward, fits, fits_gram
+from grainline.losses.tiled.kernel_cosine import KernelDense, KernelOutward, fits
 from grainline.losses.tiled.kernel_lists import KernelLists, fits_lists, lists_of
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
@@ -110,7 +110,7 @@ def part_loss(
                 pairs, score = lists_of(pairs), KernelLists(by)
                 of_images = (*of_images[:2], pairs.places, *of_images[2:])
             else:
-                score = chunked(score, of_images, by)
+                score = (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by)
         return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
 
 
@@ -181,19 +181,11 @@ def _scores(pool: ConditionedPool, key_values: KeyValue, texts: Tensor, mask: Te
     step = len(out) or 1
     if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
         points = key_values.key.shape[1] * key_values.key.shape[2]
-        room = ROOM * 32 if on_gpu(texts) else ROOM
-        step = room // max(1, points * (points + len(pool.to_out.bias))) or 1
+        step = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
     for start in range(0, len(out), step):
         here = slice(start, start + step)
         _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, (parts, share))
     return out
-
-
-def chunked(score: Score, of_images: Parts, by: Operands) -> Score:
-    """The same cosines for a GPU: by kernels where they fit."""
-    if isinstance(score, Gram):
-        return (KernelGram if fits_gram(by, of_images[0]) else ChunkedGram)(by)
-    return (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by)
 
 
 def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
@@ -221,9 +213,9 @@ def _fill(
 
 
 def image_side(pool: ConditionedPool, segments: Tensor, mask: Tensor | None) -> tuple[Score, Parts, Parts]:
-    """The cheaper way to compute cosines, its tensors for images, and its parameters."""
+    """The cheaper way to compute cosines, its tensors for images, and its parameters; on a GPU `Dense`."""
     key_values, out, bias = pool.keys(full(segments), mask), pool.to_out.weight, pool.to_out.bias
-    if key_values.value.shape[1] * key_values.value.shape[2] < len(bias):
+    if not on_gpu(segments) and key_values.value.shape[1] * key_values.value.shape[2] < len(bias):
         return _gram(pool, key_values)
     return Dense(), _rows(key_values), (out.T @ out, bias @ out, bias @ bias)
 
@@ -246,9 +238,10 @@ def _gram(pool: ConditionedPool, key_values: KeyValue) -> tuple[Score, Parts, Pa
 
 
 def _by_gram(pool: ConditionedPool, key_values: KeyValue, texts: int) -> bool:
-    """Whether Gram, computed once for each image, pays for so many texts."""
+    """Whether Gram, computed once for each image, pays for so many texts; there is none on a GPU."""
     _, heads, slots, _ = key_values.key.shape
-    return heads * slots < len(pool.to_out.bias) and texts > 2 * slots
+    fits_width = heads * slots < len(pool.to_out.bias)
+    return fits_width and texts > 2 * slots and not on_gpu(key_values.key)
 
 
 def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tuple[Score, Parts, Parts]:
@@ -259,7 +252,7 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
     by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
     if _by_gram(pool, key_values, texts):
         score, of_images, shared = _gram(pool, key_values)
-        return chunked(score, of_images, by) if large else score, of_images, (*shared, *alone)
+        return score, of_images, (*shared, *alone)
     blocks, matrix, shift = 1, out, bias
     kernels = large and fits(by, key_values.key)  # they have no use for the zeros of a triangle
     if not kernels and len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):

@@ -5,7 +5,7 @@ runs them. Here all texts meet a chunk of images, one head at a time: [T, d] @ [
 half precision where training is (`operands.py`). What is no product is compiled into single kernels.
 
 Formulas are those of `conditioned_cosine`. r images, T texts, L segments, heads of width d;
-D = heads * d, P = heads * L.
+D = heads * d.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.conditioned_cosine import TINY, Dense, Gram
+from grainline.losses.tiled.conditioned_cosine import TINY, Dense
 from grainline.losses.tiled.operands import Operands, Scaled, fused
 from grainline.losses.tiled.pair_loss import LOG2E
 from grainline.losses.tiled.scores import Parts, Score, Vjp
@@ -224,68 +224,6 @@ class ChunkedDense(Chunked):
         add(into, self.by.wide(left.mT, right).sum(0), unit)
 
 
-class ChunkedGram(Chunked):
-    """Through G [n, P, P] and M b_o [n, P] of each image, as `Gram`."""
-
-    fixed = Gram.fixed
-
-    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
-        return points * (4 + 4 * self.by.size)  # V u; weights, y and two gradients
-
-    def forward_with_vjp(
-        self,
-        rows: Parts,
-        cols: Parts,
-        shared: Parts,
-        known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Vjp]:
-        by, (size, scale, bias) = self.by, shared
-        chunk, u, gram = self.attend(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
-        middle, of_along = rows[3], u.unit * chunk.value.unit
-        dots_of = [
-            by.wide(text, v.mT).view_as(a)
-            for text, v, a in zip(u.x, chunk.value.x, chunk.weight, strict=True)
-        ]
-        flat = torch.cat(chunk.weight, -1).transpose(0, 1)  # [r, T, P]
-        y = by.narrow(flat, gram.x)
-        along = sum(fused(inner)(a, dots) for a, dots in zip(chunk.weight, dots_of, strict=True))
-        square = fused(lengths)(flat, y, middle, gram.unit)
-        along, square, logits = fused(cosines)((along * of_along).mT, square, cols[2], size, scale, bias)
-
-        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            (by_key, by_value, by_gram, by_middle), (by_query, by_u, by_c) = (
-                sums[:4],
-                sums[len(rows) : -len(shared)],
-            )
-            by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
-            add_alone(by_c, sums[-3:], by_along, facts)
-            by_along, by_square = (self.alive(rows, x) for x in (by_along, by_square))
-            unit, weight, turn = by.slopes(by_along, of_along), by.scaled(by_square), by.scaled(by_along.mT)
-            slots = chunk.weight[0].shape[-1]
-            for head, (a, dots) in enumerate(zip(chunk.weight, dots_of, strict=True)):
-                part = slice(head * slots, (head + 1) * slots)
-                by_weight = fused(by_weights)(
-                    dots,
-                    y[..., part].transpose(0, 1),
-                    middle[:, part],
-                    by_along.mT / unit,
-                    by_square.mT / unit,
-                    of_along,
-                    gram.unit,
-                )
-                by_fit = by.cast(fused(by_logit)(a, by_weight))
-                self.pull_product(head, by_fit, (chunk.key, chunk.query), unit, (by_key, by_query))
-                turned = by.cast(fused(weighted)(a, turn.x))
-                self.pull_product(head, turned, (chunk.value, u), turn.unit, (by_value, by_u))
-            if by_gram is not None:
-                half = by.cast(fused(weighted)(flat, weight.x))
-                add(by_gram, by.wide(half.mT, flat), weight.unit)
-            if by_middle is not None:
-                add(by_middle, by.wide(weight.x[:, None], flat)[:, 0], 2 * weight.unit)
-
-        return logits, pull
-
-
 class ChunkedOutward(Chunked):
     """Through a matrix A [D, D] and a [D], as `Outward`: for scores, without gradients."""
 
@@ -345,11 +283,6 @@ def products(z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: tuple[Tensor
     return (z * (full(u) * of_u)).sum(-1), (z * (full(y) * of_y + 2 * shift)).sum(-1)
 
 
-def lengths(flat: Tensor, y: Tensor, middle: Tensor, of_y: Tensor) -> Tensor:
-    """flat, y [r, T, P], middle [r, P] -> a . (y + 2 M b_o): [r, T]"""
-    return (full(flat) * (full(y) * of_y + 2 * middle[:, None])).sum(-1)
-
-
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner products over the last axis."""
     return (full(a) * full(b)).sum(-1)
@@ -390,19 +323,6 @@ def by_pooled(
 ) -> Tensor:
     """The gradient by z: by_along u + 2 by_square (y + w), [r, T, D]"""
     return by_along[..., None] * (full(u) * of_u) + 2 * by_square[..., None] * (full(y) * of_y + shift)
-
-
-def by_weights(
-    dots: Tensor,
-    y: Tensor,
-    middle: Tensor,
-    by_along: Tensor,
-    by_square: Tensor,
-    of_dots: Tensor,
-    of_y: Tensor,
-) -> Tensor:
-    """The gradient by weights: by_along V u + 2 by_square (y + M b_o), [T, r, L]"""
-    return by_along[..., None] * (dots * of_dots) + 2 * by_square[..., None] * (full(y) * of_y + middle)
 
 
 def by_logit(weight: Tensor, by_weight: Tensor) -> Tensor:

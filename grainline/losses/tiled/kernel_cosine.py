@@ -15,19 +15,14 @@ from grainline.losses.tiled.chunked_cosine import (
     Chunk,
     Chunked,
     ChunkedDense,
-    ChunkedGram,
     ChunkedOutward,
     Pooled,
     add,
-    add_alone,
-    cosines,
-    slopes,
 )
-from grainline.losses.tiled.operands import Operands, fused
-from grainline.losses.tiled.scores import Parts, Vjp
+from grainline.losses.tiled.operands import Operands
+from grainline.losses.tiled.scores import Parts
 
 LEAST_WIDTH, MOST_WIDTH = 16, 128  # of a head, for the kernels
-MOST_POINTS = 128
 
 
 def fits(operands: Operands, key: Tensor) -> bool:
@@ -36,13 +31,6 @@ def fits(operands: Operands, key: Tensor) -> bool:
     if operands.dtype is None or not LEAST_WIDTH <= width <= MOST_WIDTH or not launch.use(key):
         return False
     return slots <= (64 if launch.is_older(key) else 128)
-
-
-def fits_gram(operands: Operands, key: Tensor) -> bool:
-    """As `fits`, for `KernelGram`: all segments of all heads are one block of a product."""
-    _, heads, slots, _ = key.shape
-    points = 1 << (heads - 1).bit_length() + (slots - 1).bit_length()  # both in full powers of two
-    return operands.dtype is not None and points <= MOST_POINTS and launch.use(key)
 
 
 class _Pools(Chunked):
@@ -148,62 +136,3 @@ class KernelOutward(_Pools, ChunkedOutward):
         return launch.run(
             "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)
         )
-
-
-class KernelGram(ChunkedGram):
-    """As `ChunkedGram`."""
-
-    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
-        return points * (8 + 2 * self.by.size)  # logits and V u; two gradients
-
-    def forward_with_vjp(
-        self,
-        rows: Parts,
-        cols: Parts,
-        shared: Parts,
-        known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Vjp]:
-        by, (size, scale, bias) = self.by, shared
-        chunk, u, matrix = self.chunk(rows, cols), self.once(cols[1], heads=True), by.scaled(rows[2])
-        sides = (chunk.key, chunk.query), (chunk.value, u)
-        of_fit, of_along = (row.unit * col.unit for row, col in sides)
-
-        def kernel() -> Any:
-            from grainline.kernels.gram import gram
-
-            products = (by.wide(col.x, row.x.mT).unflatten(2, (len(rows[0]), -1)) for row, col in sides)
-            given = *products, self.mask(rows), matrix.x, rows[3]
-            return given, *gram(*given, torch.stack([of_fit, of_along, matrix.unit]))
-
-        read = launch.run("gram", kernel, lambda: None)
-        if read is None:
-            return super().forward_with_vjp(rows, cols, shared)
-        given, (along, square, logits) = read[0], fused(cosines)(*read[1:], cols[2], size, scale, bias)
-
-        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            (*by_rows, by_gram, by_middle), (by_query, by_u, by_c) = sums[:4], sums[len(rows) : -len(shared)]
-            by_along, by_square, facts = fused(slopes)(by_logits, along, square, scale)
-            alive = [self.alive(rows, x) for x in (by_along, by_square)]
-            turn, weight = (by.slopes(x, torch.ones_like(of_along)) for x in alive)
-            unit = turn * of_along
-
-            def kernel() -> tuple[Tensor, ...]:
-                from grainline.kernels.gram import ungram
-
-                both = (alive[0] / turn).contiguous(), (alive[1] / weight).contiguous()
-                return ungram(*given, *both, torch.stack([of_fit, matrix.unit, 2 * weight / unit]))
-
-            back = launch.run("ungram", kernel, lambda: None)
-            if back is None:
-                super(KernelGram, self).forward_with_vjp(rows, cols, shared)[1](by_logits, sums)
-                return
-            add_alone(by_c, sums[-3:], by_along, facts)
-            for head, (by_fit, turned) in enumerate(zip(*back[:2], strict=True)):
-                self.pull_product(head, by_fit, sides[0], unit, (by_rows[0], by_query))
-                self.pull_product(head, turned, sides[1], turn, (by_rows[1], by_u))
-            if by_gram is not None:
-                add(by_gram, back[2], weight)
-            if by_middle is not None:
-                add(by_middle, back[3], weight)
-
-        return logits, pull
