@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from runs import call
 
+from grainline.encoders.pretrained.packages import STARTER
 from grainline.evaluation.result import read
 from grainline.training.demo import demo
 from grainline.training.log import read_log
@@ -57,3 +59,14 @@ def test_a_second_demo_measures_again_and_trains_no_more(made: Path) -> None:
     assert json.loads((made / "retrieval.json").read_text())["metrics"] == first
     assert (made / "report.html").is_file()
     assert [line["step"] for line in read_log(made) if line["kind"] == "train"] == [1, 2, 3]
+
+
+def test_the_command_ends_with_how_to_do_the_same_on_photographs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.training.demo.demo", lambda *_, **__: print("Report: x"))
+    assert call("demo", "--out", tmp_path) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(
+        f"On photographs: {STARTER} && grainline train photos/starter --data photos/ --out "
+    )

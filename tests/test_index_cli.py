@@ -170,7 +170,7 @@ def test_photos_without_any_model_says_how_to_bring_one(
     monkeypatch.setattr("grainline.encoders.pretrained.hub.cached", lambda _: None)
     monkeypatch.setattr("grainline.encoders.pretrained.hub.download", unreachable)
     said = complaint(capsys, "photos", photos(tmp_path / "mine", 2))
-    for part in ("--model FOLDER", "HF_HOME", "hf download"):
+    for part in ("--model FOLDER", "HF_HOME", "train photos/starter (extra `starter`)"):
         assert part in said
     monkeypatch.setattr(
         "grainline.encoders.pretrained.hub.cached", lambda name: Path() if "openai" in name else None

@@ -253,7 +253,7 @@ def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> Non
             call()
     (tmp_path / "mine.csv").write_text("image,caption\n")
     with pytest.raises(UserError, match=r"out is .*mine.csv.* data go by data='.*mine.csv'"):
-        grainline.train("photos/scratch", tmp_path / "mine.csv")
+        grainline.train("photos/starter", tmp_path / "mine.csv")
     with pytest.raises(UserError, match=r"mine.csv is a table, not a model: the model comes first"):
         grainline.load(tmp_path / "mine.csv")
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.JPG", format="jpeg")

@@ -18,8 +18,6 @@ REMARK = "this recipe normalises pixels for drawn scenes; for photographs take a
 def test_photos_is_short_for_the_finetuning_of_a_checkpoint() -> None:
     assert read_recipe("photos", []) == read_recipe("photos/finetune", [])
     assert read_recipe("photos", []).model["pretrained"] == "openai/clip-vit-base-patch16"
-    image = read_recipe("photos/scratch", []).model["image"]
-    assert (image["size"], image["mean"][0]) == (224, pytest.approx(0.4815, abs=1e-4))
 
 
 def test_photographs_under_a_recipe_for_drawn_scenes_are_remarked_on() -> None:
@@ -27,7 +25,7 @@ def test_photographs_under_a_recipe_for_drawn_scenes_are_remarked_on() -> None:
         if name.endswith("/scenes") or name == "clip/patches":
             assert any(REMARK in x for x in read_recipe(name, ["data.paths=[photos/]"]).remarks()), name
             assert not any(REMARK in x for x in read_recipe(name, ["data.paths=[scenes]"]).remarks()), name
-    assert not read_recipe("photos/scratch", ["data.paths=[photos/]"]).remarks()
+    assert not read_recipe("photos/starter", ["data.paths=[photos/]"]).remarks()
 
 
 def test_the_mean_of_drawn_scenes_is_that_of_their_recipes() -> None:
@@ -43,5 +41,7 @@ def test_a_checkpoint_that_cannot_be_had_is_one_line_with_what_else_to_do(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    with pytest.raises(UserError, match=r"give its path, or set HF_HOME .*; or train photos/scratch, which"):
+    with pytest.raises(
+        UserError, match=r"set HF_HOME .*; or train photos/starter .extra `starter`., which needs"
+    ):
         read_start(read_recipe("photos", []), Path("nowhere"), None)

@@ -136,7 +136,7 @@ def test_the_training_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monke
         for i, name in enumerate("abcdefgh"):
             photo(tmp_path / folder / f"{name}.jpg", i)
             (tmp_path / folder / f"{name}.txt").write_text(f"A {name} lies by the sea. It is small.")
-    small = {'"photos/scratch"': repr(recipe(tmp_path)), "=64": "=2", "max_steps=500": "max_steps=2"}
+    small = {'"photos/starter"': repr(recipe(tmp_path)), "=64": "=2", "max_steps=500": "max_steps=2"}
     names: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.S):
         for long, short in small.items():

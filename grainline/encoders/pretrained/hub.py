@@ -98,17 +98,16 @@ PUBLIC = {
 
 def public_checkpoint() -> str:
     """The first public checkpoint that is in the cache, else the first that the hub gives."""
-    name = next((name for name in PUBLIC if cached(name) is not None), None)
-    for candidate in () if name else PUBLIC:
+    stored = [name for name in PUBLIC if cached(name) is not None]
+    for name in stored or PUBLIC:
         with suppress(UserError):
-            download(candidate)
-            return candidate
-    if name is None:
-        raise UserError(
-            f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; give --model FOLDER, or set"
-            f" HF_HOME to a cache that holds one, or run `hf download {next(iter(PUBLIC))}` with a network"
-        )
-    return name
+            if not stored:
+                download(name)
+            return name
+    raise UserError(
+        f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; give --model FOLDER, or set"
+        " HF_HOME to a cache that holds one; or train photos/starter (extra `starter`) and give its run"
+    )
 
 
 def wanted(files: Collection[str]) -> list[str]:
