@@ -111,7 +111,7 @@ def kernels(number: int, repeats: int) -> None:
     if launch.available() or GPU.type == "cpu":
         print(f"# no kernels: {launch.available() or 'no CUDA device'}")
         return
-    from grainline.kernels import farthest, pooled
+    from grainline.kernels import pooled
 
     heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
     images, width = 8, heads * deep
@@ -141,9 +141,6 @@ def kernels(number: int, repeats: int) -> None:
     for name, call, flops in rows:
         ms = cost(call, repeats).ms
         report(f"kernel {name}, {images} x {texts}", flops * images * texts / ms / 1e9, "TFLOP/s", ms=ms)
-    x = torch.randn(number, 197, 64, device=GPU)
-    product = x @ x.mT
-    report("kernel farthest", cost(lambda: farthest.farthest(product, None, 65, 1e-5), repeats).ms, "ms")
     pixels = _photos(number)
     ms = cost(lambda: nn.superpixels._by_kernel(pixels, 16, 10.0, 10), repeats).ms
     read = 10 * 12 * pixels[:, 0].numel()  # Lab in float32, once a step

@@ -24,10 +24,9 @@ from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.nn import grouping, superpixels
+from grainline.nn import superpixels
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import ConditionedPool, unit
-from grainline.nn.selection import hard_topk
 from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
 from grainline.types import Images, Texts, to
@@ -245,15 +244,6 @@ def test_the_loss_over_a_vocabulary_is_near_and_the_same_bits_in_each_run() -> N
         assert float((a - b).norm()) <= 3e-3 * float(b.norm())
 
 
-def test_farthest_points_by_a_kernel_are_those_of_the_loop() -> None:
-    x, valid = torch.randn(64, 197, 64).cuda(), (torch.rand(64, 197) < 0.9).cuda()
-    product = grouping.products(grouping.centred(x, valid))
-    expected, found = grouping._by_loop(product, valid, 65), farthest_points(x, valid, 65)
-    assert not launch._refused
-    assert torch.equal(found.mask, expected.mask)
-    assert torch.equal(found.token[found.mask], expected.token[expected.mask])
-
-
 def test_superpixels_by_a_kernel_are_those_by_products() -> None:
     pixels = torch.nn.functional.interpolate(torch.rand(8, 3, 14, 14), 224, mode="bilinear").cuda()
     from grainline.kernels.kmeans import connect
@@ -271,13 +261,6 @@ def test_superpixels_by_a_kernel_are_those_by_products() -> None:
     assert torch.equal(superpixels.hard(found.association, 16), found.label)
     same = (found.label == expected.label).double().mean()
     assert float(same) > 0.995  # others are as near, but for rounding, and pieces are cut by them
-
-
-def test_patches_by_a_kernel_are_the_best_and_the_first_of_equal_ones() -> None:
-    for score in (torch.randn(8, 33, 196).cuda(), torch.randint(0, 9, (8, 33, 196)).cuda().float()):
-        order = score.sort(dim=-1, descending=True, stable=True).indices[..., :98]
-        assert torch.equal(hard_topk(score, 98), torch.zeros_like(score).scatter_(-1, order, 1.0))
-        assert not launch._refused
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -19,8 +19,6 @@ from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled import operands as precision
 from grainline.losses.tiled.operands import Operands, half_products
-from grainline.nn import grouping
-from grainline.nn.grouping import farthest_points
 
 SHAPES = pytest.mark.parametrize(  # heads, width, segments
     ("heads", "width", "slots"),
@@ -56,25 +54,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: True)
     monkeypatch.setattr(precision, "on_gpu", lambda _: True)
     return names
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("slots", "number", "some"), [(29, 9, False), (29, 9, True), (16, 16, True), (1, 1, False)]
-)
-def test_farthest_points_are_those_of_the_loop(
-    slots: int, number: int, some: bool, called: list[str]
-) -> None:
-    x = torch.randn(5, slots, 12)
-    x[0, slots // 2], x[1] = x[0, 0], 2.0  # equal tokens, and nothing but equal tokens
-    valid = torch.rand(5, slots) > 0.3 if some else None
-    if valid is not None:
-        valid[2] = False
-    product = grouping.products(grouping.centred(x, valid))
-    expected, found = grouping._by_loop(product, valid, number), farthest_points(x, valid, number)
-    assert called == ["farthest"]
-    assert torch.equal(found.mask, expected.mask)
-    assert torch.equal(found.token[found.mask], expected.token[expected.mask])
 
 
 @interpreted
@@ -276,7 +255,6 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "lengths of lists": {"D": 512, "OUT": False, "LIST": True},
     "weigh of lists": {"D": 512, "LIST": True},
     "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
-    "farthest": {"SAME": 1e-5, "L": 197, "M": 65, "SIZE": 256, "VALID": True},
     "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},
     "assign": PIXELS | {"LAST": False},
     "assign last": PIXELS | {"LAST": True},
@@ -342,9 +320,9 @@ def as_launched(
     name: str, constants: dict[str, Any], older: bool
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import dots, farthest, kmeans, lists, pooled
+    from grainline.kernels import dots, kmeans, lists, pooled
 
-    word, modules = name.split()[0], (dots, farthest, kmeans, lists, pooled)
+    word, modules = name.split()[0], (dots, kmeans, lists, pooled)
     kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
     if word in pooled.TILE:
         blocks = constants.get("BL", 0), constants.get("BD", 0)
@@ -356,22 +334,11 @@ def as_launched(
         both = constants | dots.settings(word, constants["D"], torch.float16)
         names = [arg for arg in both if arg in kernel.arg_names]
         return kernel, {arg: both[arg] for arg in names}, {k: both[k] for k in both if k not in names}
-    alone = {"farthest": farthest.LAUNCH, "move": kmeans.MOVE, "collect": lists.LAUNCH}
+    alone = {"move": kmeans.MOVE, "collect": lists.LAUNCH}
     if word in alone:
         return kernel, constants, alone[word]
     blocks, options = kmeans.tile(constants["C"])
     return kernel, constants | blocks, options
-
-
-@interpreted
-def test_layers_that_group_tokens_by_a_kernel_are_one_graph(called: list[str]) -> None:
-    pool = grouping.GraphPool(32, 2, 4).eval()
-    given = torch.randn(2, 9, 32), torch.randn(2, 32), torch.rand(2, 9) > 0.2
-    expected = pool(*given)
-    assert called == ["farthest"]
-    compiled = torch.compile(pool.forward, backend="eager", fullgraph=True)
-    torch.testing.assert_close(tuple(compiled(*given)), tuple(expected))
-    torch._dynamo.reset()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

@@ -1,7 +1,6 @@
 """Kernels for GPUs, written in Triton: the extra `kernels`, on Linux. Without them torch computes the same.
 
 dots      Losses over inner products: sums of exponentials, slopes and losses of tiles.
-farthest  All picks of farthest points in one program for each set.
 kmeans    Superpixels by local k-means: pixels are read once for each step.
 launch    Whether kernels are used, and what happens where one is refused.
 pooled    What texts pool of images: attention over segments, and lengths of what it gives.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grainline.kernels import launch
 from grainline.nn.attention import Attention, CrossAttention, init_linear, mlp
 from grainline.nn.hashing import Dropout, shares
 from grainline.nn.pooling import mean_pool, unit
@@ -20,8 +19,6 @@ SAME = 1e-5
 """Tokens are equal if their squared distance is at most this share of their squared distance from the mean.
 Distances come out of products in float32, so those of equal tokens are not quite 0."""
 
-SLOTS = 4096
-"""Tokens of a set that a kernel takes: their distances are in the registers of one program."""
 
 LOW = 0x1FFF
 """The last 13 of the 23 bits that a float32 stores: without them it is a number of TF32."""
@@ -60,17 +57,7 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
     with torch.autocast(x.device.type, enabled=False):
         once = centred(full(x.detach()), valid)
         product = products(centred(once, valid))  # twice: the mean itself is rounded at a large offset
-    if launch.use(product) and product.dtype == torch.float32 and product.shape[1] <= SLOTS:
-        return launch.run(
-            "farthest", lambda: _by_kernel(product, valid, number), lambda: _by_loop(product, valid, number)
-        )
     return _by_loop(product, valid, number)
-
-
-def _by_kernel(product: Tensor, valid: Tensor | None, number: int) -> Picks:
-    from grainline.kernels.farthest import farthest
-
-    return Picks(*farthest(product, valid, number, SAME))
 
 
 def _by_loop(product: Tensor, valid: Tensor | None, number: int) -> Picks:
