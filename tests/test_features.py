@@ -608,11 +608,15 @@ def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.Monke
         time.sleep(0.02 * int(x[0, 0, 0, 0] % 3))  # batches end in another order
         return x.float().mean((2, 3))[:, None]
 
-    for threads in (1, 3):
-        out = tmp_path / str(threads)
-        make_features(source, encode, out, Views(EvalTransform(8)), encoder="e", row=(1, 3), threads=threads)
+    monkeypatch.setattr("grainline.data.cache.usable_cores", lambda: 3)
+    for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(threads, raising=False)
+    for one_each in (False, True):
+        make_features(
+            source, encode, tmp_path / str(one_each), Views(EvalTransform(8)), encoder="e", one_each=one_each
+        )
     for name in ("features.npy", "keys.npy"):
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
+        assert (tmp_path / "False" / name).read_bytes() == (tmp_path / "True" / name).read_bytes()
 
 
 @pytest.mark.parametrize("shard", [False, True])

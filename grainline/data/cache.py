@@ -28,11 +28,7 @@ from torch import Tensor
 
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
 from grainline.data.record import CorruptSample, Record, Source
-from grainline.data.transforms import (
-    CropConfig,
-    EvalTransform,
-    TrainTransform,
-)
+from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform
 from grainline.distributed import rank, usable_cores
 from grainline.errors import UserError, amount
 from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
@@ -73,7 +69,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
     *,
     row: tuple[int, ...],
     settings: Mapping[str, Any],
-    threads: int = 1,
+    one_each: bool = False,
     progress: Progress | None = None,
 ) -> Written:
     """Write the rows of all images of a source, or those that an interrupted run left out.
@@ -81,7 +77,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
     compute   [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
     views     makes squares of side S of an image
     settings  what `compute` depends on
-    threads   that call `compute`, each with a batch of its own; 1: this one, while others decode ahead
+    one_each  as for `all_cores`; without it this thread computes, while others decode ahead
 
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
@@ -110,7 +106,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
         output = compute(torch.stack(squares)).cpu().numpy() if squares else ()
         return dict(zip(places, output, strict=True)), digests
 
-    with completing(kind, out, header) as folder:
+    with all_cores(one_each) as threads, completing(kind, out, header) as folder:
         if folder is not None:
             mode: Any = "r+" if folder.batches else "w+"
             rows = _Rows(open_memmap(folder.path / kind.rows, mode, kind.dtype, (len(source) * number, *row)))

@@ -5,6 +5,7 @@ of the V views of an image the summary, then its L image tokens (0 without --tok
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grainline.data.cache import CachedRows, Kind, Views, all_cores, make, place, write_once
+from grainline.data.cache import CachedRows, Kind, Views, make, place, write_once
 from grainline.data.lines import Progress, Written
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
@@ -28,19 +29,23 @@ def make_features(  # noqa: PLR0913 - each is a choice of the caller
     views: Views,
     *,
     encoder: str,
-    row: tuple[int, int],
+    row: tuple[int, int] | None = None,
     kind: Kind = FEATURES,
-    threads: int = 1,
+    one_each: bool = False,
     progress: Progress | None = None,
 ) -> Written:
     """Write the features of all images of a source, as `make` does.
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
     encoder  fingerprint of its settings and weights
-    row      (1 + L, W)
+    row      (1 + L, W); None: as `encode` gives it
 
     Raises UserError also for features that half precision cannot hold.
     """
+    if row is None:
+        size = views.transform.size
+        parts, width = encode(views.transform(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
+        row = parts, width
 
     def halved(pixels: Tensor) -> Tensor:
         half = encode(pixels).half()
@@ -51,9 +56,8 @@ def make_features(  # noqa: PLR0913 - each is a choice of the caller
     settings: dict[str, Any] = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
     if views.number > 1 and views.crop is not None:
         settings |= {"views": views.number, "crop": views.crop.model_dump(mode="json")}
-    return make(
-        kind, source, halved, out, views, row=row, settings=settings, threads=threads, progress=progress
-    )
+    options: Any = {"row": row, "settings": settings, "one_each": one_each, "progress": progress}
+    return make(kind, source, halved, out, views, **options)
 
 
 class CachedFeatures(CachedRows, Crop):
@@ -80,10 +84,8 @@ class CachedFeatures(CachedRows, Crop):
         super().__init__(kind, folder, source, transform, {"encoder": encoder})
         settings = self.manifest["settings"]
         if tokens and not settings["tokens"]:
-            raise UserError(
-                f"data.features: those in {folder} are summaries alone, and this method reads image "
-                f"tokens; {FEATURES.again} --tokens"
-            )
+            wrong = f"those in {folder} are summaries alone, and this method reads image tokens"
+            raise UserError(f"data.features: {wrong}; {FEATURES.again} --tokens")
         self.open((1 + settings["tokens"], settings["width"]))
         self.tokens = tokens
 
@@ -114,23 +116,25 @@ def cached_features(
 ) -> CachedFeatures:
     """The features of all images, computed where the cache of training lacks them.
 
-    encode, encoder  as for `make_features`
-    tokens           whether `encode` gives image tokens
-    one_each         as for `all_cores`
+    tokens  whether `encode` gives image tokens; the others as for `make_features`
     """
-    square, size = views.transform, views.transform.size
+    square = views.transform
     crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
     own = square.square.patches or ()
-    facts = encoder, size, square.resize, square.filter.name, square.larger, tokens, views.number, crop, *own
+    facts = (
+        encoder,
+        square.size,
+        square.resize,
+        square.filter.name,
+        square.larger,
+        tokens,
+        views.number,
+        crop,
+        *own,
+    )
     kind, out = place(FEATURES, source, *facts)
 
-    def write(step: Progress) -> Written:
-        rows, width = encode(square(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
-        with all_cores(one_each) as threads:
-            return make_features(
-                source, encode, out, views, encoder=encoder, row=(rows, width), kind=kind,
-                threads=threads, progress=step,
-            )  # fmt: skip
-
-    write_once(out, write, len(source))
+    options: Any = {"encoder": encoder, "kind": kind, "one_each": one_each}
+    write = partial(make_features, source, encode, out, views, **options)
+    write_once(out, lambda step: write(progress=step), len(source))
     return CachedFeatures(out, source, square, encoder, tokens=tokens, kind=kind)

@@ -47,10 +47,9 @@ def make_crop(
     frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
     if auto and "towers.image" in frozen:
         if cfg.crop is not None and cfg.views <= 1:
-            raise UserError(
-                "data.features: auto caches the square that evaluation reads, and a random crop is another: "
-                "set data.crop to null, or data.views to a number of squares of each image"
-            )
+            advice = "set data.crop to null, or data.views to a number of squares of each image"
+            wrong = "caches the square that evaluation reads, and a random crop is another"
+            raise UserError(f"data.features: auto {wrong}: {advice}")
         views = Views(transform, max(1, cfg.views), cfg.crop)
         trained = _trained(method, resume_from).to(device).eval()
         encode = feature_encoder(trained, tokens=config.reads_tokens)
@@ -58,14 +57,11 @@ def make_crop(
         one_each = convolutional(trained) and device.type == "cpu"
         return cached_features(source, views, encode, encoder, tokens=config.reads_tokens, one_each=one_each)
     if auto and cfg.views > 1:
-        raise UserError(
-            f"data.views is {cfg.views}, and the image encoder learns: set model.image.tune=frozen"
-        )
+        wrong = f"data.views is {cfg.views}, and the image encoder learns"
+        raise UserError(f"{wrong}: set model.image.tune=frozen")
     if auto and not any(tower.startswith("towers.text") for tower in frozen):
-        raise UserError(
-            "data.features: auto caches what frozen encoders give, and none is: set model.image.tune or "
-            "model.text.tune to frozen"
-        )
+        advice = "set model.image.tune or model.text.tune to frozen"
+        raise UserError(f"data.features: auto caches what frozen encoders give, and none is: {advice}")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:
@@ -75,9 +71,8 @@ def make_crop(
         return SameTransform(transform)
     settings = config.image.model_dump(mode="json").get("superpixels")
     if settings is None:
-        raise UserError(
-            f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
-        )
+        wrong = f"the image encoder of {description.method} reads none"
+        raise UserError(f"data.superpixels is set, but {wrong}: leave it out")
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
     superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
     return SameTransform(transform, superpixels.label)

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from grainline import recipes
 from grainline.build import Description, image_settings, start
 from grainline.config import parse
-from grainline.data.cache import Views, all_cores, make_superpixels
+from grainline.data.cache import Views, make_superpixels
 from grainline.data.features import make_features
 from grainline.data.lines import Progress, Written
 from grainline.data.open_source import open_sources
@@ -44,20 +43,15 @@ def write_features(
     Raises UserError for a recipe whose image encoder has fresh weights, and for changes of a run.
     """
     description, method = _starting_method(model, list(changes))
-    size, encode = method.size, feature_encoder(method, tokens=tokens)
-    transform = EvalTransform(size, **image_settings(description))
-    rows, width = encode(transform(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
-    with all_cores(convolutional(method) and default_device() == "cpu") as threads:
-        return make_features(
-            open_sources(sources, images=images, size=size, trust_code=True),
-            encode,
-            out,
-            Views(transform),
-            encoder=image_fingerprint(description.config.image, method.towers.image),
-            row=(rows, width),
-            threads=threads,
-            progress=progress,
-        )
+    return make_features(
+        open_sources(sources, images=images, size=method.size, trust_code=True),
+        feature_encoder(method, tokens=tokens),
+        out,
+        Views(EvalTransform(method.size, **image_settings(description))),
+        encoder=image_fingerprint(description.config.image, method.towers.image),
+        one_each=convolutional(method) and default_device() == "cpu",
+        progress=progress,
+    )
 
 
 def write_superpixels(
@@ -101,10 +95,8 @@ def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tenso
         pixels = pixels.to(device).contiguous(memory_format=layout)
         encoded = method.towers.image_tokens(Images(pixels, torch.arange(len(pixels), device=device)))
         if tokens and encoded.mask is not None:
-            raise UserError(
-                "image tokens may be masked, which cached features cannot say: leave --tokens out, or train "
-                "without data.features"
-            )
+            advice = "leave --tokens out, or train without data.features"
+            raise UserError(f"image tokens may be masked, which cached features cannot say: {advice}")
         patches = encoded.patches if tokens else encoded.patches[:, :0]
         return torch.cat([encoded.pooled[:, None], patches], dim=1)
 
@@ -123,10 +115,8 @@ def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method
         if recipe.init_from is None:
             started = start(recipe.description)
             if started.image is None:
-                raise UserError(
-                    f"the image encoder of recipe {name} begins with fresh weights: give a run, or a recipe "
-                    "with model.image.pretrained or init_from"
-                )
+                advice = "give a run, or a recipe with model.image.pretrained or init_from"
+                raise UserError(f"the image encoder of recipe {name} begins with fresh weights: {advice}")
             return started.description, started.method().eval().to(default_device())
         name = recipe.init_from
     elif changes:

@@ -45,7 +45,7 @@ def make_texts(
     read: Callable[[list[str]], list[Read]],
     out: Path,
     settings: dict[str, Any],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> Written:
     """Write what an encoder gives for the texts of all records, or those that an interrupted run left out.
 
@@ -76,8 +76,7 @@ def make_texts(
                         os.fsync(file.fileno())
                     folder.log.write(as_line({"batch": batch, "texts": texts, "rows": rows}))
                     folder.log.flush()
-                    if progress is not None:
-                        progress(end, len(source))
+                    progress(end, len(source))
     resumed = len(source) if folder is None else min(folder.batches * RECORDS, len(source))
     return Written({"text": len(_index(out))}, {}, resumed)
 
@@ -158,8 +157,8 @@ def _index(folder: Path) -> np.ndarray:
 class CachedTexts:
     """The texts of a folder in front of the text encoder of a method: `install` puts it there.
 
-    In training a text is read where it was computed before, up to half precision; others are computed. In
-    evaluation all are.
+    In training texts are read, up to half precision, if all of a call were computed before; else the encoder
+    computes them, as it does in evaluation.
     """
 
     def __init__(self, kind: Kind, folder: Path, tower: str, width: int) -> None:
@@ -186,8 +185,7 @@ class CachedTexts:
         if not self.method.training:
             return self.compute(ids, mask)
         places = by_host(self._places, ids, mask)
-        missing = (places == MISSING).nonzero()[:, 0]
-        if len(missing) == len(ids):
+        if bool((places == MISSING).any()):
             return self.compute(ids, mask)
         parts = 1 + ids.shape[1] * self.words
         host = torch.zeros(len(ids), parts, self.width, dtype=torch.float16)
@@ -196,11 +194,6 @@ class CachedTexts:
                 part = self._read(place)
                 host[row, : len(part)] = torch.from_numpy(part)
         both = upload(host, ids.device).float()
-        if len(missing):
-            rows = upload(missing, ids.device)
-            with torch.no_grad():
-                fresh = self.compute(ids[rows], mask[rows])
-            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1)[:, :parts].float()
         tokens = both[:, 1:] if self.words else both.new_full((1, 1, 1), torch.nan)
         return TextTokens(both[:, 0], tokens.expand(*ids.shape, -1 if self.words else self.width), mask)
 

@@ -51,10 +51,8 @@ def _last_layers(model: nn.Module, tower: str, number: int) -> str:
     (place,) = encoder_layers(model, option, tower)
     depth = len(place.layers)
     if number > depth:
-        raise UserError(
-            f"{option} is last:{number}, and the encoder has {amount(depth, 'layer')}; give last:{depth} or "
-            "fewer, or all"
-        )
+        has = f"the encoder has {amount(depth, 'layer')}"
+        raise UserError(f"{option} is last:{number}, and {has}; give last:{depth} or fewer, or all")
     layers = (f"{place.path}.{i}" for i in range(depth - number, depth))
     parts = (*layers, *(f"{tower}.{part}" for part in place.encoder.behind))
     return rf"({'|'.join(map(re.escape, parts))})(\..*)?"
@@ -87,10 +85,8 @@ def encoder_layers(model: nn.Module, option: str, *towers: str) -> list[EncoderL
     for name, encoder in encoders.items():
         paths = [path for path in lists if is_under(path, name)]
         if len(paths) != 1:
-            raise UserError(
-                f"{option} needs one list of layers in the encoder {name or 'of this model'}, which has "
-                f"{len(paths)}; leave it out"
-            )
+            where = f"the encoder {name or 'of this model'}, which has {len(paths)}"
+            raise UserError(f"{option} needs one list of layers in {where}; leave it out")
         result.append(EncoderLayers(name, encoder, paths[0], lists[paths[0]]))
     return result
 
@@ -116,10 +112,8 @@ def depth_levels(model: nn.Module) -> dict[str, int]:
     encoders = encoder_layers(model, "train.optimizer.layer_decay")
     for path in layer_lists(model):
         if not any(is_under(path, encoder.name) for encoder in encoders):
-            raise UserError(
-                f"train.optimizer.layer_decay finds the layers {path} outside the encoders, so their depth "
-                "is unknown; leave it out and give rules"
-            )
+            wrong = f"finds the layers {path} outside the encoders, so their depth is unknown"
+            raise UserError(f"train.optimizer.layer_decay {wrong}; leave it out and give rules")
     names = [name for name, _ in model.named_parameters()]
     levels = dict.fromkeys(map(plain_name, names), 0)
     for encoder in encoders:
@@ -144,10 +138,9 @@ def _level(name: str, place: EncoderLayers) -> int:
         return len(place.layers) + 1
     if any(is_under(part_name, part) for part in place.encoder.behind):
         return 0
-    raise UserError(
-        f"train.optimizer.layer_decay does not know whether {part_name!r} is before or after the layers of "
-        f"the encoder {place.name or 'of this model'}; leave it out and give rules"
-    )
+    layers = f"the layers of the encoder {place.name or 'of this model'}"
+    wrong = f"does not know whether {part_name!r} is before or after {layers}"
+    raise UserError(f"train.optimizer.layer_decay {wrong}; leave it out and give rules")
 
 
 def frozen_names(model: nn.Module) -> set[str]:
