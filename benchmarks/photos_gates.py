@@ -28,22 +28,20 @@ from grainline.evaluation.suites.retrieval import I2T, T2I, RetrievalSuite
 from grainline.loading import default_device, load
 
 CROP = "data.crop={scale: [0.65, 1.0], ratio: [0.85, 1.18], flip: true}"
-VIEWS = ("photos/starter", "data.views=8", "data.workers=8", CROP)
+VIEWS = (
+    *("photos/starter", "data.views=8", "data.workers=8", CROP),
+    *("model.dropout=0.4", "train.optimizer.lr=1e-3"),
+)
 JOINED = (  # beside captions some of them joined, each text read as one
     "data.texts={captions: random, per_image: 2, sampled_captions: 2, max_sentences_per_chunk: 5}",
     "model.scoring=whole",
 )
+TEXT = "model.text.tune=all", "model.text.rate=0.05", "train.max_steps=460"
 SETTINGS: dict[str, tuple[str, ...]] = {
     "cached": ("photos/starter",),
-    "frozen": (*VIEWS, "train.max_steps=1500"),
-    "text": (
-        *VIEWS,
-        "model.dropout=0.3",
-        "model.text.tune=all",
-        "model.text.rate=0.05",
-        "train.max_steps=460",
-        *JOINED,
-    ),
+    "frozen": (*VIEWS, "train.max_steps=1000"),
+    "text": (*VIEWS, *TEXT),
+    "text_joined": (*VIEWS, *TEXT, *JOINED),
     "both": ("photos/starter_tuned",),
     "both_joined": ("photos/starter_tuned", *JOINED),
 }
