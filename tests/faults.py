@@ -1713,7 +1713,7 @@ SUPERPIXELS = [
     Fault("encoders/superpixels.py", "tests/test_superpixel.py", "a fold forgets the running mean",
           'norm["bias"].double() - norm["running_mean"].double() * factor', 'norm["bias"].double()'),
     Fault("encoders/superpixels.py", "tests/test_superpixel.py", "neighbours outside the image take part",
-          ".masked_fill(~real, -torch.inf)", ""),
+          ".masked_fill(~inside(self.size, CELL, logits.device), -torch.inf)", ""),
     Fault("encoders/superpixels.py", "tests/test_superpixel.py", "the weights of SFCN learn",
           "module.register_buffer(name, parameter", "module.register_parameter(name, parameter"),
     Fault("encoders/superpixels.py", "tests/test_superpixel.py", "steps up are read in the wrong order",
