@@ -298,7 +298,7 @@ def superpixels(number: int, repeats: int) -> None:
         facts = speed(flops, found.ms)
         report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5, **facts)
     pixels = _photos(number)
-    found = cost(lambda: kmeans(pixels, 16).label, repeats)
+    found = cost(lambda: kmeans(pixels, 16), repeats)
     report(f"k-means, {len(pixels)} images", found.ms, "ms", at_most=15.0, mib=found.mib)
     ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
     assert ours.network is not None
@@ -308,7 +308,7 @@ def superpixels(number: int, repeats: int) -> None:
     with FlopCounterMode(display=False) as counter:
         network(parts[0])
     flops = counter.get_total_flops() * len(pixels) / len(parts[0])
-    found = cost(lambda: [network(part).label for part in parts], repeats)
+    found = cost(lambda: [network(part) for part in parts], repeats)
     facts = {"mib": found.mib} | speed(flops, found.ms)
     report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", at_most=60.0, **facts)
 

@@ -93,16 +93,16 @@ def test_texts_made_on_the_gpu_are_encoded_as_those_that_were_moved_there() -> N
 def test_superpixels_are_those_of_the_cpu_and_wait_for_nothing(kind: str) -> None:
     pixels = torch.randint(0, 256, (5, 3, 64, 64), dtype=torch.uint8)
     here, there = Superpixels(SuperpixelConfig(kind=kind, cell=8), 64), pixels.cuda()
-    expected = here(pixels).label
+    expected = here(pixels)
     here(there)  # tables are copied on first use
     with unwaited():
-        found = here(there).label
+        found = here(there)
     assert (found.cpu() == expected).float().mean() > 0.99  # ties of float32 aside, and pieces cut by them
 
 
 def test_many_images_take_the_same_superpixels_as_few() -> None:
     pixels = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8).cuda()
-    assert torch.equal(kmeans(pixels, 8).label[68:], kmeans(pixels[68:], 8).label)
+    assert torch.equal(kmeans(pixels, 8)[68:], kmeans(pixels[68:], 8))
 
 
 def test_picking_waits_for_nothing() -> None:
@@ -256,10 +256,8 @@ def test_superpixels_by_a_kernel_are_those_by_products() -> None:
     one_piece = superpixels.connected(label.cpu(), fit.cpu(), 16)
     connect(label, fit, 16)
     assert torch.equal(label.cpu(), one_piece)
-    assert torch.equal(fit.cpu(), superpixels.one_hot(one_piece, 16))
-    assert torch.equal(found.label, kmeans(pixels, 16).label)
-    assert torch.equal(superpixels.hard(found.association, 16), found.label)
-    same = (found.label == expected.label).double().mean()
+    assert torch.equal(found, kmeans(pixels, 16))
+    same = (found == expected).double().mean()
     assert float(same) > 0.995  # others are as near, but for rounding, and pieces are cut by them
 
 

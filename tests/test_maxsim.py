@@ -1,7 +1,5 @@
 """MaxSim: its score against the loop of the docstring, and what its parts promise."""
 
-import inspect
-
 import pytest
 import torch
 from make import CLOCK, batch, build
@@ -69,7 +67,7 @@ def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.
 
 
 def plain_maxima(q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor:
-    """As late-interaction-kernels documents `maxsim`: [queries, documents]"""
+    """The plain maximum, pair by pair: [queries, documents]"""
     return torch.stack(
         [
             torch.stack(
@@ -83,14 +81,8 @@ def plain_maxima(q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor
     )
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_plain_maximum_is_the_loop(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_maximum_is_the_loop() -> None:
     images, image_mask, texts, text_mask = sides()
-    if fused:
-        monkeypatch.setattr(maxsim.launch, "use", lambda _: True)
-        monkeypatch.setattr(maxsim, "find_spec", lambda _: True)
-        monkeypatch.setattr(maxsim, "fused_maxima", lambda: plain_maxima)
-        monkeypatch.setattr(maxsim, "_in_tiles", None)
     leaves = images.requires_grad_(), texts.requires_grad_()
     fast = late_score(images, image_mask, texts, text_mask, None)
     slow = plain_maxima(texts, images, text_mask, image_mask).T / text_mask.sum(1).clamp(min=1)
@@ -101,18 +93,6 @@ def test_the_plain_maximum_is_the_loop(fused: bool, monkeypatch: pytest.MonkeyPa
     heat = late_heat(images, image_mask, texts[:3], text_mask[:3], None)
     torch.testing.assert_close(heat.sum(1), slow.diagonal())
     assert ((heat != 0).sum(1) <= text_mask[:3].sum(1)).all()
-
-
-def test_the_library_of_fused_maxima_has_the_function_that_is_called() -> None:
-    pytest.importorskip("late_interaction_kernels", reason="the extra `kernels` is not installed")
-    from late_interaction_kernels.reference import maxsim_reference
-
-    assert list(inspect.signature(maxsim.fused_maxima()).parameters)[:4] == ["Q", "D", "q_mask", "d_mask"]
-    images, image_mask, texts, text_mask = sides()
-    found = maxsim_reference(texts, images, text_mask, image_mask)
-    torch.testing.assert_close(
-        found.double(), plain_maxima(texts, images, text_mask, image_mask), rtol=1e-5, atol=1e-6
-    )
 
 
 def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:

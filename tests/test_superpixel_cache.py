@@ -36,7 +36,7 @@ SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "iterations": 10}
 
 
 def segment(pixels: Tensor) -> Tensor:
-    return kmeans(pixels, 16).label
+    return kmeans(pixels, 16)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> Non
     assert batch.images.regions is not None
     assert batch.images.regions.dtype == torch.int64
     assert torch.equal(batch.images.regions, segment(batch.images.pixels))
-    assert not torch.equal(batch.images.regions, square_grid(batch.images.pixels, 16).label)
+    assert not torch.equal(batch.images.regions, square_grid(batch.images.pixels, 16))
     plain = TrainSet(source, TOKENIZER, TrainTransform(64), TextsConfig(), context=16, seed=0)
     assert collate([plain[Draw(0, 0, 4)]]).images.regions is None
 

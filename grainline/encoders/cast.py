@@ -142,7 +142,7 @@ class Cast(PixelEncoder):
         pixels   [N, 3, S, S] uint8 or float
         regions  [N, S, S] int64 superpixels computed before, under the contract of `nn.superpixels`
         """
-        label = self.superpixels(pixels).label if regions is None else regions
+        label = self.superpixels(pixels) if regions is None else regions
         tokens, mask = self.superpixel_tokens(pixels, label)
         cls = self.class_token.to(tokens.dtype).expand(tokens.shape[0], -1)
         x, real = _with_class_token(cls, tokens, mask)

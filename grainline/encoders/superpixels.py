@@ -17,7 +17,7 @@ from grainline.config import Config
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.errors import UserError
 from grainline.nn.runtime import has_bf16
-from grainline.nn.superpixels import Cells, hard, inside, kmeans, square_grid
+from grainline.nn.superpixels import hard, inside, kmeans, square_grid
 
 CELL = 16  # side in pixels of the cells of SFCN
 WIDTHS = (16, 32, 64, 128, 256)
@@ -83,14 +83,6 @@ class SFCN(nn.Module):
             x = rise(x, skipped)
         out: Tensor = self.head(x)
         return out
-
-
-def cells_of(logits: Tensor) -> Cells:
-    """The softmax over the neighbours inside the image, in float32; logits [N, 9, S, S]"""
-    real = inside(logits.shape[-1], CELL, logits.device)
-    with torch.autocast(logits.device.type, enabled=False):
-        association = logits.float().masked_fill(~real, -torch.inf).softmax(1)
-    return Cells(association, hard(association, CELL))
 
 
 def folded(network: SFCN) -> SFCN:
@@ -211,8 +203,8 @@ class Superpixels(nn.Module):
             self.network.load_state_dict(folded(read_sfcn(path)).state_dict())
 
     @torch.no_grad()
-    def forward(self, pixels: Tensor) -> Cells:
-        """pixels [N, 3, S, S] uint8 in 0..255 or float in 0..1, S the size"""
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels [N, 3, S, S] uint8 in 0..255 or float in 0..1, S the size -> labels [N, S, S] int64"""
         if pixels.shape[-2:] != (self.size, self.size):
             raise ValueError(f"images of {tuple(pixels.shape[-2:])} pixels, not of {self.size}")
         cfg = self.cfg
@@ -221,7 +213,7 @@ class Superpixels(nn.Module):
             device = pixels.device.type
             with torch.autocast(device, torch.bfloat16, enabled=has_bf16(pixels.device)):
                 logits = self.network(x.contiguous(memory_format=torch.channels_last))
-            return cells_of(logits)
+            return hard(logits.float().masked_fill(~inside(self.size, CELL, logits.device), -torch.inf), CELL)
         if cfg.kind == "grid":
             return square_grid(pixels, cfg.cell)
         return kmeans(pixels, cfg.cell, cfg.compactness, cfg.iterations)

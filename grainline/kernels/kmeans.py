@@ -304,7 +304,7 @@ def _stay(label, state, count, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.const
 @triton.jit
 def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """state: what joins in ring r takes 16 r + its neighbour; so a ring sees the earlier ones alone. At last
-    the labels, and in place of the fits the association."""
+    the labels."""
     G: tl.constexpr = S // C
     n = tl.program_id(0).to(tl.int64)
     label, state, fit = label + n * S * S, state + n * S * S, fit + n * 9 * S * S
@@ -344,16 +344,13 @@ def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constex
         row, column = y // C + code % 16 // 3 - 1, x // C + code % 16 % 3 - 1
         own = tl.where(code < 0, own, row * G + column)
         tl.store(label + at, own, mask=real)
-        neighbour = 3 * (own // G - y // C + 1) + own % G - x // C + 1
-        for a in tl.static_range(9):
-            tl.store(fit + a * S * S + at, tl.where(neighbour == a, 1.0, 0.0), mask=real)
 
 
 PIECES, JOIN = (512, {"num_warps": 4, **FUSION}), (2048, {"num_warps": 8, **FUSION})
 
 
 def connect(label: Tensor, fit: Tensor, cell: int) -> None:
-    """Connect superpixels in place, as `nn.superpixels.connected` does. fit becomes the association."""
+    """Connect superpixels in place, as `nn.superpixels.connected` does."""
     number, size, _ = label.shape
     state, count = torch.empty_like(label, dtype=torch.int32), torch.zeros_like(label, dtype=torch.int32)
     cells = number * (size // cell) ** 2
@@ -371,10 +368,8 @@ def tile(cell: int) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 @torch.library.custom_op("grainline::kmeans", mutates_args=())
-def kmeans(
-    pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """Association [N, 9, S, S] float32 of zeros and ones, and labels [N, S, S] int64, of pixels [N, 3, S, S].
+def kmeans(pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]) -> Tensor:
+    """Labels [N, S, S] int64 of pixels [N, 3, S, S].
 
     pixels  uint8, or float in 0..1; S a multiple of the cell, which has 256 pixels at most
     xyz     [9] the rows of the matrix from linear sRGB to XYZ over white
@@ -408,13 +403,10 @@ def kmeans(
                         part, middle, moved, cells, compactness, G=grid, BLOCK=BLOCK, **MOVE
                     )
             connect(label, fit, cell)
-    return fit, label
+    return label
 
 
 @kmeans.register_fake
-def _(
-    pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+def _(pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]) -> Tensor:
     number, _, size, _ = pixels.shape
-    association = pixels.new_empty(number, 9, size, size, dtype=torch.float32)
-    return association, pixels.new_empty(number, size, size, dtype=torch.int64)
+    return pixels.new_empty(number, size, size, dtype=torch.int64)

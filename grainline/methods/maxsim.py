@@ -9,13 +9,10 @@ In four steps:
      an index can find candidates by vector.
 
 Differs from FILIP: sentences instead of words, a smooth maximum unless `sharpness` is None, and only texts
-search: an image holds more than its caption says, so its patches need not be found in the text. The plain
-maximum has a fused kernel on a GPU, where late-interaction-kernels is installed (extra `kernels`).
+search: an image holds more than its caption says, so its patches need not be found in the text.
 """
 
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -23,7 +20,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grainline.encoders.towers import TowersConfig, distinct_rows, read_parts
-from grainline.kernels import launch
 from grainline.losses.tiled.operands import on_gpu
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import LogitScale, both_ways
@@ -105,30 +101,6 @@ def late_score(
 
     Tokens that several texts share are compared once.
     """
-
-    def tiles() -> Tensor:
-        return _in_tiles(images, image_mask, texts, text_mask, sharpness)
-
-    def fused() -> Tensor:
-        total = fused_maxima()(texts.contiguous(), images.contiguous(), text_mask, image_mask)  # [M, N]
-        return total.T / text_mask.sum(-1).clamp(min=1)
-
-    if sharpness is None and launch.use(images) and find_spec("late_interaction_kernels"):
-        return cast("Tensor", launch.run("maxsim", fused, tiles))
-    return tiles()
-
-
-def fused_maxima() -> Callable[..., Tensor]:
-    """`maxsim(Q, D, q_mask, d_mask)` of late-interaction-kernels: sums over tokens of Q of their maxima."""
-    from late_interaction_kernels import maxsim
-
-    best: Callable[..., Tensor] = maxsim
-    return best
-
-
-def _in_tiles(
-    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
-) -> Tensor:
     flat = texts.flatten(0, 1)
     if torch.is_grad_enabled() and on_gpu(flat):  # the host would wait for the device
         first = back = torch.arange(len(flat), device=flat.device)

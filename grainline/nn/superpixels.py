@@ -20,13 +20,6 @@ from grainline.types import full
 OWN = 4  # the neighbour that is the pixel's own cell
 
 
-class Cells(NamedTuple):
-    """The superpixels of the pixels."""
-
-    association: Tensor  # [N, 9, S, S] >= 0, sums to 1 over the neighbours inside the image, 0 outside
-    label: Tensor  # [N, S, S] int64 in 0..G*G-1, the most associated neighbour
-
-
 class CellPool(NamedTuple):
     """Means over superpixels."""
 
@@ -67,11 +60,11 @@ def one_hot(label: Tensor, cell: int) -> Tensor:
     return (neighbour_of(label, cell)[:, None] == numbers).float()
 
 
-def square_grid(pixels: Tensor, cell: int) -> Cells:
-    """Every pixel belongs to its own cell. pixels [N, 3, S, S]"""
+def square_grid(pixels: Tensor, cell: int) -> Tensor:
+    """Every pixel belongs to its own cell: [N, 3, S, S] -> labels [N, S, S] int64"""
     number, _, size, _ = pixels.shape
     label = label_of(torch.full((1, size, size), OWN, device=pixels.device), cell)
-    return Cells(one_hot(label, cell).expand(number, -1, -1, -1), label.expand(number, -1, -1))
+    return label.expand(number, -1, -1)
 
 
 def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
@@ -170,8 +163,9 @@ def lab(pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10) -> Cells:
-    """Local k-means, SLIC (Achanta et al., TPAMI 34(11), 2012): [N, 3, S, S] uint8 or float in 0..1 -> Cells
+def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10) -> Tensor:
+    """Local k-means, SLIC (Achanta et al., TPAMI 34(11), 2012): [N, 3, S, S] uint8 or float in 0..1 -> labels
+    [N, S, S] int64
 
     compactness  what a distance of one cell weighs, in units of Lab; 10 to 20 is usual
     steps        how often the pixels choose; between two choices the centres move to the mean of their pixels
@@ -192,19 +186,18 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     return _by_products(pixels, cell, compactness, steps)
 
 
-def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cells:
+def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
     from grainline.kernels import kmeans as kernels
 
     xyz = [number for row in _TO_XYZ for number in row]
-    return Cells(*kernels.kmeans(pixels, cell, compactness, steps, xyz))
+    return kernels.kmeans(pixels, cell, compactness, steps, xyz)
 
 
-def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Cells:
+def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
     with torch.autocast(pixels.device.type, enabled=False):
         fits = (_fit(part, cell, compactness, steps) for part in pixels.split(CHUNK))
         parts = [connected(hard(fit, cell), fit, cell) for fit in fits]
-    label = torch.cat(parts)
-    return Cells(one_hot(label, cell), label)
+    return torch.cat(parts)
 
 
 def _fit(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:

@@ -75,7 +75,7 @@ def write_superpixels(
     segmenter.to(default_device())
     return make_superpixels(
         open_sources(sources, images=images, size=size, trust_code=True),
-        lambda pixels: segmenter(pixels.to(default_device())).label,
+        lambda pixels: segmenter(pixels.to(default_device())),
         out,
         size=size,
         settings=config.model_dump(mode="json", exclude={"checkpoint"}),
