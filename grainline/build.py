@@ -15,7 +15,7 @@ from grainline.config import Config, override, parse, trusting
 from grainline.data.decode import Patches
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
-from grainline.encoders.pretrained import Pretrained, load_pretrained, space_of
+from grainline.encoders.pretrained import Pretrained, kind_of, load_pretrained
 from grainline.encoders.pretrained.kind import (
     PretrainedConfig,
     PretrainedImageConfig,
@@ -302,7 +302,7 @@ def _complete(side: dict[str, Any], facts: dict[str, Any]) -> None:
 def _width(image: Pretrained | None, text: Pretrained | None) -> int:
     """The width of the common space of the checkpoints; one side alone of a GroupViT has none."""
     spaces = {
-        side: space_of(checkpoint.architecture)
+        side: kind_of(checkpoint.architecture).space(checkpoint.architecture)
         for side, checkpoint in (("image", image), ("text", text))
         if checkpoint and (checkpoint.heads is None or image is text)
     }

@@ -11,7 +11,7 @@ from grainline.build import Description, build, method_config, read_description,
 from grainline.config import HUB_FILE, trusting
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
-from grainline.encoders.pretrained import load_pretrained, space_of
+from grainline.encoders.pretrained import kind_of, load_pretrained
 from grainline.encoders.pretrained.archive import lone_weights
 from grainline.encoders.pretrained.hub import download
 from grainline.encoders.pretrained.packages import PREFIX, package_file
@@ -88,7 +88,7 @@ def _load_others(
     settings = {"pretrained": str(folder.resolve() if Path(name).exists() else name)}
     checkpoint = load_pretrained(folder, context=context)
     kind = checkpoint.architecture["kind"]
-    if space_of(checkpoint.architecture) is None:
+    if kind_of(checkpoint.architecture).space(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
         raise UserError(
             f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "

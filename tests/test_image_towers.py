@@ -10,7 +10,7 @@ import transformers
 from checkpoints import IMAGE, VISION, images, shaken, vision
 from torch import Tensor, nn
 
-from grainline.encoders.pretrained import KINDS, build_pretrained, is_averaged, load_pretrained, space_of
+from grainline.encoders.pretrained import KINDS, build_pretrained, kind_of, load_pretrained
 from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.errors import UserError
 from grainline.nn.attention import layer_lists
@@ -78,7 +78,7 @@ def test_tokens_and_summary_are_the_librarys(name: str, larger: bool, tmp_path: 
     assert eye.grid is not None
     assert eye.grid[0] * eye.grid[1] == tokens.shape[1]
     assert (eye.width, eye.classed) == (tokens.shape[2], seen.cls is not None)
-    assert is_averaged(found.architecture) == torch.allclose(seen.pooled, tokens.mean(1), atol=1e-4)
+    assert kind_of(found.architecture).averaged == torch.allclose(seen.pooled, tokens.mean(1), atol=1e-4)
     again = build_pretrained(json.loads(json.dumps(found.architecture))).image
     assert again is not None
     again.load_state_dict(eye.state_dict(), strict=True)
@@ -128,7 +128,7 @@ def test_the_image_side_of_a_clip_alone(projected: bool, tmp_path: Path) -> None
     else:
         assert found.image_projection is None
         close(seen.pooled, theirs.pooler_output)
-    assert space_of(found.architecture) == (24 if projected else None)
+    assert kind_of(found.architecture).space(found.architecture) == (24 if projected else None)
     assert found.text is None
     again = build_pretrained(json.loads(json.dumps(found.architecture)))
     assert (again.image_projection is None) == (not projected)
@@ -143,7 +143,7 @@ def test_the_image_side_of_a_siglip_alone(tmp_path: Path) -> None:
     pixels = images(24)
     theirs = model(pixel_values=found.image.normalised(pixels), interpolate_pos_encoding=True)
     close(found.image(pixels).pooled, theirs.pooler_output)
-    assert (found.text, space_of(found.architecture)) == (None, 64)
+    assert (found.text, kind_of(found.architecture).space(found.architecture)) == (None, 64)
 
 
 @pytest.mark.parametrize(

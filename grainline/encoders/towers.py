@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from grainline.config import Config, load_class
 from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
 from grainline.encoders.cast import Cast, CastConfig, segments
-from grainline.encoders.pretrained import Pretrained, build_pretrained, is_vector, space_of
+from grainline.encoders.pretrained import Pretrained, build_pretrained, kind_of
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.kind import PretrainedConfig, PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextConfig, TextTransformer
@@ -222,7 +222,8 @@ def _encoders(cfg: TowersConfig) -> tuple[Any, Any, tuple[nn.Module, nn.Module] 
         image_encoder.keep_values()
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
         text_encoder.freeze_positions(cfg.text.frozen_positions)
-    heads = image.heads if one and image and space_of(image.architecture) == (cfg.width or WIDTH) else None
+    space = kind_of(image.architecture).space(image.architecture) if one and image else None
+    heads = image.heads if image and space == (cfg.width or WIDTH) else None
     return image_encoder, text_encoder, heads
 
 
@@ -257,7 +258,8 @@ class Projection(nn.Linear):
 def _projection(side: Config, width: int, space: int, dropout: float) -> nn.Module:
     """Into the shared space; dropout alone where the summaries of a checkpoint are its vectors already."""
     architecture = side.architecture if isinstance(side, PretrainedConfig) else None
-    if architecture is not None and is_vector(architecture) and space_of(architecture) == space:
+    kind = None if architecture is None else kind_of(architecture)
+    if architecture and kind and kind.vectors and kind.space(architecture) == space:
         return Dropout(dropout)
     return Projection(width, space, dropout)
 

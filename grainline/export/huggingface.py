@@ -17,7 +17,7 @@ from torch import Tensor
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import Pretrained, is_vector, kind_of, load_pretrained, space_of
+from grainline.encoders.pretrained import Pretrained, kind_of, load_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.encoders.pretrained.hub import library, quiet, readable
@@ -178,7 +178,7 @@ def _sides(towers: Pretrained) -> tuple[ImageEncoder, TextEncoder]:
 def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], None]:
     """Writes the tokenizer into a Hugging Face folder, with what its AutoTokenizer wants to know."""
     assert towers.text is not None
-    masked = not is_vector(towers.architecture)  # SigLIP reads its padding
+    masked = not kind_of(towers.architecture).vectors  # SigLIP reads its padding
     settings = {
         "model_max_length": towers.text.context,
         "padding_side": "right",
@@ -204,7 +204,7 @@ def towers_of(model: Model, source: str) -> Pretrained:
     assert image is not None
     assert text is not None
     settings = image["config"] | {"text_config": text["config"]["text_config"]}
-    bare = is_vector(image)
+    bare = kind_of(image).vectors
     if not bare:
         settings |= {"projection_dim": towers.space}
         for side in ("vision_config", "text_config"):
@@ -244,7 +244,7 @@ def _obstacles(model: Model) -> list[str]:
     if scratch or name not in FORMS:
         return out
     architectures = [encoder.architecture for encoder in encoders.values()]
-    kinds, spaces = [one["kind"] for one in architectures], {space_of(one) for one in architectures}
+    kinds, spaces = [one["kind"] for one in architectures], {kind_of(one).space(one) for one in architectures}
     if set(kinds) != {FORMS[name]}:
         out.append(f"it is a {name} on the image side of a {kinds[0]} and the text side of a {kinds[1]}")
     elif FORMS[name] == "siglip" and spaces != {config.width}:

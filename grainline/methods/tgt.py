@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.encoders.base import TextEncoderConfig
-from grainline.encoders.pretrained import is_averaged
+from grainline.encoders.pretrained import kind_of
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
 from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, Grouper
@@ -56,7 +56,7 @@ class TGTConfig(TowersConfig):
     def reads_tokens(self) -> bool:
         """False where the summary of the image encoder is the mean of its tokens already."""
         if isinstance(self.image, PretrainedImageConfig):
-            return self.image.architecture is None or not is_averaged(self.image.architecture)
+            return self.image.architecture is None or not kind_of(self.image.architecture).averaged
         return not (isinstance(self.image, ViTConfig) and self.image.pool == "mean")
 
     @model_validator(mode="after")

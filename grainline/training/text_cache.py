@@ -157,8 +157,8 @@ def _index(folder: Path) -> np.ndarray:
 class CachedTexts:
     """The texts of a folder in front of the text encoder of a method: `install` puts it there.
 
-    In training texts are read, up to half precision, if all of a call were computed before; else the encoder
-    computes them, as it does in evaluation.
+    In training a text is read where it was computed before, up to half precision; others are computed. In
+    evaluation all are.
     """
 
     def __init__(self, kind: Kind, folder: Path, tower: str, width: int) -> None:
@@ -185,7 +185,8 @@ class CachedTexts:
         if not self.method.training:
             return self.compute(ids, mask)
         places = by_host(self._places, ids, mask)
-        if bool((places == MISSING).any()):
+        missing = (places == MISSING).nonzero()[:, 0]
+        if len(missing) == len(ids):
             return self.compute(ids, mask)
         parts = 1 + ids.shape[1] * self.words
         host = torch.zeros(len(ids), parts, self.width, dtype=torch.float16)
@@ -194,6 +195,11 @@ class CachedTexts:
                 part = self._read(place)
                 host[row, : len(part)] = torch.from_numpy(part)
         both = upload(host, ids.device).float()
+        if len(missing):
+            rows = upload(missing, ids.device)
+            with torch.no_grad():
+                fresh = self.compute(ids[rows], mask[rows])
+            both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1)[:, :parts].float()
         tokens = both[:, 1:] if self.words else both.new_full((1, 1, 1), torch.nan)
         return TextTokens(both[:, 0], tokens.expand(*ids.shape, -1 if self.words else self.width), mask)
 

@@ -66,9 +66,7 @@ def from_folder(folder: Path) -> TextTokenizer:
             kind, steps = "open_clip", _OPEN_CLIP[text.get("tokenizer_kwargs", {}).get("clean", "whitespace")]
         backend, form = library.backend_tokenizer, type(library).__name__
         _prepend(steps, backend)
-        if isinstance(
-            backend.model, models.Unigram
-        ):  # writing and reading changes its scores once, by a hair
+        if isinstance(backend.model, models.Unigram):  # written and read, its scores change once, by a hair
             backend = tokenizers.Tokenizer.from_str(backend.to_str())
         own: dict[str, Any] = {"tokenizer_class": form if form == "CLIPTokenizer" and not steps else _FAST}
         own |= {role: token for role, token in library.special_tokens_map.items() if isinstance(token, str)}

@@ -79,10 +79,8 @@ class TextTokenizer:
         backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
         vocabulary = backend.get_vocab()
         if len(vocabulary) < SMALLEST:
-            raise UserError(
-                f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
-                "a failed download leaves such a shell: fetch the tokenizer's files again"
-            )
+            wrong = f"holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}"
+            raise UserError(f"{where} {wrong}, as after a failed download; fetch the tokenizer's files again")
         self.vocab = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
         self.special = {number: token.content for number, token in added.items() if token.special}
@@ -125,10 +123,8 @@ class TextTokenizer:
         """Ids between begin and end tokens, truncated to `context` tokens. UserError if none fits."""
         room = context - self.around
         if room < 1:
-            raise UserError(
-                f"the context is {context} tokens; it must be at least {self.around + 1}: "
-                f"{self.around} stand around every text"
-            )
+            least = f"{self.around + 1}: {self.around} stand around every text"
+            raise UserError(f"the context is {context} tokens; it must be at least {least}")
         ids = [[*self.prefix, *row[:room], *self.suffix] for row in rows]
         return Tokenized(ids, [max(len(row) - room, 0) for row in rows])
 
@@ -246,9 +242,8 @@ class Tokenizer(TextTokenizer):
         The same captions give the same tokenizer, in any order and on any number of threads.
         """
         if vocab < bpe.SMALLEST:
-            raise UserError(
-                f"vocab is {vocab}; a trained tokenizer needs {bpe.SMALLEST} at least (all bytes twice)"
-            )
+            least = f"{bpe.SMALLEST} at least (all bytes twice)"
+            raise UserError(f"vocab is {vocab}; a trained tokenizer needs {least}")
         return Tokenizer(bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST))
 
 

@@ -47,10 +47,8 @@ def _on_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*NAMES, "merges.txt", "*.json"]))
     except (OSError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), repr(error))
-        raise UserError(
-            f"no folder {name} here, and the Hugging Face hub gave no tokenizer of that name ({reason}); "
-            "download it and give its folder"
-        ) from None
+        wrong = f"the Hugging Face hub gave no tokenizer of that name ({reason})"
+        raise UserError(f"no folder {name} here, and {wrong}; download it and give its folder") from None
 
 
 def _in_open_clip() -> Path | None:
@@ -81,11 +79,8 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
 
 def _saved(folder: Path) -> TextTokenizer:
     file, meta = folder / CONTENT, folder / META
-    settings, kind, written = (
-        read_settings(folder / CONFIG),
-        read_settings(meta).get("kind"),
-        read_plain(meta),
-    )
+    settings, kind = read_settings(folder / CONFIG), read_settings(meta).get("kind")
+    written = read_plain(meta)
     try:
         content = read_plain(file)
         backend = tokenizers.Tokenizer.from_str(content.decode())
@@ -94,10 +89,8 @@ def _saved(folder: Path) -> TextTokenizer:
         raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
     # without the checksum: as older versions wrote it
     if written not in [meta_text(tokenizer, x).encode() for x in (content, None)]:
-        raise UserError(
-            f"{file} and {meta.name} beside it are not of one tokenizer: one is damaged or was changed; "
-            "copy both again"
-        )
+        wrong = "are not of one tokenizer: one is damaged or was changed"
+        raise UserError(f"{file} and {meta.name} beside it {wrong}; copy both again")
     return tokenizer
 
 
@@ -124,13 +117,8 @@ def load_tokenizer(
     if vocab is not None and tokenizer.vocab != vocab:
         filled = 0 < vocab - tokenizer.vocab < max(_FILLED[0], _FILLED[1] * vocab)
         if not filled or all(vocab % number for number in _ROUND):
-            raise UserError(
-                f"{where} has {tokenizer.vocab} tokens, the model {vocab}; "
-                "name the tokenizer that the model was trained with"
-            )
-        warnings.warn(
-            f"{where} has {tokenizer.vocab} tokens and the model a table of {vocab} rows: "
-            "taken for a table filled up to a round size",
-            stacklevel=2,
-        )
+            wrong = f"{where} has {tokenizer.vocab} tokens, the model {vocab}"
+            raise UserError(f"{wrong}; name the tokenizer that the model was trained with")
+        rows = f"a table of {vocab} rows: taken for a table filled up to a round size"
+        warnings.warn(f"{where} has {tokenizer.vocab} tokens and the model {rows}", stacklevel=2)
     return tokenizer

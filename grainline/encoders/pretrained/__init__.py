@@ -43,25 +43,15 @@ from grainline.files import read_settings
 from grainline.nn.positions import Stretch
 from grainline.weights import state_dict_mismatch
 
-__all__ = [
-    "Pretrained",
-    "build_pretrained",
-    "is_averaged",
-    "is_vector",
-    "kind_of",
-    "load_pretrained",
-    "space_of",
-]
+__all__ = ["Pretrained", "build_pretrained", "kind_of", "load_pretrained"]
 
 
 class Row(NamedTuple):
     """A kind in the table."""
 
     place: str  # module in this folder and class
-    tensor: str = (
-        ""  # a file with a tensor of this name is of this kind; empty: it is read by its config.json
-    )
-    architecture: str = ""  # a folder whose config.json has this among its `architectures` is of this kind
+    tensor: str = ""  # of files of this kind, by its name; empty: it is read by its config.json
+    architecture: str = ""  # of folders of this kind, among the `architectures` of their config.json
 
 
 KINDS = {
@@ -124,6 +114,8 @@ def load_pretrained(  # noqa: PLR0913 - each is a choice of the caller
     options = Options(size, context, stretch, quick_gelu, pool, max_num_patches, walk_type)
     source = _read(name, options)
     kind = kind_of(source.architecture)
+    if quick_gelu is not None and not kind.quick:
+        raise UserError(f"{name} is a {kind.name}, which has one activation; quick_gelu is for CLIP")
     copy = source._replace(architecture=json.loads(json.dumps(source.architecture)), state=dict(source.state))
     source = kind.fit(copy, options)
     if resize is not None:
@@ -153,30 +145,14 @@ def kind_of(architecture: Mapping[str, Any]) -> Kind:
     return kind
 
 
-def space_of(architecture: Mapping[str, Any]) -> int | None:
-    """Width of the space that both sides of a checkpoint share; None for kinds that have none."""
-    return kind_of(architecture).space(architecture)
-
-
-def is_vector(architecture: Mapping[str, Any]) -> bool:
-    """Whether summaries are vectors of the shared space already, without a projection: SigLIP's are."""
-    return kind_of(architecture).vectors
-
-
-def is_averaged(architecture: Mapping[str, Any]) -> bool:
-    """Whether the summary of an image is the mean of its tokens."""
-    return kind_of(architecture).averaged
-
-
 def _read(name: str | Path, options: Options) -> Source:
     place, settings = Path(name), dict[str, Any]()
     if str(name).startswith(PREFIX):
         place = package_file(str(name))
     if not place.exists():
         if HUB_FILE.fullmatch(str(name)) is None:
-            raise UserError(
-                f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
-            )
+            wrong = f"no file or folder {name}, and it is no Hugging Face name"
+            raise UserError(f"{wrong}; give one of the three")
         place = download(str(name))
     if any((place / name).is_file() for name in ("config.json", "modules.json")):
         return _named_by(place).read(place, options)
@@ -208,7 +184,5 @@ def _in_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     lone = None if weights else lone_weights(folder.iterdir())
     if lone is not None or (weights and content):
         return lone or weights, content  # type: ignore[return-value]
-    raise UserError(
-        f"{folder} holds neither config.json nor open_clip_config.json with weights, and no file of weights "
-        "alone; give one of the three, or a file with a state dict"
-    )
+    wrong = "holds neither config.json nor open_clip_config.json with weights, and no file of weights alone"
+    raise UserError(f"{folder} {wrong}; give one of the three, or a file with a state dict")

@@ -53,8 +53,8 @@ def read_tensors(path: Path, *, wrapped: bool = True) -> Stored:
         regular(path)
         if path.suffix == ".safetensors":
             return _state_dict(load_file(path), path, wrapped)
-        if _is_script(path):
-            return Stored(_script_tensors(path), True)
+        if (script := _script_tensors(path)) is not None:
+            return Stored(script, True)
         with torch.serialization.safe_globals([(_Inert, name) for name in _HARMLESS]):
             content = torch.load(path, map_location="cpu", weights_only=True)
         return _state_dict(content, path, wrapped)
@@ -63,10 +63,9 @@ def read_tensors(path: Path, *, wrapped: bool = True) -> Stored:
     except Exception as error:  # damaged files raise whatever their readers stumble over
         code = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks for {code[1]}, which was not run" if code else str(error).split(". ")[0]
-        raise UserError(
-            f"cannot read tensors from {path} ({' '.join(reason.split())}); give a .safetensors file, "
-            "a state dict saved by torch, or one of OpenAI's .pt files"
-        ) from None
+        advice = "give a .safetensors file, a state dict saved by torch, or one of OpenAI's .pt files"
+        wrong = f"cannot read tensors from {path} ({' '.join(reason.split())})"
+        raise UserError(f"{wrong}; {advice}") from None
 
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -90,11 +89,9 @@ def _state_dict(content: Any, path: Path, wrapped: bool) -> Stored:
         averages, content = [key for key in averages if key not in inside], content[inside[0]]
     if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
         keys = list(content)[:8] if isinstance(content, Mapping) else [type(content).__name__]
-        what, places = ", ".join(map(str, keys)), ", ".join((*_WRAPPERS, *_AVERAGES))
-        raise UserError(
-            f"{path} holds no state dict: its content is not tensors by name but {what}; tensors may stand "
-            f"under one of {places}"
-        )
+        wrong = f"its content is not tensors by name but {', '.join(map(str, keys))}"
+        places = f"tensors may stand under one of {', '.join((*_WRAPPERS, *_AVERAGES))}"
+        raise UserError(f"{path} holds no state dict: {wrong}; {places}")
     if averages:
         print(f"{path} also holds averaged weights ({', '.join(averages)}), not read", file=sys.stderr)
     tensors = {key: x for key, x in content.items() if key != "n_averaged"}
@@ -105,10 +102,7 @@ def _state_dict(content: Any, path: Path, wrapped: bool) -> Stored:
 
 
 def lone_weights(files: Iterable[Path]) -> Path | None:
-    """The only file of weights among these; None where there is none.
-
-    UserError where there are several.
-    """
+    """The only file of weights among these; None where there is none. UserError where there are several."""
     weights = sorted(file for file in files if file.suffix in (".pt", ".pth", ".safetensors"))
     if len(weights) > 1:
         names = ", ".join(file.name for file in weights)
@@ -116,18 +110,15 @@ def lone_weights(files: Iterable[Path]) -> Path | None:
     return next(iter(weights), None)
 
 
-def _is_script(path: Path) -> bool:
+def _script_tensors(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a TorchScript archive; None for a file of another kind."""
     if not zipfile.is_zipfile(path):
-        return False
+        return None
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _script_tensors(path: Path) -> dict[str, Tensor]:
-    with zipfile.ZipFile(path) as archive:
-        place = next(
-            name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")
-        )
+        names = archive.namelist()
+        if not any(name.endswith("/constants.pkl") for name in names):
+            return None
+        place = next(name for name in names if name.count("/") == 1 and name.endswith("/data.pkl"))
         with archive.open(place) as file:
             tree = _Reader(file, archive, place.removesuffix("data.pkl")).load()
     return dict(_named(tree, ""))
@@ -149,7 +140,7 @@ class _Reader(Unpickler):
     """Knows names for tensors, containers and inert objects. All other names are an error."""
 
     def __init__(self, file: IO[bytes], archive: zipfile.ZipFile, folder: str) -> None:
-        known: dict[tuple[str, str], Any] = {("torch.jit._pickle", name): self.same for name in _SAME}
+        known: dict[tuple[str, str], Any] = {("torch.jit._pickle", name): lambda x, *_: x for name in _SAME}
         for storage, dtype in zip(_STORAGES, _DTYPES, strict=True):
             known["torch", f"{storage}Storage"] = getattr(torch, dtype)
         known["collections", "OrderedDict"] = collections.OrderedDict
@@ -174,9 +165,6 @@ class _Reader(Unpickler):
     def rebuilt(self, storage: Tensor, offset: int, size: tuple[int, ...], stride: Any, *_: Any) -> Tensor:
         """torch refuses sizes that do not fit the storage."""
         return torch.as_strided(storage, size, stride, offset).clone()
-
-    def same(self, value: Any, *_: Any) -> Any:
-        return value
 
 
 def _named(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -77,7 +77,7 @@ class ClipText(TextEncoder):
     def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
         config = sides_of(architecture)["text"]
         context, vocab = config["max_position_embeddings"], config["vocab_size"]
-        width = config["hidden_size"]
+        width = config.get("projection_size") or config["hidden_size"]  # the first is SigLIP's
         super().__init__(model, width=width, context=context, vocab=vocab, pad=architecture["pad"])
 
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,6 +97,7 @@ class Clip(TwoSided):
     """CLIP, of whatever origin."""
 
     model_class, config_class = "CLIPModel", "CLIPConfig"
+    quick = True
     grid, lead = "vision_model.embeddings.position_embedding.weight", 1
     pixels = KNOWN["clip"]
 
@@ -112,9 +113,6 @@ class Clip(TwoSided):
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
         return ClipImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
-
-    def space(self, architecture: Mapping[str, Any]) -> int | None:
-        return int(architecture["config"]["projection_dim"])
 
 
 class ClipVision(Clip):
@@ -187,11 +185,9 @@ def from_file(
     if wrong:
         raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
     if quick_gelu is None and not quick:
-        print(
-            f"{file} does not say its activation and heads: plain GELU and heads by the widths are assumed, "
-            "as in open_clip; quick_gelu=True is for weights of OpenAI",
-            file=sys.stderr,
-        )
+        assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
+        hint = "quick_gelu=True is for weights of OpenAI"
+        print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
     left_out = tuple(part for part in _UNUSED if any(name.startswith(f"{part}.") for name in stored.tensors))
     return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
 
@@ -231,15 +227,13 @@ def _deduced(
     """Widths, depths and the rest, from the shapes of the tensors."""
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
-        raise UserError(
-            f"{file} has the names of a Hugging Face model, whose config.json is needed too: give its folder"
-        )
+        wrong = "has the names of a Hugging Face model, whose config.json is needed too"
+        raise UserError(f"{file} {wrong}: give its folder")
     if absent:
-        raise UserError(
-            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it, but "
-            f"{', '.join(sorted(state)[:2]) or 'nothing'}; allowed are state dicts of OpenAI, open_clip "
-            "(no ResNets; of timm towers SigLIP alone, not EVA), Long-CLIP, FLAIR, beta-CLIP and LAPS"
-        )
+        wrong = f"no {absent[0]} in it, but {', '.join(sorted(state)[:2]) or 'nothing'}"
+        towers = "open_clip (no ResNets; of timm towers SigLIP alone, not EVA)"
+        allowed = f"state dicts of OpenAI, {towers}, Long-CLIP, FLAIR, beta-CLIP and LAPS"
+        raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
     heads = width // settings["head_width"] if "head_width" in settings else heads_of_image(width)
@@ -291,9 +285,8 @@ def _from_open_clip(
     if not isinstance(model.get("quick_gelu", False), bool):
         raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
     quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
-    source = from_file(
-        file, stored, quick, {**heads, "pixels": pixels, "image_size": image.get("image_size")}
-    )
+    known = {**heads, "pixels": pixels, "image_size": image.get("image_size")}
+    source = from_file(file, stored, quick, known)
     config = source.architecture["config"]
     check_agreement(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
     return source

@@ -49,16 +49,12 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
         width, number = config[side]["hidden_size"], config[side]["num_attention_heads"]
         if heads(width) != number:
-            obstacles.append(
-                f"the {side} has {number} heads, and readers of a state dict take width {width} for "
-                f"{heads(width)} heads"
-            )
+            read = f"readers of a state dict take width {width} for {heads(width)} heads"
+            obstacles.append(f"the {side} has {number} heads, and {read}")
     pixels = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
     if json.dumps(pixels) != json.dumps(preprocess.KNOWN["clip"]):
-        obstacles.append(
-            "images are prepared for this CLIP in another way than for OpenAI's, and a state dict has no "
-            "field for that"
-        )
+        other = "images are prepared for this CLIP in another way than for OpenAI's"
+        obstacles.append(f"{other}, and a state dict has no field for that")
     if obstacles:
         raise UserError("; ".join([*obstacles, "write a Hugging Face folder instead"]))
     with replacing(Path(file)) as place:

@@ -76,10 +76,8 @@ class InvertedResidual(nn.Module):
         self.expands, self.adds = expansion > 1, stride == 1 and before == after
         if self.expands:
             self.expand_conv, self.bn0 = _conv(before, width, 1), FrozenBatchNorm(width)
-        self.depthwise_conv, self.bn1 = (
-            _conv(width, width, kernel, stride, groups=width),
-            FrozenBatchNorm(width),
-        )
+        self.depthwise_conv = _conv(width, width, kernel, stride, groups=width)
+        self.bn1 = FrozenBatchNorm(width)
         self.project_conv, self.bn2 = _conv(width, after, 1), FrozenBatchNorm(after)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,11 +138,8 @@ class EfficientNetLiteKind(Kind):
 
     averaged = True
 
-    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """One of the SIZES: the one whose tensors have these names and shapes."""
-        del settings  # nothing of open_clip
-        if options.quick_gelu is not None:
-            raise UserError(f"{file} is an EfficientNet-Lite, which has ReLU6; quick_gelu is for CLIP")
         check_numbers(stored.tensors, file)
         state = {
             name.replace("._", ".").removeprefix("_"): x.float()

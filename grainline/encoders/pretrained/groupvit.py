@@ -76,9 +76,6 @@ class GroupViT(TwoSided):
         heads = _two_layers(model.visual_projection), _two_layers(model.text_projection)
         return super().split(model, architecture)._replace(heads=heads)
 
-    def space(self, architecture: Mapping[str, Any]) -> int:
-        return int(architecture["config"]["projection_dim"])
-
 
 def _two_layers(head: Any) -> nn.Sequential:
     """A head (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.

@@ -111,9 +111,8 @@ class Vision(LibraryKind):
         least = config.get("window_size", 0) * config.get("patch_size", 1)
         least <<= len(config.get("depths", [0])) - 1
         if size < least:
-            raise UserError(
-                f"size {size} is smaller than a window of the last stage; this Swin needs {least} at least"
-            )
+            wrong = f"size {size} is smaller than a window of the last stage"
+            raise UserError(f"{wrong}; this Swin needs {least} at least")
 
     def fit(self, source: Source, options: Options) -> Source:
         config = source.architecture["config"]

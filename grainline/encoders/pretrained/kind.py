@@ -62,10 +62,8 @@ class PretrainedTextConfig(PretrainedConfig):
     @model_validator(mode="after")
     def _some_learn(self) -> "PretrainedTextConfig":
         if self.context is not None and self.frozen_positions >= self.context:
-            raise ValueError(
-                f"frozen_positions {self.frozen_positions} is not less than the context, "
-                f"{self.context} tokens"
-            )
+            wrong = f"frozen_positions {self.frozen_positions} is not less than the context"
+            raise ValueError(f"{wrong}, {self.context} tokens")
         return self
 
 
@@ -92,9 +90,7 @@ class Published(NamedTuple):
 
     method: str = ""  # its name; empty: the checkpoint has encoders alone
     config: Mapping[str, Any] = MappingProxyType({})  # fields of its config that belong to the weights
-    parts: Mapping[str, Tensor] = MappingProxyType(
-        {}
-    )  # the weights of its own layers, by their names in its state dict
+    parts: Mapping[str, Tensor] = MappingProxyType({})  # weights of its own layers, by its state dict
 
 
 class Source(NamedTuple):
@@ -131,6 +127,8 @@ class Kind(ABC):
     """Whether summaries are vectors of the shared space already, without a projection."""
     averaged: bool = False
     """Whether the summary of an image is the mean of its tokens."""
+    quick: ClassVar[bool] = False
+    """Whether it may have the quick GELU in place of the plain one."""
 
     grid: str | None = ""
     lead: int = 0
@@ -146,13 +144,7 @@ class Kind(ABC):
         """A folder with a config.json of this kind."""
         raise UserError(f"{folder} has a config.json, and a {self.name} is read from a file")
 
-    def read_file(
-        self,
-        file: Path,
-        stored: Stored,  # noqa: ARG002
-        options: Options,  # noqa: ARG002
-        settings: Mapping[str, Any],  # noqa: ARG002
-    ) -> Source:
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """A file of weights with the tensors of this kind.
 
         settings  those of open_clip's config, where the file was found in its folder; else empty
@@ -214,10 +206,8 @@ def longer(table: Tensor, options: Options) -> Tensor:
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:
-        raise UserError(
-            f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}; "
-            "choose stretch='linear'"
-        )
+        wrong = f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}"
+        raise UserError(f"{wrong}; choose stretch='linear'")
     return to_context(table, context, options.stretch)
 
 

@@ -85,25 +85,15 @@ class LibraryKind(Kind):
         unknown = {key.removeprefix(f"{kind.base_model_prefix}.") for key in report["unexpected_keys"]}
         missing, unused = set(report["missing_keys"]), set(self._strip(model))
         unread = {key for key in unknown if re.fullmatch(self.left_out, key)} | heads | (unused - missing)
-        wrong = summarize_names(
-            {
-                "missing": missing - unused,
-                "unknown": unknown - unread,
-                "of another form": {key for key, *_ in report["mismatched_keys"]},
-            }
-        )
-        if wrong:
+        other = {key for key, *_ in report["mismatched_keys"]}
+        kinds = {"missing": missing - unused, "unknown": unknown - unread, "of another form": other}
+        if wrong := summarize_names(kinds):
             which = "its config.json" if state is None else f"the {self.name} of their shapes"
             raise UserError(f"the weights of {name} do not fit {which}: {wrong}; fetch them again")
         return model.state_dict(), tuple(sorted({re.sub(r"(?<!embeddings)\..*", "", key) for key in unread}))
 
-    def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
-        """UserError for settings that cannot be obeyed; `options` go into the config.
-
-        name  of the folder, for the message
-        """
-        if options.quick_gelu is not None:
-            raise UserError(f"{name} is a {self.name}, which has one activation; quick_gelu is for CLIP")
+    def check(self, name: str, config: dict[str, Any], options: Options) -> None:
+        """UserError for settings that cannot be obeyed; `options` go into the config. name: of the folder"""
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         transformers = library()
@@ -143,6 +133,9 @@ class TwoSided(LibraryKind):
     """Abstract: a model of images and texts with one space for both."""
 
     row = "text_model.embeddings.position_embedding.weight"
+
+    def space(self, architecture: Mapping[str, Any]) -> int | None:
+        return int(architecture["config"]["projection_dim"])
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
@@ -202,20 +195,14 @@ def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
     try:
         name = token["content"] if isinstance(token, dict) else token
-        return next(
-            (int(x["id"]) for x in tokens if x["content"] == name), int(config.get("pad_token_id") or 0)
-        )
+        numbers = (int(x["id"]) for x in tokens if x["content"] == name)
+        return next(numbers, int(config.get("pad_token_id") or 0))
     except (TypeError, KeyError, ValueError) as error:
-        raise UserError(
-            f"the tokenizer of {folder} names its special tokens in no form that is known: {error!r}"
-        ) from None
+        wrong = f"names its special tokens in no form that is known: {error!r}"
+        raise UserError(f"the tokenizer of {folder} {wrong}") from None
 
 
 def tokenizer_of(folder: Path) -> str | None:
     """The folder, where it holds a tokenizer."""
-    files = (file.name for file in folder.iterdir())
-    return (
-        str(folder)
-        if any(re.fullmatch(r"(tokenizer|vocab)\.json|vocab\.txt|.*\.model", x) for x in files)
-        else None
-    )
+    known = re.compile(r"(tokenizer|vocab)\.json|vocab\.txt|.*\.model")
+    return str(folder) if any(known.fullmatch(file.name) for file in folder.iterdir()) else None

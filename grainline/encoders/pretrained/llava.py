@@ -49,18 +49,15 @@ class Llava:
             config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             if config.model_type != "llava":
                 raise UserError(f"{name} is a {config.model_type}; descriptions are made by a llava")
-            if '"auto_map"' in config.to_json_string(
-                use_diff=False
-            ):  # of a part, too, it would be asked about
+            if '"auto_map"' in config.to_json_string(use_diff=False):  # also of a part
                 raise UserError(f"{name} names code of its own (auto_map), and code of a model is never run")
             self.processor = transformers.AutoProcessor.from_pretrained(str(folder), trust_remote_code=False)
             model = transformers.LlavaForConditionalGeneration.from_pretrained(
                 str(folder), dtype=kind, trust_remote_code=False
             )
         if not self.processor.chat_template:
-            raise UserError(
-                f"{name} has no chat template, so the form of its prompt is unknown; fetch it again"
-            )
+            wrong = "has no chat template, so the form of its prompt is unknown"
+            raise UserError(f"{name} {wrong}; fetch it again")
         self.model = model.to(self.device).eval()
         ends = model.generation_config.eos_token_id
         self.ends = frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -79,18 +76,15 @@ class Llava:
     ) -> list[Generated]:
         """A description of each image: at most `tokens` tokens, sampled by the image's own seed."""
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True
-        )
-        inputs = self.processor(
-            images=list(images), text=[text] * len(images), padding=True, return_tensors="pt"
-        ).to(self.device)
+        chat = [{"role": "user", "content": content}]
+        texts = [self.processor.apply_chat_template(chat, add_generation_prompt=True)] * len(images)
+        inputs = self.processor(images=list(images), text=texts, padding=True, return_tensors="pt")
+        inputs = inputs.to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         sampling = library().LogitsProcessorList([_sampler(seeds)])
+        options = {"max_new_tokens": tokens, "do_sample": False, "logits_processor": sampling}
         with quiet():
-            out = self.model.generate(
-                **inputs, max_new_tokens=tokens, do_sample=False, logits_processor=sampling
-            )
+            out = self.model.generate(**inputs, **options)
         return [self._generated(ids, tokens) for ids in out[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def _generated(self, ids: list[int], limit: int) -> Generated:

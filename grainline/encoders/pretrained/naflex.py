@@ -102,11 +102,8 @@ class FgClip2(Naflex):
         self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
     ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         """The weights of one of the three ways; the config gets the length of its texts."""
-        state, text, table = (
-            weights_of(name),
-            config["text_config"],
-            "text_model.embeddings.position_embedding",
-        )
+        state, text = weights_of(name), config["text_config"]
+        table = "text_model.embeddings.position_embedding"
         own = [f"{table}_ori.weight", f"{table}_res.weight"]
         own += [f"{head}text_head.{part}" for head in ("long", "box") for part in ("weight", "bias")]
         if not state.keys() >= {*own}:

@@ -72,9 +72,8 @@ def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         wrong = repr(error)
     if wrong:
-        raise UserError(
-            f"{where} has settings for images in a form that is not known ({wrong}); fetch its settings again"
-        )
+        unknown = f"has settings for images in a form that is not known ({wrong})"
+        raise UserError(f"{where} {unknown}; fetch its settings again")
     return out
 
 
@@ -210,9 +209,8 @@ def of_open_clip(
         "filter": "bicubic" if filter == "random" else filter,
     }
     if values["filter"] not in _FILTERS:
-        raise UserError(
-            f"{where} resizes images by interpolation {filter!r}; known are {', '.join(_FILTERS)}"
-        )
+        known_filters = ", ".join(_FILTERS)
+        raise UserError(f"{where} resizes images by interpolation {filter!r}; known are {known_filters}")
     return _checked(lambda: values, where)
 
 

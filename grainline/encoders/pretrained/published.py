@@ -38,7 +38,7 @@ class PooledClip(Clip):
     in_blocks: ClassVar[Names] = ()
     pool: ClassVar[str]  # with what the names of the pool begin
     own: ClassVar[Names]  # of the method's layers
-    quick: ClassVar[bool]
+    openai: ClassVar[bool]  # its activation is the quick GELU
     published: ClassVar[Published]
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
@@ -54,7 +54,7 @@ class PooledClip(Clip):
                 parts[renamed(name, self.own)] = x.float() if x.ndim else x.float().reshape(1)
             if not own or name == "logit_scale":
                 rest[renamed(name, self.names, self.in_blocks)] = x
-        quick = self.quick if options.quick_gelu is None else options.quick_gelu
+        quick = self.openai if options.quick_gelu is None else options.quick_gelu
         source = from_file(file, stored._replace(tensors=_joined(rest)), quick, settings)
         return source._replace(published=self.published._replace(parts=parts))
 
@@ -69,7 +69,7 @@ class Flair(PooledClip):
         ("visual_proj.ln_k.", "pool.norm_key."), ("visual_proj.ln_v.", "pool.norm_value."),
         ("logit_scale", "scale.log_scale"), ("logit_bias", "bias"),
     )  # fmt: skip
-    quick = False
+    openai = False
     published = Published("flair")
 
 
@@ -92,7 +92,7 @@ class BetaClip(PooledClip):
         (f"{pool}mlp.c_fc.", "pool.widen."), (f"{pool}mlp.c_proj.", "pool.narrow."),
         (f"{pool}logit_scale", "pool_scale.log_scale"), ("logit_scale", "scale.log_scale"),
     )  # fmt: skip
-    quick = True
+    openai = True
     published = Published("beta_clip", {"image": {"patches": "values"}})
 
 
@@ -163,14 +163,10 @@ class Laps(Kind):
     """
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        if options.quick_gelu is not None:
-            raise UserError(f"{file} is a LAPS, which has one activation; quick_gelu is for CLIP")
         ratios = [stored.settings.get(name) for name in ("sparse_ratio", "aggr_ratio")]
         if not all(isinstance(x, float) and 0 < x < 1 for x in ratios):
-            raise UserError(
-                f"{file} is a LAPS without sparse_ratio and aggr_ratio in its opt, so how many patches stay "
-                "is unknown; give the file that its training wrote"
-            )
+            wrong = "without sparse_ratio and aggr_ratio in its opt, so how many patches stay is unknown"
+            raise UserError(f"{file} is a LAPS {wrong}; give the file that its training wrote")
         check_numbers(stored.tensors, file)
         tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}

@@ -140,9 +140,8 @@ def read_folder(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, Ten
         else:
             fields = _read(_Dense, place / "config.json").model_dump()
             if fields["in_features"] != width:
-                raise UserError(
-                    f"in_features in {place} is {fields['in_features']}, and {width} numbers come in"
-                )
+                given = fields["in_features"]
+                raise UserError(f"in_features in {place} is {given}, and {width} numbers come in")
             width, files = fields["out_features"], ("model.safetensors", "pytorch_model.bin")
             file = next((place / name for name in files if (place / name).is_file()), place / files[0])
             check_numbers(tensors := read_tensors(file).tensors, file)

@@ -12,20 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from grainline.encoders.base import ImageTokens
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained import clip_towers as clip
+from grainline.encoders.pretrained.adapters import ImageEncoder
 from grainline.encoders.pretrained.archive import Stored
-from grainline.encoders.pretrained.clip_towers import (
-    IN_BLOCKS,
-    NAMES,
-    check_agreement,
-    open_clip_settings,
-    renamed,
-    size_of,
-    tower,
-)
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Options, Source, sides_of
 from grainline.encoders.pretrained.library import TwoSided, pad_of, plain, tokenizer_of
@@ -46,17 +38,10 @@ class SiglipImage(ImageEncoder):
         return ImageTokens(head(hidden), None, each + head.mlp(head.layernorm(each)))
 
 
-class SiglipText(TextEncoder):
+class SiglipText(clip.ClipText):
     """The text side, which was trained on padding, without a mask, and sums up at the last position."""
 
-    table = "embeddings.position_embedding"
-    whole = True
-
-    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
-        config = sides_of(architecture)["text"]
-        context, vocab = config["max_position_embeddings"], config["vocab_size"]
-        width = config.get("projection_size") or config["hidden_size"]
-        super().__init__(model, width=width, context=context, vocab=vocab, pad=architecture["pad"])
+    whole, packable = True, False
 
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         model: Any = self.model
@@ -75,14 +60,12 @@ class Siglip(TwoSided):
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
         if not sides_of({"config": config})["image"].get("vision_use_head", True):
-            raise UserError(
-                f"{name} has no attention pool (vision_use_head is false), so no vector for an image"
-            )
+            wrong = "has no attention pool (vision_use_head is false), so no vector for an image"
+            raise UserError(f"{name} {wrong}")
 
-    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
-        super().check(str(file), {}, options)
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         check_numbers(stored.tensors, file)
-        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        where, pixels, model, image, text = clip.open_clip_settings(file, settings, _PLAIN)
         tensors = {name: x.float() for name, x in stored.tensors.items()}
         absent = next((name for name in _TABLES if name not in tensors), None)
         if absent:
@@ -96,12 +79,12 @@ class Siglip(TwoSided):
         if not settings:
             tanh = tanh[0], len(words) >= _VOCAB_2
         acts = ["gelu_pytorch_tanh" if one else "gelu" for one in tanh]
-        see = tower(file, tensors, "visual.trunk.blocks.", width, heads, "fc1")
-        size = size_of(math.isqrt(grid.shape[1]), patch, image)
+        see = clip.tower(file, tensors, "visual.trunk.blocks.", width, heads, "fc1")
+        size = clip.size_of(math.isqrt(grid.shape[1]), patch, image)
         see |= {"hidden_act": acts[0], "image_size": size, "patch_size": patch}
-        read = tower(file, tensors, "text.transformer.resblocks.", columns, heads)
+        read = clip.tower(file, tensors, "text.transformer.resblocks.", columns, heads)
         read |= {"hidden_act": acts[1], "max_position_embeddings": len(rows), "vocab_size": len(words)}
-        check_agreement(where, (image, see), (text, read), (model, {"projection_dim": width}))
+        clip.check_agreement(where, (image, see), (text, read), (model, {"projection_dim": width}))
         pad = pad_of(file.parent, {"pad_token_id": 0 if len(words) >= _VOCAB_2 else 1})
         read |= {"projection_size": len(head), "pad_token_id": pad}
         config = plain(library().SiglipConfig(vision_config=see, text_config=read).to_dict())
@@ -150,16 +133,16 @@ _TIMM = (  # names of open_clip and timm, those of transformers
     ("visual.trunk.attn_pool.norm.", "vision_model.head.layernorm."),
     ("visual.trunk.attn_pool.", "vision_model.head."),
     ("text.text_projection.", "text_model.head."),
-    *((f"text.{theirs}", ours) for theirs, ours in NAMES),
+    *((f"text.{theirs}", ours) for theirs, ours in clip.NAMES),
 )
-_IN_TIMM_BLOCKS = ((".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."), *IN_BLOCKS)
+_IN_TIMM_BLOCKS = ((".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."), *clip.IN_BLOCKS)
 
 
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A SigLIP of open_clip by the names of transformers."""
     state: dict[str, Tensor] = {}
     for name, x in tensors.items():
-        ours = renamed(name, _TIMM, () if ".attn_pool." in name else _IN_TIMM_BLOCKS)
+        ours = clip.renamed(name, _TIMM, () if ".attn_pool." in name else _IN_TIMM_BLOCKS)
         joint = re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours)
         if joint:
             parts = zip("qkv", x.chunk(3), strict=True)

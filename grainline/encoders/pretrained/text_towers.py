@@ -120,10 +120,8 @@ class Text(LibraryKind):
             width = _width(config)
             read = [step["in_features"] for step in architecture.get("head", []) if step]
             if read and read[0] != width:
-                raise UserError(
-                    f"pool {options.pool} gives {width} numbers, and the first Dense of the checkpoint reads "
-                    f"{read[0]}; leave model.text.pool out"
-                )
+                wrong = f"gives {width} numbers, and the first Dense of the checkpoint reads {read[0]}"
+                raise UserError(f"pool {options.pool} {wrong}; leave model.text.pool out")
             architecture["pool"] = [options.pool]
         return super().fit(source, options._replace(pool=None))
 
