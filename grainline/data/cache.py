@@ -99,9 +99,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
                 digests[index] = digest(record.key)
         return places, digests, squares
 
-    def computed(
-        done: tuple[list[int], dict[int, int], list[Tensor]],
-    ) -> tuple[dict[int, Any], dict[int, int]]:
+    def computed(done: Any) -> tuple[dict[int, Any], dict[int, int]]:
         places, digests, squares = done
         output = compute(torch.stack(squares)).cpu().numpy() if squares else ()
         return dict(zip(places, output, strict=True)), digests

@@ -109,10 +109,9 @@ def load_tokenizer(
         path = checkpoint
     where, path = str(path or "the vocabulary of open_clip_torch"), path or _in_open_clip()
     if path is None:
-        raise UserError(
-            f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
-            "holds one, or put CLIP's vocabulary in reach with `pip install --no-deps open_clip_torch`"
-        )
+        where = "" if checkpoint is None else f" in {checkpoint}"
+        advice = "`pip install --no-deps open_clip_torch` brings CLIP's vocabulary"
+        raise UserError(f"no tokenizer found{where}; name a folder that holds one, or {advice}")
     tokenizer = read_tokenizer(path)
     if vocab is not None and tokenizer.vocab != vocab:
         filled = 0 < vocab - tokenizer.vocab < max(_FILLED[0], _FILLED[1] * vocab)

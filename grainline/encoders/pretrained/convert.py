@@ -67,9 +67,6 @@ def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:
         raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
 
 
-HEADS = ("visual_projection", "text_projection")
-
-
 def joined(towers: Pretrained) -> dict[str, Tensor]:
     """The state dict of the library's whole model, for CLIP and SigLIP: the inverse of `Kind.split`."""
     assert towers.image is not None
@@ -78,7 +75,8 @@ def joined(towers: Pretrained) -> dict[str, Tensor]:
     image, text = towers.image.model.state_dict(), towers.text.library_state()
     state = {f"vision_model.{name}": x for name, x in image.items()}
     state |= {f"text_model.{name}": x for name, x in text.items()}
-    for head, matrix in zip(HEADS, (towers.image_projection, towers.text_projection), strict=True):
+    heads = {"visual_projection": towers.image_projection, "text_projection": towers.text_projection}
+    for head, matrix in heads.items():
         if matrix is not None:
             state[f"{head}.weight"] = matrix
     state["logit_scale"] = towers.scale.log()

@@ -137,9 +137,7 @@ def library() -> Any:
         reason = next(reversed(str(cause).strip().splitlines()), repr(cause))
         hint = "install it with `pip install 'transformers>=5,<6'`"
         if any(package.name == "torchvision" for package in metadata.distributions()):
-            hint = (
-                "the torchvision that is installed may not fit torch: `pip uninstall torchvision` mends that"
-            )
+            hint = "the installed torchvision may not fit torch: `pip uninstall torchvision` mends that"
         raise UserError(f"transformers cannot be imported ({reason}); {hint}") from error
 
 
