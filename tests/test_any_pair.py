@@ -72,3 +72,20 @@ def test_a_method_learns_and_scores_with_any_pair_of_towers(name: str, image: st
         heat = method.heat(rows(a, slice(0, 1)), rows(b, slice(0, 1)))
         assert heat.isfinite().all()
         assert heat.shape == (1, a.tokens.shape[1])
+
+
+@pytest.mark.parametrize(("image", "shares"), [("resnet", True), ("dinov2_with_registers", False)])
+def test_heat_is_what_a_token_adds_where_the_vector_is_the_mean_of_tokens(image: str, shares: bool) -> None:
+    method = make("clip", image, "bert").eval()
+    images, texts = batch()
+    with torch.no_grad():
+        a = method.encode_images(images._replace(pixels=torch.rand(4, 3, method.size, method.size)))
+        b = rows(method.encode_texts(texts), slice(0, 8, 2))
+        heat = method.heat(a, b)
+    if shares:
+        torch.testing.assert_close(heat.mean(1), method.score(a, b).diagonal())
+        left = a.tokens.mean(1) - a.tokens[:, 0] / a.tokens.shape[1]  # without the first token
+        loss = (left * b.vector).sum(1) / a.tokens.mean(1).norm(dim=1)
+        torch.testing.assert_close(heat[:, 0] / heat.shape[1], heat.mean(1) - loss)
+    else:
+        torch.testing.assert_close(heat, torch.cosine_similarity(a.tokens, b.vector[:, None], dim=-1))

@@ -37,7 +37,10 @@ CONTRAST = (
     "Heat is orange where the image shows more of a text than of other texts and blue where less. 1 is the"
     " heat that one in five other texts reach; less has no colour. The others: {number} {source}."
 )
-COSINES = "It is the cosine of each patch with the text; the score of {name} compares whole images."
+SHARES = (
+    "The score of {name} compares whole images. Heat is what each patch adds to it where the vector of the"
+    " image is the mean of its patches, else the cosine of each patch with the text."
+)
 UNREAD = "What is dark outside the line is not read by the model."
 LINES = "Lines are heavier, the more stages keep them."
 
@@ -154,7 +157,7 @@ def how_to_read(
     if null is not None:
         parts.append(CONTRAST.format(number=len(null.sentences), source=null.source))
         if type(method).heat is Method.heat and not method.pairwise:
-            parts.append(COSINES.format(name=model.description.method))
+            parts.append(SHARES.format(name=model.description.method))
     if any(photo.area != (0, 0, *photo.image.size) for photo in photos):
         parts.append(UNREAD)
     cut = sum(model.read(texts).truncated) if texts else 0

@@ -9,6 +9,7 @@ protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
@@ -125,9 +126,15 @@ class Method(ABC, nn.Module):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """How much each token of image i belongs to text i: [N, L]
 
-        By default the signed cosine of every token with the vector of the text; 0 at masked tokens.
+        By default, where the vector of an image is the mean of its tokens, what each token adds to the score,
+        times their number: the mean of the map is the score. Elsewhere the signed cosine of every token with
+        the vector of the text. 0 at masked tokens.
         """
-        tokens = F.normalize(images.tokens, dim=-1)
+        real = images.mask[..., None]
+        mean = (images.tokens * real).sum(1) / real.sum(1).clamp(min=1)  # [N, D]
+        is_mean = F.cosine_similarity(mean, images.vector) > 1 - 1e-4
+        shares = images.tokens / mean.norm(dim=-1).clamp(min=1e-12)[:, None, None]
+        tokens = torch.where(is_mean[:, None, None], shares, F.normalize(images.tokens, dim=-1))
         return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
     def before_gather(self, local: Pair) -> Pair:
