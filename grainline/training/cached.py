@@ -63,7 +63,10 @@ def make_crop(
         )
     if auto and not any(tower.startswith("towers.text") for tower in frozen):
         raise UserError(
-            "data.features: auto caches what frozen encoders give, and none is: set model.image.tune or "
+            "data.features: auto does not cache the cells that superpixels pool, and no other encoder is "
+            "frozen: set model.text.tune=frozen, or leave it out"
+            if frozen
+            else "data.features: auto caches what frozen encoders give, and none is: set model.image.tune or "
             "model.text.tune to frozen"
         )
     if cfg.crop is not None:
