@@ -17,6 +17,7 @@ import pytest
 import torch
 from checkpoints import whole
 from make import CLOCK, batch, build
+from PIL import Image
 from processes import together
 from runs import call, complaint, logged
 from safetensors.torch import load_file
@@ -27,7 +28,7 @@ from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import Views
 from grainline.data.dataset import Draw, TrainSet
-from grainline.data.features import CachedFeatures, make_features
+from grainline.data.features import FEATURES, CachedFeatures, cached_features, make_features
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_IMAGE, CorruptSample, Record
 from grainline.data.texts import TextsConfig, encode_parts
@@ -182,7 +183,7 @@ def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, ke
         seen = method.towers.image(pixels)
     for tokens in (False, True):
         found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
-        rows = torch.stack([found.features(i, source[i].key, Random(0)) for i in range(3)])
+        rows = torch.stack([found.features(i, source[i], Random(0)) for i in range(3)])
         assert rows.dtype == torch.float16
         torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
         assert rows.shape[1] == (4 if tokens else 1)
@@ -298,10 +299,10 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
-        kept.features(1, "b", Random(0))
+        kept.features(1, Record("b", b"", ()), Random(0))
     assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
     with pytest.raises(UserError, match="c has the features of another image"):
-        kept.features(0, "c", Random(0))
+        kept.features(0, Record("c", b"", ()), Random(0))
     plain, fast = (
         TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
         for crop in (SameTransform(transform), kept)
@@ -564,8 +565,9 @@ def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Pa
         np.testing.assert_allclose(rows[3 * i : 3 * i + 3, 0], expected.numpy(), atol=3e-3)
     transform = EvalTransform(16)
     encoder = json.loads((folder / "features.json").read_text())["settings"]["encoder"]
-    found = CachedFeatures(folder, source, transform, encoder, tokens=False)
-    drawn = [found.features(4, source[4].key, Random(seed)).numpy() for seed in range(40)]
+    kind = FEATURES._replace(home=folder)
+    found = CachedFeatures(folder, source, transform, encoder, tokens=False, kind=kind)
+    drawn = [found.features(4, source[4], Random(seed)).numpy() for seed in range(40)]
     which = [next(v for v in range(3) if (rows[12 + v, :1] == one).all()) for one in drawn]
     assert which == [int(Random(seed).random() * 3) for seed in range(40)]
     assert set(which) == {0, 1, 2}
@@ -587,6 +589,14 @@ WRONG = {
         ("model.image.tune=last:1", "data.views=2", "data.crop={}"),
         "data.views is 2, and the image encoder learns",
     ),
+    "what superpixels pool": (
+        (
+            "method=caft",
+            "model={image: {name: toy, superpixels: {cell: 4}, stride: 2, groups: [3, 2, 1], size: 16, "
+            "encoder: {pretrained: PAIR, tune: frozen}}, text: {pretrained: PAIR}, width: 32}",
+        ),
+        "does not cache the cells that superpixels pool, and no other encoder is frozen",
+    ),
 }
 
 
@@ -595,8 +605,8 @@ def test_what_cannot_be_cached_is_one_line(
     kind: str, pair: Path, cache: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     changes, words = WRONG[kind]
-    file = automatic(tmp_path, pair)
-    assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *changes)
+    file, given = automatic(tmp_path, pair), [change.replace("PAIR", str(pair)) for change in changes]
+    assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *given)
     assert not cache.exists()
 
 
@@ -617,6 +627,24 @@ def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.Monke
         )
     for name in ("features.npy", "keys.npy"):
         assert (tmp_path / "False" / name).read_bytes() == (tmp_path / "True" / name).read_bytes()
+
+
+def test_another_image_under_the_same_name_is_not_read_as_the_first(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,A square.\n")
+
+    def red(colour: str) -> float:
+        Image.new("RGB", (8, 8), colour).save(tmp_path / "a.png")
+        source, views = open_source(str(tmp_path)), Views(EvalTransform(8))
+        mean = cached_features(
+            source, views, lambda x: x.float().mean((2, 3))[:, None], "e", tokens=False, one_each=False
+        )
+        return float(mean.features(0, source[0], Random(0))[0, 0])
+
+    assert red("red") == red("red") == 255
+    with pytest.raises(UserError, match=rf"a.* of another image: the data has changed; delete {cache}"):
+        red("blue")
+    shutil.rmtree(cache)
+    assert red("blue") == 0
 
 
 @pytest.mark.parametrize("shard", [False, True])

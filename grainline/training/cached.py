@@ -61,6 +61,11 @@ def make_crop(
         raise UserError(f"{wrong}: set model.image.tune=frozen")
     if auto and not any(tower.startswith("towers.text") for tower in frozen):
         advice = "set model.image.tune or model.text.tune to frozen"
+        if frozen:
+            raise UserError(
+                "data.features: auto does not cache the cells that superpixels pool, and no other encoder is "
+                "frozen: set model.text.tune=frozen, or leave it out"
+            )
         raise UserError(f"data.features: auto caches what frozen encoders give, and none is: {advice}")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
