@@ -133,7 +133,7 @@ def kernels(number: int, repeats: int) -> None:
         ("outer by cuBLAS", lambda: by_torch.add_symmetric(into, flat, flat, one), 2 * width**2),
     ]
     for name, call, passes in (
-        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3], False), 2),
+        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3]), 2),
         ("weigh", lambda: pooled.weigh(z, y, u, shift, by, by, units), 4),
     ):
         ms = cost(call, repeats).ms

@@ -137,10 +137,8 @@ def test_lengths_and_what_is_weighed_are_those_of_torch(width: int, half: torch.
     of_pairs = text if places is None else (text[places.clamp(min=0)] * (places >= 0)[..., None])
     out, w = y.double() * of_y, shift.double().requires_grad_()
     along, square = (x * of_pairs).sum(-1), (x * (out + 2 * w)).sum(-1)
-    for form, twin in ((False, square), (True, (out + w).square().sum(-1))):
-        found = pooled.lengths(z, y, u, shift, units[:3], form, places)
-        near(found[0], along, half)
-        near(found[1], twin, half)
+    for found, twin in zip(pooled.lengths(z, y, u, shift, units[:3], places), (along, square), strict=True):
+        near(found, twin, half)
     by_along, by_square = torch.randn(2, 3, 11)
     weighted, by_u, total = pooled.weigh(z, y, u, shift, by_along, by_square, units, places)
     loss = (along * by_along).sum() + (square * by_square).sum()
@@ -244,15 +242,15 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "unattend wide": HEAD | {"D": 128, "BD": 128},
     "attend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
     "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths": {"D": 512, "OUT": False, "LIST": False},
-    "lengths of scores": {"D": 768, "OUT": True, "LIST": False},
+    "lengths": {"D": 512, "LIST": False},
+    "lengths wide": {"D": 768, "LIST": False},
     "weigh": {"D": 512, "LIST": False},
     "weigh wide": {"D": 1024, "LIST": False},
     "attend of lists": HEAD | {"LIST": True},
     "unattend of lists": HEAD | {"LIST": True},
     "unattend of lists wide": HEAD | {"LIST": True, "D": 128, "BD": 128},
     "unattend of lists widest": HEAD | {"LIST": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths of lists": {"D": 512, "OUT": False, "LIST": True},
+    "lengths of lists": {"D": 512, "LIST": True},
     "weigh of lists": {"D": 512, "LIST": True},
     "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
     "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},

@@ -92,9 +92,9 @@ def _attend(
 @triton.jit(do_not_specialize=LENGTHS)
 def _lengths(
     z, y, u, shift, units, places, along, square, rows, T,
-    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, OUT: tl.constexpr, LIST: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """z . u; and OUT: |y + shift|^2, else z . (y + 2 shift)"""
+    """z . u and z . (y + 2 shift)"""
     row, deep = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BD)
     real, inside = row < rows, (deep < D)[None, :]
     here = row % T
@@ -108,10 +108,7 @@ def _lengths(
     text = tl.load(u + here[:, None] * D + deep[None, :], mask=asks, other=0.0).to(tl.float32) * of_u
     bias = tl.load(shift + deep, mask=deep < D, other=0.0)[None, :]
     tl.store(along + row, tl.sum(own * text, 1), mask=real)
-    part = own * (out + bias * 2.0)
-    if OUT:
-        part = (out + bias) * (out + bias)
-    tl.store(square + row, tl.sum(part, 1), mask=real)
+    tl.store(square + row, tl.sum(own * (out + bias * 2.0), 1), mask=real)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -264,11 +261,11 @@ def _(
 
 @torch.library.custom_op("grainline::lengths", mutates_args=())
 def lengths(
-    z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: Tensor, out: bool, places: Tensor | None = None
+    z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: Tensor, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """z, y [r, T, D], u [T, D], shift [D] -> two inner products of pairs [r, T]
+    """z, y [r, T, D], u [T, D], shift [D] -> z . u and z . (y + 2 shift) of pairs [r, T]
 
-    First z . u. out: then |y + shift|^2, else z . (y + 2 shift). units [3] of z, y and u
+    units  [3] of z, y and u
 
     The products are those of the tensors that stand behind the units.
     """
@@ -279,14 +276,14 @@ def lengths(
         with torch.cuda.device_of(z):
             _lengths[(triton.cdiv(images * texts, constants["BM"]),)](
                 z, y, u, shift, units, z if places is None else places, along, square, images * texts, texts,
-                OUT=out, LIST=places is not None, **constants, **FUSION,
+                LIST=places is not None, **constants, **FUSION,
             )  # fmt: skip
     return along, square
 
 
 @lengths.register_fake
 def _(
-    z: Tensor, y: Any, u: Any, shift: Tensor, units: Any, out: Any, places: Any = None
+    z: Tensor, y: Any, u: Any, shift: Tensor, units: Any, places: Any = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return shift.new_empty(z.shape[:2]), shift.new_empty(z.shape[:2])
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.chunked_cosine import ChunkedDense, ChunkedOutward
+from grainline.losses.tiled.chunked_cosine import ChunkedDense
 from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
-from grainline.losses.tiled.kernel_cosine import KernelDense, KernelOutward, fits
+from grainline.losses.tiled.kernel_cosine import KernelDense, fits
 from grainline.losses.tiled.kernel_lists import KernelLists, fits_lists, lists_of
 from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
@@ -38,9 +38,6 @@ Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of images, with their mask [n, L] bool, True = real; None: all are."""
 
 FEW = 10_000  # pairs of scores that are not worth a QR decomposition
-FEW_ON_GPU = (
-    4_000_000  # where it takes a millisecond, and saves a fifth of a microsecond for a thousand pairs
-)
 ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
 
 
@@ -248,19 +245,17 @@ def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tu
     """As `image_side`, for scores; tensors of each image or call must pay for so many texts."""
     out, bias = pool.to_out.weight, pool.to_out.bias
     alone, dtype = (bias.new_ones(()), bias.new_zeros(())), key_values.key.dtype
-    large = on_gpu(out) and not torch.is_grad_enabled()  # only losses have gradients of their own there
-    by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
     if _by_gram(pool, key_values, texts):
         score, of_images, shared = _gram(pool, key_values)
         return score, of_images, (*shared, *alone)
+    if on_gpu(out) and not torch.is_grad_enabled():  # only losses have gradients of their own there
+        by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
+        score = (KernelDense if fits(by, key_values.key) else ChunkedDense)(by)
+        return score, _rows(key_values), (out.T @ out, bias @ out, bias @ bias, *alone)
     blocks, matrix, shift = 1, out, bias
-    kernels = large and fits(by, key_values.key)  # they have no use for the zeros of a triangle
-    if not kernels and len(key_values.key) * texts > (FEW_ON_GPU if large else FEW):
+    if len(key_values.key) * texts > FEW:
         turn, matrix = torch.linalg.qr(out)
         blocks, shift = BLOCKS, turn.T @ bias
-    if large:
-        outward = KernelOutward if kernels else ChunkedOutward
-        return outward(by, blocks), _rows(key_values), (matrix, shift, *alone)
     return Outward(blocks), _rows(key_values), (matrix.to(dtype), shift, *alone)
 
 

@@ -224,36 +224,6 @@ class ChunkedDense(Chunked):
         add(into, self.by.wide(left.mT, right).sum(0), unit)
 
 
-class ChunkedOutward(Chunked):
-    """Through a matrix A [D, D] and a [D], as `Outward`: for scores, without gradients."""
-
-    def __init__(self, operands: Operands, blocks: int) -> None:
-        super().__init__(operands)
-        self.blocks = blocks
-
-    def stored(self, points: int, width: int) -> int:
-        return self.by.size * (points + width) + 4 * -(-width // self.blocks)
-
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        matrix, shift, scale, bias = shared
-        (chunk, z), u, turn = self.pool(rows, cols), self.once(cols[1]), self.once(matrix)
-        units = chunk.value.unit, chunk.value.unit * turn.unit, u.unit
-        along, square = self.lengths(z, turn.x, shift, u.x.flatten(1), units)
-        return fused(cosine)(along, square, cols[2], scale, bias)
-
-    def lengths(
-        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """z . u and |A z + a|^2: [r, T] each. units: of z, A z and u"""
-        flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
-        square = torch.zeros(len(flat), dtype=shift.dtype, device=z.device)
-        for start in range(0, len(matrix), step):
-            part, left = slice(start, start + step), start if self.blocks > 1 else 0
-            out = self.by.wide(flat[:, left:], matrix[part, left:].mT)
-            square = square + fused(squares)(out, units[1], shift[part])
-        return fused(inner)(z, u) * (units[0] * units[2]), square.view(z.shape[:2])
-
-
 def add_alone(
     by_c: Tensor | None, alone: Sequence[Tensor | None], by_along: Tensor, facts: tuple[Tensor, ...]
 ) -> None:
@@ -286,11 +256,6 @@ def products(z: Tensor, y: Tensor, u: Tensor, shift: Tensor, units: tuple[Tensor
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner products over the last axis."""
     return (full(a) * full(b)).sum(-1)
-
-
-def squares(out: Tensor, unit: Tensor, shift: Tensor) -> Tensor:
-    """|out + shift|^2 of rows"""
-    return (out * unit + shift).square().sum(-1)
 
 
 def cosine(along: Tensor, square: Tensor, c: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from grainline.losses.tiled.chunked_cosine import (
     Chunk,
     Chunked,
     ChunkedDense,
-    ChunkedOutward,
     Pooled,
     add,
 )
@@ -62,7 +61,7 @@ class KernelDense(_Pools, ChunkedDense):
     def lengths(self, pooled: Pooled) -> tuple[Tensor, Tensor]:
         return launch.run(
             "lengths",
-            lambda: lengths_by_kernel(pooled, False),
+            lambda: lengths_by_kernel(pooled),
             lambda: super(KernelDense, self).lengths(pooled),
         )
 
@@ -113,26 +112,8 @@ class KernelDense(_Pools, ChunkedDense):
             add(by_query.transpose(0, 1), by_each, unit * of_value * chunk.key.unit)
 
 
-def lengths_by_kernel(pooled: Pooled, out: bool, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def lengths_by_kernel(pooled: Pooled, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The inner products of `kernels/pooled.py`."""
     from grainline.kernels.pooled import lengths
 
-    return lengths(*pooled[:4], torch.stack(pooled.units), out, places)
-
-
-class KernelOutward(_Pools, ChunkedOutward):
-    """As `ChunkedOutward`."""
-
-    def stored(self, points: int, width: int) -> int:  # noqa: ARG002
-        return 2 * self.by.size * width  # z and y
-
-    def lengths(
-        self, z: Tensor, matrix: Tensor, shift: Tensor, u: Tensor, units: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        def kernel() -> tuple[Tensor, Tensor]:
-            y = self.by.narrow(z.flatten(0, 1), matrix.T).view_as(z)
-            return lengths_by_kernel(Pooled(z, y, u, shift, units), True)
-
-        return launch.run(
-            "lengths", kernel, lambda: super(KernelOutward, self).lengths(z, matrix, shift, u, units)
-        )
+    return lengths(*pooled[:4], torch.stack(pooled.units), places)

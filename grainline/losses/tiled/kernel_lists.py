@@ -109,7 +109,7 @@ class KernelLists(KernelDense):
 
             z = attend(*sides, self.mask(rows), of_fit, places)
             pooled = Pooled(z, self.product(z, matrix.x), u.x.flatten(1), shift, units)
-            return pooled, *lengths_by_kernel(pooled, False, places)
+            return pooled, *lengths_by_kernel(pooled, places)
 
         read = launch.run(NAMES[0], kernel, lambda: None)
         if read is None:
