@@ -46,6 +46,7 @@ BEGINS = {"tgt/pretrained_start": "tgt/baseline", "tgt/vision_finetuning": "tgt/
 FAMILIES = {
     "openai/clip": "clip", "google/siglip": "siglip", "google/vit": "vit", "microsoft/swin": "swin",
     "google-bert/": "bert", "nvidia/groupvit": "groupvit",
+    "pip:efficientnet": "vit", "pip:all-minilm": "bert",
 }  # fmt: skip
 VIT = {"width": 32, "depth": 2, "heads": 2, "patch": 8, "size": 32}
 CAST = {"width": 32, "depths": [1, 1, 1, 1], "heads": 2, "size": 32, "stride": 2, "groups": [16, 8, 4]}

@@ -278,7 +278,7 @@ def test_a_loaded_model_a_source_and_pairs_are_measured(tmp_path: Path) -> None:
     result = grainline.evaluate(model, pairs, captions="each", html=tmp_path / "x.html")
     assert (result.data["images"], result.data["texts"]) == (2, 3)
     assert open_data([("a.png", "x")], images=str(tmp_path))[0].image == one.read_bytes()
-    with pytest.raises(UserError, match="go with the path of a model"):
+    with pytest.raises(UserError, match="goes with the path of a model"):
         grainline.evaluate(model, pairs, scoring="vectors")
     with pytest.raises(UserError, match=r"pair 1 is of type int; a pair is"):
         grainline.evaluate(model, [3])
