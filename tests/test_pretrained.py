@@ -192,8 +192,35 @@ def test_sides_written_as_lists_are_numbers_and_must_be_equal(saved: Saved, tmp_
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 16], "patch_size": [4, 4]}))
     assert load_pretrained(folder, size=24).architecture["config"]["image_size"] == 24
-    (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 32]}))
-    with pytest.raises(UserError, match="only square images"):
+    for change, said in (
+        ({"image_size": [16, 32]}, "only square images"),
+        ({"num_channels": 1}, "3 colours"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=said):
+            load_pretrained(folder)
+
+
+@torch.no_grad()
+def test_a_setting_of_the_form_of_results_changes_none(saved: Saved, tmp_path: Path) -> None:
+    before, folder = (
+        load_pretrained(saved("bert")[0]).text,
+        altered(saved("bert")[0], tmp_path / "x", unchanged),
+    )
+    config = json.loads((folder / "config.json").read_text())
+    form = {"return_dict": False, "chunk_size_feed_forward": 2, "architectures": 3}
+    (folder / "config.json").write_text(json.dumps(config | form))
+    after = load_pretrained(folder).text
+    assert before is not None
+    assert after is not None
+    ids, mask = texts()
+    assert torch.equal(after(ids, mask).pooled, before(ids, mask).pooled)
+
+
+def test_an_adapter_beside_the_weights_is_refused(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("bert")[0], tmp_path / "x", unchanged)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="merge it into the weights"):
         load_pretrained(folder)
 
 

@@ -210,6 +210,11 @@ def test_a_missing_and_an_unknown_tensor_are_named(kind: str, saved: Any, tmp_pa
     )
     with pytest.raises(UserError, match=f"1 missing .*{re.escape(name)}.*1 unknown .other"):
         load_pretrained(tmp_path / "x")
+    if kind in ("roberta", "xlm-roberta", "camembert"):
+        config = json.loads((folder / "config.json").read_text())
+        (tmp_path / "x/config.json").write_text(json.dumps(config | {"pad_token_id": None}))
+        with pytest.raises(UserError, match="names no pad_token_id"):
+            load_pretrained(tmp_path / "x")
 
 
 @pytest.mark.parametrize("kind", KINDS)

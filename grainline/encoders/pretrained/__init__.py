@@ -167,7 +167,7 @@ def _read(name: str | Path, options: Options) -> Source:
 def _named_by(folder: Path) -> Kind:
     """The kind that config.json names. Code of the folder is never run: a kind in the table needs none."""
     config = read_settings(transformer_of(folder) / "config.json")
-    classes = config.get("architectures") or ()
+    classes = str(config.get("architectures"))
     own = (name for name, row in KINDS.items() if row.architecture and row.architecture in classes)
     kind = next(own, str(config.get("model_type", "model of no model_type")))
     if kind not in KINDS:

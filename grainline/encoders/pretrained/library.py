@@ -45,8 +45,11 @@ class LibraryKind(Kind):
         reader = getattr(transformers, self.config_class)  # no Auto class: it would ask to run code
         with quiet(), readable(folder):
             config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
+        if (folder / "adapter_config.json").is_file():  # the library would add it to the weights
+            raise UserError(f"{folder} has an adapter (adapter_config.json); merge it into the weights first")
         for settings in sides_of({"config": config}).values():
             _square(name, settings)
+            settings |= {key: x for key, x in _PLAIN.items() if key in settings}
         self.check(name, config, options)
         state, left_out = self.filled(folder, config)
         pad = pad_of(folder, config.get("text_config", config))
@@ -166,8 +169,14 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+_PLAIN = {"return_dict": True, "chunk_size_feed_forward": 0}
+"""Settings of the form of results, not of their numbers."""
+
+
 def _square(name: str, config: dict[str, Any]) -> None:
     """Sides of images and patches as one number each; some configs write [224, 224]."""
+    if config.get("num_channels", 3) != 3:
+        raise UserError(f"num_channels of {name} is {config['num_channels']}; images have 3 colours here")
     for key in {"image_size", "patch_size"} & config.keys():
         sides = config[key] if isinstance(config[key], list) else [config[key]]
         if len(set(sides)) != 1:
