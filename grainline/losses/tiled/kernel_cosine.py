@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from grainline.kernels import launch
-from grainline.losses.tiled.chunked_cosine import (
-    Chunk,
-    Chunked,
-    ChunkedDense,
-    Pooled,
-    add,
-)
+from grainline.losses.tiled.chunked_cosine import Chunk, Chunked, ChunkedDense, Pooled, add
 from grainline.losses.tiled.operands import Operands
 from grainline.losses.tiled.scores import Parts
 
