@@ -1714,7 +1714,7 @@ SUPERPIXELS = [
     Fault("encoders/superpixels.py", "tests/test_superpixel.py", "steps up are read in the wrong order",
           "up.{TOP - int(number)}", "up.{int(number)}"),
     Fault("data/cache.py", "tests/test_superpixel_cache.py", "superpixels of another image are taken",
-          "if int(self.keys[index]) != digest(key):", "if not self.keys[index]:"),
+          "if int(self.keys[index]) != digest(key, content):", "if not self.keys[index]:"),
     Fault("data/cache.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
           '"r+" if folder.batches else "w+"', '"w+"'),
     Fault("data/cache.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",

@@ -17,6 +17,7 @@ import pytest
 import torch
 from checkpoints import whole
 from make import CLOCK, batch, build
+from PIL import Image
 from processes import together
 from runs import call, complaint, logged
 from safetensors.torch import load_file
@@ -27,7 +28,7 @@ from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import Views
 from grainline.data.dataset import Draw, TrainSet
-from grainline.data.features import CachedFeatures, make_features
+from grainline.data.features import FEATURES, CachedFeatures, cached_features, make_features
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_IMAGE, CorruptSample, Record
 from grainline.data.texts import TextsConfig, encode_parts
@@ -182,7 +183,7 @@ def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, ke
         seen = method.towers.image(pixels)
     for tokens in (False, True):
         found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
-        rows = torch.stack([found.features(i, source[i].key, Random(0)) for i in range(3)])
+        rows = torch.stack([found.features(i, source[i], Random(0)) for i in range(3)])
         assert rows.dtype == torch.float16
         torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
         assert rows.shape[1] == (4 if tokens else 1)
@@ -564,8 +565,9 @@ def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Pa
         np.testing.assert_allclose(rows[3 * i : 3 * i + 3, 0], expected.numpy(), atol=3e-3)
     transform = EvalTransform(16)
     encoder = json.loads((folder / "features.json").read_text())["settings"]["encoder"]
-    found = CachedFeatures(folder, source, transform, encoder, tokens=False)
-    drawn = [found.features(4, source[4].key, Random(seed)).numpy() for seed in range(40)]
+    kind = FEATURES._replace(home=folder)
+    found = CachedFeatures(folder, source, transform, encoder, tokens=False, kind=kind)
+    drawn = [found.features(4, source[4], Random(seed)).numpy() for seed in range(40)]
     which = [next(v for v in range(3) if (rows[12 + v, :1] == one).all()) for one in drawn]
     assert which == [int(Random(seed).random() * 3) for seed in range(40)]
     assert set(which) == {0, 1, 2}
@@ -617,6 +619,24 @@ def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.Monke
         )
     for name in ("features.npy", "keys.npy"):
         assert (tmp_path / "False" / name).read_bytes() == (tmp_path / "True" / name).read_bytes()
+
+
+def test_another_image_under_the_same_name_is_not_read_as_the_first(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,A square.\n")
+
+    def red(colour: str) -> float:
+        Image.new("RGB", (8, 8), colour).save(tmp_path / "a.png")
+        source, views = open_source(str(tmp_path)), Views(EvalTransform(8))
+        mean = cached_features(
+            source, views, lambda x: x.float().mean((2, 3))[:, None], "e", tokens=False, one_each=False
+        )
+        return float(mean.features(0, source[0], Random(0))[0, 0])
+
+    assert red("red") == red("red") == 255
+    with pytest.raises(UserError, match=rf"a.* of another image: the data has changed; delete {cache}"):
+        red("blue")
+    shutil.rmtree(cache)
+    assert red("blue") == 0
 
 
 @pytest.mark.parametrize("shard", [False, True])

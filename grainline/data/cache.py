@@ -27,7 +27,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
-from grainline.data.record import CorruptSample, Record, Source
+from grainline.data.record import CorruptSample, Record, Source, content_of
 from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform
 from grainline.distributed import rank, usable_cores
 from grainline.errors import UserError, amount
@@ -58,6 +58,10 @@ class Kind(NamedTuple):
     @property
     def elsewhere(self) -> str:
         return "set GRAINLINE_CACHE to another folder" if self.home else "choose another --out"
+
+    def content(self, record: Record) -> bytes:
+        """The image by which a row belongs to a record, in the cache of training; else its key is enough."""
+        return content_of(record.image) if self.home else b""
 
 
 def make(  # noqa: PLR0913 - each is a choice of the caller
@@ -96,7 +100,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
                     record = source[index]
                 squares += views(record)
                 places += range(index * number, (index + 1) * number)
-                digests[index] = digest(record.key)
+                digests[index] = digest(record.key, kind.content(record))
         return places, digests, squares
 
     def computed(
@@ -240,9 +244,11 @@ class CachedRows:
         self.rows = _Rows(self._map(self.kind.rows, (records * self.views, *row)))
         self.keys = np.array(self._map(KEYS, (records,)))
 
-    def row(self, index: int, key: str, first: int | None = None, view: int = 0) -> np.ndarray:
+    def row(
+        self, index: int, key: str, first: int | None = None, view: int = 0, content: bytes = b""
+    ) -> np.ndarray:
         """The row, or its first parts, of a view of a record. UserError where it is that of another."""
-        if int(self.keys[index]) != digest(key):
+        if int(self.keys[index]) != digest(key, content):
             name = self.kind.name
             wrong = f"has the {name} of another image" if self.keys[index] else f"has no {name}"
             raise UserError(f"{self.folder}: {key} {wrong}: the data has changed; {self.kind.again}")
@@ -263,9 +269,9 @@ class CachedRows:
         return array
 
 
-def digest(key: str) -> int:
-    """The id of a key, never 0: 8 bytes of its sha256."""
-    name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:8]
+def digest(key: str, image: bytes = b"") -> int:
+    """The id of a key and an image, never 0: 8 bytes of a sha256."""
+    name = hashlib.sha256(key.encode("utf-8", "surrogatepass") + image).digest()[:8]
     return max(1, int.from_bytes(name, "big"))
 
 

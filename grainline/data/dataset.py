@@ -189,7 +189,7 @@ class TrainSet(Dataset[Sample]):
             try:
                 record = self.source[index]
                 pixels = self.crop(record.image, rng, record.key)
-                features = self.crop.features(index, record.key, rng)
+                features = self.crop.features(index, record, rng)
                 texts, truncated = self._texts(record, rng)
             except CorruptSample as error:
                 corrupt.append((error.cause, error.where))

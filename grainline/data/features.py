@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grainline.data.cache import CachedRows, Kind, Views, make, place, write_once
 from grainline.data.lines import Progress, Written
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
 from grainline.errors import UserError
 
@@ -93,16 +93,18 @@ class CachedFeatures(CachedRows, Crop):
         """No pixels. `features` takes the random numbers."""
         return torch.empty(3, 0, 0, dtype=torch.uint8)
 
-    def features(self, index: int, key: str, rng: Draws) -> Tensor:
+    def features(self, index: int, record: Record, rng: Draws) -> Tensor:
         """[1 + L, W] half precision, [1, W] without tokens, of one view of the record at a position.
 
         Raises CorruptSample for an image without features, and UserError for the features of another image.
         """
         draws = [rng.random() for _ in range(DRAWS)]
         if not self.keys[index]:
-            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.folder})")
+            raise CorruptSample(CORRUPT_IMAGE, f"{record.key} (it has no features in {self.folder})")
         view, first = int(draws[0] * self.views), None if self.tokens else 1
-        return torch.from_numpy(self.row(index, key, first, view).astype(np.float16))
+        return torch.from_numpy(
+            self.row(index, record.key, first, view, self.kind.content(record)).astype(np.float16)
+        )
 
 
 def cached_features(
@@ -122,6 +124,7 @@ def cached_features(
     crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
     own = square.square.patches or ()
     facts = (
+        "images",
         encoder,
         square.size,
         square.resize,

@@ -60,7 +60,7 @@ class Crop(ABC):
         """[size, size] int64 superpixels of the record at a position; None without a cache."""
         return None
 
-    def features(self, index: int, key: str, rng: Draws) -> Tensor | None:  # noqa: ARG002
+    def features(self, index: int, record: Record, rng: Draws) -> Tensor | None:  # noqa: ARG002
         """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
         return None
 
