@@ -299,10 +299,10 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
-        kept.features(1, "b", Random(0))
+        kept.features(1, Record("b", b"", ()), Random(0))
     assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
     with pytest.raises(UserError, match="c has the features of another image"):
-        kept.features(0, "c", Random(0))
+        kept.features(0, Record("c", b"", ()), Random(0))
     plain, fast = (
         TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
         for crop in (SameTransform(transform), kept)
@@ -589,6 +589,14 @@ WRONG = {
         ("model.image.tune=last:1", "data.views=2", "data.crop={}"),
         "data.views is 2, and the image encoder learns",
     ),
+    "what superpixels pool": (
+        (
+            "method=caft",
+            "model={image: {name: toy, superpixels: {cell: 4}, stride: 2, groups: [3, 2, 1], size: 16, "
+            "encoder: {pretrained: PAIR, tune: frozen}}, text: {pretrained: PAIR}, width: 32}",
+        ),
+        "does not cache cells that superpixels pool: set model.text.tune to frozen",
+    ),
 }
 
 
@@ -597,8 +605,8 @@ def test_what_cannot_be_cached_is_one_line(
     kind: str, pair: Path, cache: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     changes, words = WRONG[kind]
-    file = automatic(tmp_path, pair)
-    assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *changes)
+    file, given = automatic(tmp_path, pair), [change.replace("PAIR", str(pair)) for change in changes]
+    assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *given)
     assert not cache.exists()
 
 

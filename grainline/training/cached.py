@@ -60,8 +60,13 @@ def make_crop(
         wrong = f"data.views is {cfg.views}, and the image encoder learns"
         raise UserError(f"{wrong}: set model.image.tune=frozen")
     if auto and not any(tower.startswith("towers.text") for tower in frozen):
-        advice = "set model.image.tune or model.text.tune to frozen"
-        raise UserError(f"data.features: auto caches what frozen encoders give, and none is: {advice}")
+        wrong, advice = (
+            "caches what frozen encoders give, and none is",
+            "set model.image.tune or model.text.tune",
+        )
+        if frozen:
+            wrong, advice = "does not cache cells that superpixels pool", "set model.text.tune"
+        raise UserError(f"data.features: auto {wrong}: {advice} to frozen")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:
