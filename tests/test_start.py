@@ -561,5 +561,5 @@ def test_an_encoder_inside_a_side_begins_with_its_checkpoint(saved: Saved) -> No
             moved = begun(name, **values | {"text": groups | {"encoder": {"pretrained": f"{bert}/"}}})
             assert fingerprint(model) == fingerprint(Model(moved.description, method, model.tokenizer))
     wrong = groups | {"width": 2 * width}
-    with pytest.raises(UserError, match=f"text.width is {2 * width}.* have width {width}"):
+    with pytest.raises(UserError, match=f"text.encoder: .* does not have states of width {2 * width}"):
         begun("tgt", image=SCRATCH["image"], text=wrong).method()

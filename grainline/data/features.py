@@ -122,21 +122,8 @@ def cached_features(
     """
     square = views.transform
     crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
-    own = square.square.patches or ()
-    facts = (
-        "images",
-        encoder,
-        square.size,
-        square.resize,
-        square.filter.name,
-        square.larger,
-        tokens,
-        views.number,
-        crop,
-        *own,
-    )
-    kind, out = place(FEATURES, source, *facts)
-
+    form = square.size, square.resize, square.filter.name, square.larger, *(square.square.patches or ())
+    kind, out = place(FEATURES, source, "images", encoder, tokens, views.number, crop, *form)
     options: Any = {"encoder": encoder, "kind": kind, "one_each": one_each}
     write = partial(make_features, source, encode, out, views, **options)
     write_once(out, lambda step: write(progress=step), len(source))

@@ -11,7 +11,7 @@ mean or group: their values change nothing.
 """
 
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig
-from grainline.encoders.pretrained import build_pretrained
+from grainline.encoders.pretrained import encoder_inside
 from grainline.encoders.pretrained.kind import PretrainedImageConfig
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.vit import waves
@@ -109,7 +109,12 @@ class Cast(PixelEncoder):
         self.width, self.size, self.grid = cfg.width, cfg.size, None
         self.cell = cfg.superpixels.cell
         self.superpixels = Superpixels(cfg.superpixels, cfg.size)
-        self.encoder = _pretrained(cfg)
+        self.encoder = encoder_inside(
+            cfg.encoder,
+            "image",
+            lambda x: x.grid and x.size == cfg.size,
+            f"a grid for images of {cfg.size} pixels",
+        )
         width = None if self.encoder is None else self.encoder.width
         self.stem = _stem(cfg) if width is None else nn.Conv2d(width, cfg.width, 1)
         self.side = cfg.size // cfg.stride  # of the map of features
@@ -172,19 +177,6 @@ class Cast(PixelEncoder):
             return self.stem(self.normalised(pixels))
         cells = self.encoder(pixels).patches.transpose(1, 2).unflatten(2, self.encoder.grid)
         return F.interpolate(self.stem(cells), (self.side, self.side), mode="bilinear")
-
-
-def _pretrained(cfg: CastConfig) -> Any:
-    """The encoder whose cells superpixels pool, with fresh weights; None for a stem of its own."""
-    if cfg.encoder is None:
-        return None
-    assert cfg.encoder.architecture is not None, "read by `start`"
-    encoder = build_pretrained(cfg.encoder.architecture).image
-    if encoder is None or encoder.grid is None or encoder.size != cfg.size:
-        raise ValueError(
-            f"image.encoder {cfg.encoder.pretrained} has no grid of cells for images of {cfg.size} pixels"
-        )
-    return encoder
 
 
 def segments(result: CastTokens) -> tuple[Tensor, ...]:

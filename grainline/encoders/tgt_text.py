@@ -9,17 +9,16 @@ Masks come from lengths, never from ids. A short text may use fewer groups than 
 left out at random in training, so that place alone does not determine the group.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.pretrained import build_pretrained
+from grainline.encoders.pretrained import encoder_inside
 from grainline.encoders.pretrained.kind import PretrainedTextConfig
 from grainline.encoders.text import Grouping, ScratchTextConfig
-from grainline.errors import UserError
 from grainline.nn.attention import PROJECTIONS, Attention, CrossAttention, Stack
 from grainline.nn.grouping import Assignment, GroupingBlock
 from grainline.nn.hashing import stays
@@ -63,7 +62,9 @@ class Grouper(Grouping):
         self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
         self.count, self.position_dropout = cfg.groups, cfg.position_dropout
         self.tokens_per_group = cfg.tokens_per_group
-        self.encoder = _pretrained(cfg)
+        self.encoder = encoder_inside(
+            cfg.encoder, "text", lambda x: x.width == cfg.width, f"states of width {cfg.width}"
+        )
         if self.encoder is None:
             self.words = nn.Embedding(cfg.vocab, cfg.width)
             self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
@@ -126,21 +127,6 @@ class Grouper(Grouping):
         if not self.training or self.position_dropout == 0.0:
             return position
         return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
-
-
-def _pretrained(cfg: GrouperConfig) -> Any:
-    """The text encoder whose states are grouped, with fresh weights; None for word vectors of its own."""
-    if cfg.encoder is None:
-        return None
-    assert cfg.encoder.architecture is not None, "read by `start`"
-    encoder = build_pretrained(cfg.encoder.architecture).text
-    if encoder is None or encoder.width != cfg.width:
-        width = "none" if encoder is None else str(encoder.width)
-        raise UserError(
-            f"text.width is {cfg.width}, and the states of {cfg.encoder.pretrained} have width {width}: give "
-            "the same"
-        )
-    return encoder
 
 
 def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:

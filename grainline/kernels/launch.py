@@ -74,11 +74,6 @@ def refused(*names: str) -> bool:
     return not _refused.isdisjoint(names)
 
 
-def capturing() -> bool:
-    """Whether a CUDA graph is captured on the current stream: what fails there says nothing of a kernel."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
 def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
     """What the kernel gives, or where it was refused once, the fallback."""
     if name in _refused:
@@ -86,7 +81,7 @@ def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> An
     try:
         return kernel()
     except Exception as error:  # whatever a compiler, a driver or a launch raises
-        if type(error).__name__ == "OutOfMemoryError" or capturing():
+        if type(error).__name__ == "OutOfMemoryError":
             raise
         _refused.add(name)
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -60,13 +60,12 @@ def make_crop(
         wrong = f"data.views is {cfg.views}, and the image encoder learns"
         raise UserError(f"{wrong}: set model.image.tune=frozen")
     if auto and not any(tower.startswith("towers.text") for tower in frozen):
-        advice = "set model.image.tune or model.text.tune to frozen"
+        wrong = (
+            "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune to frozen"
+        )
         if frozen:
-            raise UserError(
-                "data.features: auto does not cache the cells that superpixels pool, and no other encoder is "
-                "frozen: set model.text.tune=frozen, or leave it out"
-            )
-        raise UserError(f"data.features: auto caches what frozen encoders give, and none is: {advice}")
+            wrong = "does not cache cells that superpixels pool: set model.text.tune to frozen"
+        raise UserError(f"data.features: auto {wrong}")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:

@@ -28,14 +28,14 @@ Only this folder knows names of other programs' parameters, classes and settings
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from grainline.config import HUB_FILE
 from grainline.encoders.pretrained.archive import lone_weights, read_tensors
 from grainline.encoders.pretrained.hub import download, readable
-from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, PretrainedConfig, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
 from grainline.errors import UserError
@@ -135,6 +135,21 @@ def build_pretrained(architecture: Mapping[str, Any]) -> Pretrained:
     """The same modules with fresh weights: no file and no network is needed."""
     kind = kind_of(architecture)
     return kind.split(kind.model(architecture), architecture)
+
+
+def encoder_inside(
+    config: PretrainedConfig | None, side: str, fits: Callable[[Any], Any], wanted: str
+) -> Any:
+    """The encoder inside a side of a method, with fresh weights; None where no checkpoint is named."""
+    if config is None:
+        return None
+    assert config.architecture is not None, "read by `start`"
+    encoder = getattr(build_pretrained(config.architecture), side)
+    if encoder is None or not fits(encoder):
+        raise UserError(
+            f"{side}.encoder: {config.pretrained} does not have {wanted}; name another, or change that"
+        )
+    return encoder
 
 
 def kind_of(architecture: Mapping[str, Any]) -> Kind:

@@ -78,7 +78,7 @@ class TextEncoder(LibraryEncoder, Grouping):
     """Name of the table of positions inside the model; empty: it has none."""
     whole: ClassVar[bool] = False
     """Whether it reads its padding too, always up to the context."""
-    packable: ClassVar[bool] = False
+    packable: bool = False
     """Whether texts may share rows: `_packed` reads them."""
 
     def __init__(self, model: nn.Module, *, width: int, context: int, vocab: int, pad: int = 0) -> None:

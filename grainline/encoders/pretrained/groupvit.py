@@ -61,12 +61,6 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
     return torch.cat(places)
 
 
-class GroupViTText(ClipText):
-    """The text side, whose attention is one of its own."""
-
-    packable = False
-
-
 class GroupViT(TwoSided):
     """GroupViTModel, whose heads have two layers each."""
 
@@ -75,8 +69,10 @@ class GroupViT(TwoSided):
     grid = "vision_model.embeddings.position_embeddings"
     pixels = KNOWN["groupvit"]
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[GroupViTImage, GroupViTText]:
-        return GroupViTImage(model.vision_model, architecture), GroupViTText(model.text_model, architecture)
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[GroupViTImage, ClipText]:
+        text = ClipText(model.text_model, architecture)
+        text.packable = False  # its attention is one of its own
+        return GroupViTImage(model.vision_model, architecture), text
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         heads = _two_layers(model.visual_projection), _two_layers(model.text_projection)
