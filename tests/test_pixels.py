@@ -133,6 +133,7 @@ REFUSED = [
     ({"do_resize": False}, "do_resize is false"),
     ({"do_center_crop": False, "size": {"shortest_edge": 16}}, "no do_center_crop"),
     ({"size": 20, "do_center_crop": True, "crop_size": 18}, "squares of 18 pixels out of 20.*reads 16"),
+    ({"do_center_crop": True, "crop_size": 16}, "no size says of which"),
     ({"size": {"height": 24, "width": 24}, "do_center_crop": False}, "squares of 24.*reads 16"),
     ({"size": 12, "do_center_crop": True, "crop_size": 16}, "squares of 16 pixels out of 12"),
     ({"do_pad": True, "pad_size": None}, "cannot be obeyed: do_pad True"),
@@ -172,7 +173,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
     for kind, known in KNOWN.items():
         own = {x: False for x in ("crop_pct", "rescale_offset", "include_top") if x in known}
-        assert of_hugging_face(known, own, "test") == {x: y for x, y in known.items() if x not in own}, kind
+        expected = {x: [y] if x == "max_num_patches" else y for x, y in known.items() if x not in own}
+        assert of_hugging_face(known, own, "test") == expected, kind
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

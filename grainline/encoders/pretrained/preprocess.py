@@ -126,6 +126,8 @@ def _frame(
             raise UserError(f"{where} leaves images in their size (do_resize is false), which must be one")
         return {"resize": "crop", "side": 0, "size": _side(settings["crop_size"], where)}
     if size is None:
+        if settings.get("crop_size"):
+            raise UserError(f"{where} cuts a crop_size out of images, and no size says of which; add it")
         return {}
     side = _side(size, where)
     if own.get("crop_pct"):
