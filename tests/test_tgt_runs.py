@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from random import Random
 
@@ -193,7 +194,7 @@ def test_recipes_are_read_and_freeze_what_they_say(name: str) -> None:
         assert frozen or name == "tgt/vision_finetuning"
         assert recipe.model["width"] == 256
     if recipe.model["contrastive"] == 0:
-        assert rules[r"towers\.to_(image|text)\..*"] == 0
+        assert next(x for rule, x in rules.items() if re.fullmatch(rule, "towers.to_text.weight")) == 0
 
 
 @pytest.mark.parametrize(("name", "groups"), [("paper", 4), ("k1", 1), ("k2", 2), ("k8", 8), ("k16", 16)])
