@@ -317,7 +317,7 @@ def fg_clip(folder: Path) -> Vectors:
 
 
 def vectors_of(model: Any, mean: Any, spread: Any) -> Vectors:
-    """Of a model of the library."""
+    """The vectors by a model of the library."""
 
     def vectors(pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         out = model(pixel_values=normalised(pixels, mean, spread), input_ids=ids)

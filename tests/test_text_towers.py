@@ -47,7 +47,7 @@ def text_of(folder: Path, **options: Any) -> TextEncoder:
 
 
 def vectors(folder: Path, texts: list[str]) -> Tensor:
-    """Of texts, by the tokenizer of a folder."""
+    """The vectors of texts, by the tokenizer of a folder."""
     found = load_pretrained(folder)
     assert found.text is not None
     assert found.tokenizer is not None

@@ -1,4 +1,4 @@
-"""What training reads in place of an encoder or of images: cached superpixels, features and texts.
+"""Inputs of training in place of an encoder or of images: cached superpixels, features and texts.
 
 With `data.features: auto` training writes what frozen encoders give into $GRAINLINE_CACHE/features, by
 default ~/.cache/grainline/features: a folder for each digest of weights, preprocessing and data.

@@ -1,4 +1,4 @@
-"""What a frozen text encoder gives for the texts of a source, computed once and read in training.
+"""The outputs of a frozen text encoder for the texts of a source, computed once and read in training.
 
     states.f16  [R, W] of each text its summary, then the states of its real tokens, in half precision
     index.u64   [K, 3] of each text the digest of its token ids, its first row, and its number of tokens
@@ -84,7 +84,7 @@ def make_texts(
 def text_reader(
     tokenizer: TextTokenizer, method: Method, tower: nn.Module
 ) -> Callable[[list[str]], list[Read]]:
-    """What a text encoder reads where the method encodes texts, and what it gives.
+    """The inputs of a text encoder where the method encodes texts, and its outputs.
 
     tower  the text encoder of the method, or the one inside
     """

@@ -1,4 +1,4 @@
-"""Which parts of an encoder learn: `tune` of a pretrained side, layers by their depth, what adapters freeze.
+"""The parts of an encoder that learn: `tune` of a pretrained side, layers by depth, what adapters freeze.
 
 `tune` of `model.image` and `model.text` stands for rules of the optimizer, which come before all others. It
 decides over the encoder alone: the projections and the layers of a method follow the rules of the recipe.

@@ -1,4 +1,4 @@
-"""What the package asks of a tokenizer, byte-pair encodings trained on captions, and word dropout.
+"""The interface of a tokenizer, byte-pair encodings trained on captions, and word dropout.
 
 Byte-pair encoding: CLIP's pattern splits a cleaned, lower-cased text into words, digits and runs of other
 marks; every word becomes its UTF-8 bytes, the last one marked with `</w>`; merges are applied in the order in

@@ -47,7 +47,7 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
         size: int | None = None,
         grid: tuple[int, int] | Literal["patches"] | None = "patches",
     ) -> None:
-        """What is not given is that of a ViT with this config."""
+        """Sizes that are not given are those of a ViT with this config."""
         super().__init__(architecture["mean"], architecture["spread"])
         self.model, self.kind, config = model, architecture["kind"], architecture["config"]
         config = config.get("vision_config", config)
@@ -119,7 +119,7 @@ class TextEncoder(LibraryEncoder, Grouping):
         self.model.load_state_dict(state, strict=True)
 
     def packs(self, ids: Tensor) -> bool:
-        """As for every `Grouping`; a kind that has padding or attention of its own is not packable."""
+        """Whether texts share rows; a kind that has padding or attention of its own is not packable."""
         noisy = self.training and any(map(_attention_share, self.model.modules()))
         return self.packable and not noisy and super().packs(ids)
 

@@ -293,7 +293,7 @@ def _from_open_clip(
 
 
 def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
-    """What open_clip_config.json is called, and its settings of pixels, model, images and texts.
+    """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
 
     plain  the settings of images and texts that are obeyed and that no tensor shows
     """

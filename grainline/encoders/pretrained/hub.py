@@ -61,7 +61,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:
-    """What `download` gives, out of the cache, without asking the hub; None where it is not whole."""
+    """The result of `download` out of the cache, without asking the hub; None where it is not whole."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     name, weights_file = parted(name)

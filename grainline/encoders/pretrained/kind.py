@@ -1,4 +1,4 @@
-"""What a kind of checkpoint is: how its files are read, and the encoders that they become.
+"""The interface of a kind of checkpoint: how its files are read, and the encoders that they become.
 
 `KINDS` in `__init__.py` has a row for each kind, which names its class. The class stands in one file of this
 folder with everything that is known of the kind: settings, names of tensors, ways to summarise. Kinds of the
@@ -74,7 +74,7 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 
 
 class Options(NamedTuple):
-    """What a recipe asks of a checkpoint, as `load_pretrained` takes it."""
+    """Options of a recipe for a checkpoint, as `load_pretrained` takes it."""
 
     size: int | None = None
     context: int | None = None

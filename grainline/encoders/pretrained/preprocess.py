@@ -45,7 +45,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "mobilenetv2": {**_HALF, **_CUT, "filter": "bilinear", "margin": 256 / 224},
     "dinov3vit": {**IMAGENET, **_SQUASH, "filter": "bilinear"},
 }  # fmt: skip
-"""What image processors of the library do by default, by the beginning of their name; and of two kinds."""
+"""Defaults of the image processors of the library, by the beginning of their name; and of two kinds."""
 _OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patches"  # settings of some alone
 
 

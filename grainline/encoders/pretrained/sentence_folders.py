@@ -121,7 +121,7 @@ def transformer_of(folder: Path) -> Path:
 
 
 def read_folder(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a folder with a modules.json says beside its transformer, and the weights of `head_of`.
+    """Fields of a folder with a modules.json beside its transformer, and the weights of `head_of`.
 
     width    of the states of tokens
     returns  pool, how these are summed up; head, the fields of each Dense behind it, none for a Normalize

@@ -25,7 +25,7 @@ CLASSES = {
     "xlm-roberta": "XLMRoberta", "clip_text_model": "CLIPText", "siglip_text_model": "SiglipText",
     "siglip2_text_model": "Siglip2Text",
 }  # fmt: skip
-"""What the names of the library's classes begin with, by `model_type`."""
+"""Beginnings of the names of the library's classes, by `model_type`."""
 
 HEADLESS = ("albert", "bert", "camembert", "mpnet", "roberta", "xlm-roberta")  # they may lack their pooler
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # positions begin behind the id of padding
