@@ -83,7 +83,9 @@ class Model:
         """Method, encoders, sizes, parameters and device, in words."""
         method, config = self.method, self.description.config
         patches = self.transform.square.patches
-        pixels = f"{patches.most[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
+        pixels = (
+            f"{patches.max_num_patches[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
+        )
         score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
         return {
             "method": self.description.method,

@@ -54,7 +54,9 @@ class Patches(NamedTuple):
     """How SigLIP 2 NaFlex reads an image: in its own shape, as whole patches, as many as fit."""
 
     side: int  # of a patch
-    most: tuple[int, ...]  # patches; of several numbers the first that holds an image in its own size
+    max_num_patches: tuple[
+        int, ...
+    ]  # patches; of several numbers the first that holds an image in its own size
 
     def sides(self, image: tuple[int, int]) -> tuple[int, int]:
         """Width and height of an image, resized: by bisection of the scale, as transformers does it.
@@ -63,7 +65,7 @@ class Patches(NamedTuple):
         ((288, 224), (176, 176))
         """
         own = math.prod(side // self.side for side in image)
-        most = next((number for number in self.most if number >= own), self.most[-1])
+        limit = next((number for number in self.max_num_patches if number >= own), self.max_num_patches[-1])
 
         def scaled(by: float) -> tuple[int, int]:
             width, height = (self.side * max(1, math.ceil(side * by / self.side)) for side in image)
@@ -72,7 +74,7 @@ class Patches(NamedTuple):
         low, high = 1e-6, 100.0
         while high - low >= 1e-5:
             middle = (low + high) / 2
-            fits = math.prod(scaled(middle)) <= most * self.side**2
+            fits = math.prod(scaled(middle)) <= limit * self.side**2
             low, high = (middle, high) if fits else (low, middle)
         return scaled(low)
 

@@ -215,7 +215,7 @@ def in_rows(pixels: Tensor, patches: Patches) -> Tensor:
     side, (height, width) = patches.side, pixels.shape[1:]
     shape = height // side, width // side
     rows = pixels.view(3, shape[0], side, shape[1], side).transpose(2, 3).reshape(3, -1, side * side)
-    out = pixels.new_zeros(3, 1 + patches.most[-1], side * side)
+    out = pixels.new_zeros(3, 1 + patches.max_num_patches[-1], side * side)
     out[:, 0, :4] = torch.tensor([digit for number in shape for digit in divmod(number, 256)])
     out[:, 1 : 1 + rows.shape[1]] = rows
     return out
