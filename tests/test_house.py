@@ -11,7 +11,7 @@ CHECKOUT = Path(house.__file__).parent.parent
 
 
 def package(folder: Path, **files: str) -> Path:
-    """A checkout whose package has some files; `low__a` is low/a.py, and the root holds what has no folder."""
+    """A checkout whose package has some files: `low__a` is low/a.py, and `high` is high.py."""
     root = folder / house.PACKAGE
     for name, text in files.items():
         path = root / f"{name.replace('__', '/')}.py"
