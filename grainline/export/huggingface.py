@@ -154,9 +154,7 @@ def _by_library(folder: Path, towers: Pretrained, tokenizer: TextTokenizer | Non
     values, kind, transformers = image.normalised(pixels), towers.architecture["kind"], library()
     whole: Any = kind_of(towers.architecture)
     with quiet(), readable(folder):
-        model = getattr(transformers, whole.model_class).from_pretrained(
-            str(folder), dtype=torch.float32, trust_remote_code=False
-        )
+        model = whole.classes()[1].from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False)
         if any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
             prepare = transformers.AutoImageProcessor.from_pretrained(str(folder), trust_remote_code=False)
             values = prepare(_images(), return_tensors="pt")["pixel_values"]

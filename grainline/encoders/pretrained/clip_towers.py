@@ -96,7 +96,6 @@ class ClipText(TextEncoder):
 class Clip(TwoSided):
     """CLIP, of whatever origin."""
 
-    model_class, config_class = "CLIPModel", "CLIPConfig"
     quick = True
     grid, lead = "vision_model.embeddings.position_embedding.weight", 1
     pixels = KNOWN["clip"]
@@ -118,13 +117,11 @@ class Clip(TwoSided):
 class ClipVision(Clip):
     """The image side alone, with its projection where config.json names the class that has one."""
 
-    model_class, config_class = "CLIPVisionModelWithProjection", "CLIPVisionConfig"
-    row = ""
-    unused = r"visual_projection\.weight"
+    suffix, row, unused = "ModelWithProjection", "", r"visual_projection\.weight"
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
-        config["projected"] = self.model_class in (config.get("architectures") or ())
+        config["projected"] = "CLIPVisionModelWithProjection" in (config.get("architectures") or ())
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
         return ClipImage(model.vision_model, architecture), None

@@ -64,7 +64,6 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
 class GroupViT(TwoSided):
     """GroupViTModel, whose heads have two layers each."""
 
-    model_class, config_class = "GroupViTModel", "GroupViTConfig"
     averaged = True
     grid = "vision_model.embeddings.position_embeddings"
     pixels = KNOWN["groupvit"]

@@ -74,15 +74,21 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 
 
 class Options(NamedTuple):
-    """Options of a recipe for a checkpoint, as `load_pretrained` takes it."""
+    """Choices of a recipe for a checkpoint; None: as the checkpoint has it.
 
-    size: int | None = None
-    context: int | None = None
+    Weights do not show the activation of a CLIP. The config of a folder says it. Files of OpenAI
+    (TorchScript), of Long-CLIP and with "quickgelu" in their name have the quick GELU, other files do not:
+    give True for OpenAI's weights in a file of another kind.
+    """
+
+    size: int | None = None  # side of the images: positions become a finer or coarser grid (`to_grid`)
+    context: int | None = None  # longest text in tokens: positions are stretched or cut (`to_context`)
     stretch: Stretch = "keep"
-    quick_gelu: bool | None = None
-    pool: Pool | None = None
-    max_num_patches: int | None = None
-    walk_type: Literal["short", "long", "box"] | None = None
+    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, in a CLIP
+    resize: Literal["crop", "squash"] | None = None  # the middle, or the whole image; both without a margin
+    pool: Pool | None = None  # how the states of a text encoder are summed up
+    max_num_patches: int | None = None  # of an image that a NaFlex reads
+    walk_type: Literal["short", "long", "box"] | None = None  # of an FG-CLIP 2; None: "long" above 64 tokens
 
 
 class Published(NamedTuple):

@@ -22,7 +22,7 @@ from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.clip_towers import Clip, from_file, renamed
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
-from grainline.encoders.pretrained.library import plain, tokenizer_of, weights_of
+from grainline.encoders.pretrained.library import Weights, plain, tokenizer_of, weights_of
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
@@ -116,10 +116,9 @@ class FgClip(Clip):
     and any other the second, which is for texts of all lengths.
     """
 
-    context: int | None = None
+    model_type = "clip"
 
     def read(self, folder: Path, options: Options) -> Source:
-        self.context = options.context
         source = super().read(folder, options)
         # The authors squash images before the processor of the folder, which then finds a square. Their dense
         # features pass the last block without attention.
@@ -127,23 +126,23 @@ class FgClip(Clip):
         published = Published("clip", {"image": {"patches": "values"}})
         return source._replace(architecture=architecture, published=published)
 
-    def filled(
-        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    def weights(self, folder: Path, config: dict[str, Any], options: Options) -> Weights:
         """The weights of one of the two ways; the config gets the length of its texts."""
-        state = weights_of(name)
-        text, table = config["text_config"], "text_model.embeddings.position_embedding"
+        state, text, table = (
+            weights_of(folder),
+            config["text_config"],
+            "text_model.embeddings.position_embedding",
+        )
         own = [f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight"]
         if not state.keys() >= {*own}:
-            raise UserError(f"{name} is an FG-CLIP that lacks one of {', '.join(own)}; fetch it again")
+            raise UserError(f"{folder} is an FG-CLIP that lacks one of {', '.join(own)}; fetch it again")
         first, rest, projection = (state.pop(key) for key in own)
-        if self.context is None or self.context > text["max_position_embeddings"]:
+        if options.context is None or options.context > text["max_position_embeddings"]:
             state |= {f"{table}.weight": torch.cat([first[:KEEP], rest[KEEP:]])}
             state |= {"text_projection.weight": projection}
             text["max_position_embeddings"] = len(rest)
         own += sorted(key for key in state if key.startswith("logit_scale_"))  # of its other losses
-        state = {key: x for key, x in state.items() if key not in own}
-        return super().filled(name, config, state)[0], tuple(own)
+        return {key: x for key, x in state.items() if key not in own}, own
 
 
 HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it

@@ -52,7 +52,6 @@ class SiglipText(clip.ClipText):
 class Siglip(TwoSided):
     """SiglipModel."""
 
-    model_class, config_class = "SiglipModel", "SiglipConfig"
     vectors = True
     grid: str | None = "vision_model.embeddings.position_embedding.weight"
     pixels = KNOWN["siglip"]
@@ -102,7 +101,6 @@ class Siglip(TwoSided):
 class SiglipVision(Siglip):
     """SiglipVisionModel, the image side alone."""
 
-    model_class, config_class = "SiglipVisionModel", "SiglipVisionConfig"
     grid, row = "embeddings.position_embedding.weight", ""
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText | None]:

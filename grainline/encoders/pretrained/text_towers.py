@@ -1,6 +1,6 @@
 """Text encoders of the transformers library that know no images, also in folders of sentence-transformers.
 
-A new kind is a row of `CLASSES` and one of `KINDS`: widths and tables are read off the library's model.
+A new kind is a row of `KINDS`: widths and tables are read off the library's model.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,6 @@ from grainline.encoders.pretrained.library import LibraryKind
 from grainline.encoders.pretrained.siglip_towers import SiglipText
 from grainline.errors import UserError
 
-CLASSES = {
-    "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta",
-    "deberta-v2": "DebertaV2", "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert",
-    "mpnet": "MPNet", "mt5": "MT5", "roberta": "Roberta", "t5": "T5", "umt5": "UMT5",
-    "xlm-roberta": "XLMRoberta", "clip_text_model": "CLIPText", "siglip_text_model": "SiglipText",
-    "siglip2_text_model": "Siglip2Text",
-}  # fmt: skip
-"""Beginnings of the names of the library's classes, by `model_type`."""
-
-HEADLESS = ("albert", "bert", "camembert", "mpnet", "roberta", "xlm-roberta")  # they may lack their pooler
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # positions begin behind the id of padding
 TABLE = "embeddings.position_embeddings"
 CONTEXT = 512  # where neither a table nor a file limits the length of texts
@@ -77,16 +67,11 @@ class LibraryText(TextEncoder):
 class Text(LibraryKind):
     """A model that reads a text as a whole, summed up by its first token."""
 
-    grid, suffix, pool, part = None, "Model", "cls", ""
+    grid, pool, part = None, "cls", ""
     left_out = (
         r"(pooler|cls|(pre_)?classifier|qa_outputs|(lm_|mask_)?predictions|lm_head|sop_classifier|"
         r"(generator|discriminator)_\w+|vocab_\w+|(classification_)?head|decoder)\b.*"
     )
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.model_class, self.config_class = CLASSES[name] + self.suffix, CLASSES[name] + "Config"
-        self.headless = name in HEADLESS
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
@@ -145,10 +130,6 @@ class TextSide(LibraryKind):
 
     grid, row = None, "embeddings.position_embedding.weight"
     left_out = r"text_projection\b.*"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.model_class, self.config_class = f"{CLASSES[name]}Model", f"{CLASSES[name]}Config"
 
     def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
         return None, (ClipText if self.name == "clip_text_model" else SiglipText)(model, architecture)
