@@ -2029,8 +2029,8 @@ FEATURES = [
         "encoders/pretrained/__init__.py",
         "tests/test_groupvit.py",
         "a squashed image keeps its margin",
-        '{"resize": resize, "margin": 1.0}',
-        '{"resize": resize}',
+        '{"resize": options.resize, "margin": 1.0}',
+        '{"resize": options.resize}',
     ),
     Fault(
         "data/features.py",

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.config import HUB_FILE
-from grainline.encoders.pretrained.archive import lone_weights, read_tensors
+from grainline.encoders.pretrained.archive import NUMBERS, lone_weights, read_tensors
 from grainline.encoders.pretrained.hub import download, readable
 from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, PretrainedConfig, Source
@@ -41,7 +41,7 @@ from grainline.encoders.pretrained.packages import PREFIX, package_file
 from grainline.encoders.pretrained.sentence_folders import transformer_of
 from grainline.errors import UserError
 from grainline.files import read_settings
-from grainline.weights import state_dict_mismatch
+from grainline.weights import check_numbers, state_dict_mismatch
 
 __all__ = ["Pretrained", "build_pretrained", "kind_of", "load_pretrained"]
 
@@ -150,6 +150,9 @@ def _read(name: str | Path, options: Options) -> Source:
     if place.is_dir():
         place, settings = _in_folder(place)
     stored = read_tensors(place)
+    check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
+    floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
+    stored = stored._replace(tensors=stored.tensors | floats)
     kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
     with readable(place):  # tensors of another form stop the deduction anywhere
         return kind_of({"kind": kind}).read_file(place, stored, options, settings)

@@ -12,8 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grainline.encoders.pretrained.archive import lone_weights
+from torch import Tensor
+
+from grainline.encoders.pretrained.archive import lone_weights, read_tensors
 from grainline.errors import UserError
+from grainline.files import read_settings
+from grainline.weights import check_numbers
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
 SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja", "[0-9]_*/*"]  # the last: of sentence-transformers
@@ -40,7 +44,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
     repo, file = parted(name)
     try:
         info = HfApi(token=token).model_info(repo, revision=revision, timeout=PATIENCE)
-        names = {file.rfilename for file in info.siblings or ()}
+        names = {sibling.rfilename for sibling in info.siblings or ()}
         patterns = [*SETTINGS, file] if file else wanted(names)
         if file and file not in names:
             raise UserError(f"{repo} on the hub has no file {file}; it has {', '.join(sorted(names))}")
@@ -116,11 +120,26 @@ def wanted(files: Collection[str]) -> list[str]:
     >>> wanted({"config.json", "pytorch_model.bin", "model.safetensors", "tf_model.h5"})
     ['*.json', '*.txt', '*.model', '*.jinja', '[0-9]_*/*', 'model.safetensors']
     """
-    weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), None)
-    if weights is None and not {"config.json", "open_clip_config.json"} & set(files):
-        lone = lone_weights(Path(file) for file in files)
-        weights = None if lone is None else str(lone)
-    return SETTINGS if weights is None else [*SETTINGS, weights]
+    weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), "")
+    if not weights and not {"config.json", "open_clip_config.json"} & set(files):
+        weights = str(lone_weights(Path(file) for file in files) or "")
+    return [*SETTINGS, weights] if weights else SETTINGS
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, in one file or in all that an index names. UserError for wrong numbers."""
+    first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if first is None:
+        raise UserError(f"cannot read the model in {folder}: it has none of {', '.join(WEIGHTS)}")
+    shards = read_settings(first).get("weight_map") if first.suffix == ".json" else {"": first.name}
+    if not isinstance(shards, dict):
+        raise UserError(f"cannot read the model in {folder}: {first.name} has no weight_map; fetch it again")
+    weights = dict[str, Tensor]()
+    for name in sorted({str(name) for name in shards.values()}):
+        tensors = read_tensors(folder / Path(name).name, wrapped=False).tensors
+        check_numbers(tensors, folder / name)  # the library makes floats of integers
+        weights |= tensors
+    return weights
 
 
 def library() -> Any:

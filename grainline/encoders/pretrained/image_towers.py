@@ -85,6 +85,7 @@ class VisionImage(ImageEncoder):
 class Vision(LibraryKind):
     """A kind in the table."""
 
+    image_encoder = VisionImage
     left_out = r"(pooler|decoder|lm_head|\w*classifier|segmentation_head)\b.*|embeddings\.mask_token"
 
     def __init__(self, name: str) -> None:
@@ -129,6 +130,3 @@ class Vision(LibraryKind):
             hidden = model.eval()(pixel_values=torch.zeros(1, 3, side, side)).last_hidden_state
             architecture = {**architecture, "hidden": list(hidden.shape)}
         return super().split(model, architecture)
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[VisionImage, None]:
-        return VisionImage(model, architecture), None

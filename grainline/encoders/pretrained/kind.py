@@ -129,19 +129,13 @@ class Pretrained(NamedTuple):
 class Kind(ABC):
     """Abstract: a kind of checkpoint."""
 
-    vectors: ClassVar[bool] = False
-    """Whether summaries are vectors of the shared space already, without a projection."""
-    averaged: bool = False
-    """Whether the summary of an image is the mean of its tokens."""
-    quick: ClassVar[bool] = False
-    """Whether it may have the quick GELU in place of the plain one."""
-
-    grid: str | None = ""
-    lead: int = 0
-    row: str = ""
-    """Names of the tables of image and text positions, and rows of the first before those of patches."""
-    antialias: bool = False
-    """Whether the first becomes another grid with antialias."""
+    vectors: ClassVar[bool] = False  # summaries are vectors of the shared space, without a projection
+    averaged: bool = False  # the summary of an image is the mean of its tokens
+    quick: ClassVar[bool] = False  # it may have the quick GELU in place of the plain one
+    grid: str | None = ""  # the table of image positions; None: images have any shape, or there are none
+    lead: int = 0  # its rows before those of patches
+    antialias: bool = False  # it becomes another grid with antialias
+    row: str = ""  # the table of text positions
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -151,7 +145,7 @@ class Kind(ABC):
         raise UserError(f"{folder} has a config.json, and a {self.name} is read from a file")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        """A file of weights with the tensors of this kind.
+        """A file of weights with the tensors of this kind, which are floats here.
 
         settings  those of open_clip's config, where the file was found in its folder; else empty
         """
@@ -207,8 +201,7 @@ class Kind(ABC):
 
 def longer(table: Tensor, options: Options) -> Tensor:
     """A table of text positions for `options.context` tokens."""
-    context, learnt = options.context, len(table)
-    assert context is not None
+    context, learnt = options.context or 0, len(table)
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:

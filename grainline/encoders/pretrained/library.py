@@ -7,7 +7,6 @@ the same last layers as the summary.
 
 import json
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
-from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.hub import WEIGHTS, library, quiet, readable
+from grainline.encoders.pretrained.adapters import draw_by_rows
+from grainline.encoders.pretrained.hub import library, quiet, readable, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
 from grainline.files import read_settings
-from grainline.weights import check_numbers, summarize_names
+from grainline.weights import summarize_names
 
 Weights = tuple[dict[str, Tensor], list[str]]
 """Tensors by name, and the names of those that are left out."""
@@ -33,13 +31,13 @@ class LibraryKind(Kind):
 
     model_type: str = ""  # in the library, where the kind has another name
     suffix: str = "Model"  # of the library's class
+    image_encoder: Any = None  # its class; None: it has no such side
+    text_encoder: Any = None
     any_size: bool = False  # it reads images of any size, so that its processor decides
-    left_out: str = r"(?!)"
-    """Pattern of the tensors in its checkpoints that the model does not have; nothing by default."""
+    left_out: str = r"(?!)"  # pattern of tensors in checkpoints that the model does not have; by default none
     unused: str = r"embeddings\.mask_token|pooler\.(dense\.)?(weight|bias)"
     """Pattern of those that the model has and no encoder uses: poolers were trained for other tasks."""
-    pixels: Mapping[str, Any] = {}
-    """How images are prepared where the folder does not say it, as `preprocess.py` has it."""
+    pixels: Mapping[str, Any] = {}  # how images are prepared where the folder does not say it
 
     def read(self, folder: Path, options: Options) -> Source:
         """A folder as `save_pretrained` of the library writes it."""
@@ -110,17 +108,14 @@ class LibraryKind(Kind):
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         draw_by_rows(model)
-        sides = self.sides(model, architecture)
-        for side in sides:
-            if side is not None:
-                side.eval()
-        return Pretrained(*sides, dict(architecture))
+        image, text = self.sides(model, architecture)
+        return Pretrained(image and image.eval(), text and text.eval(), dict(architecture))
 
-    @abstractmethod
-    def sides(
-        self, model: Any, architecture: Mapping[str, Any]
-    ) -> tuple[ImageEncoder | None, TextEncoder | None]:
-        """The encoders of the library's model."""
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The encoders of the library's model, image first; None for a side that it does not have."""
+        image, text = self.image_encoder, self.text_encoder
+        image = image and image(getattr(model, "vision_model", model), architecture)
+        return image, text and text(getattr(model, "text_model", model), architecture)
 
     def classes(self) -> tuple[Any, Any]:
         """The library's classes of the config and of the model."""
@@ -142,7 +137,8 @@ class TwoSided(LibraryKind):
     row = "text_model.embeddings.position_embedding.weight"
 
     def space(self, architecture: Mapping[str, Any]) -> int | None:
-        return int(architecture["config"]["projection_dim"])
+        width = architecture["config"].get("projection_dim")  # a SigLIP has no projection
+        return int(width or sides_of(architecture)["image"]["hidden_size"])
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
@@ -155,22 +151,6 @@ class TwoSided(LibraryKind):
             scale=None if scale is None else scale.exp().reshape(1),
             bias=None if bias is None else bias.reshape(1),
         )
-
-
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder, in one file or in all that an index names. UserError for wrong numbers."""
-    first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if first is None:
-        raise UserError(f"cannot read the model in {folder}: it has none of {', '.join(WEIGHTS)}")
-    shards = read_settings(first).get("weight_map") if first.suffix == ".json" else {"": first.name}
-    if not isinstance(shards, dict):
-        raise UserError(f"cannot read the model in {folder}: {first.name} has no weight_map; fetch it again")
-    weights = dict[str, Tensor]()
-    for name in sorted({str(name) for name in shards.values()}):
-        tensors = read_tensors(folder / Path(name).name, wrapped=False).tensors
-        check_numbers(tensors, folder / name)  # the library makes floats of integers
-        weights |= tensors
-    return weights
 
 
 _PLAIN = {"return_dict": True, "chunk_size_feed_forward": 0}

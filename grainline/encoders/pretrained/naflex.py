@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained.hub import weights_of
 from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
-from grainline.encoders.pretrained.library import Weights, weights_of
+from grainline.encoders.pretrained.library import Weights
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.encoders.pretrained.siglip_towers import Siglip, SiglipImage, SiglipText
 from grainline.errors import UserError
@@ -77,7 +78,7 @@ class Naflex(Siglip):
         source.architecture["patch_size"] = side
         return source._replace(published=Published("siglip"))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[NaflexImage, SiglipText]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[Any, Any]:
         image = NaflexImage(model.vision_model, architecture, getattr(model, "dense_feature_head", None))
         return image, SiglipText(model.text_model, architecture)
 
@@ -118,7 +119,7 @@ class FgClip2(Naflex):
 
     def filled(self, place: Path, config: Mapping[str, Any], given: Mapping[str, Tensor]) -> Weights:
         dense = {key: x.float() for key, x in given.items() if key.startswith("dense_feature_head.")}
-        state, left_out = super().filled(place, config, {k: x for k, x in given.items() if k not in dense})
+        state, left_out = super().filled(place, config, {k: given[k] for k in given.keys() - dense})
         return state | dense, left_out
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:

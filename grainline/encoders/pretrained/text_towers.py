@@ -97,15 +97,16 @@ class Text(LibraryKind):
         return model
 
     def fit(self, source: Source, options: Options) -> Source:
-        architecture, config, state = source.architecture, source.architecture["config"], source.state
+        architecture, config = source.architecture, source.architecture["config"]
         if options.context is not None:
             architecture["context"] = options.context
-            if (table := state.get(f"{TABLE}.weight")) is not None:
-                if config.get("max_relative_positions", 0) < 0:  # DeBERTa's are as many as its positions
-                    config["max_relative_positions"] = config["max_position_embeddings"]
+            if config.get("max_relative_positions", 0) < 0:  # DeBERTa's are as many as its positions
+                config["max_relative_positions"] = config["max_position_embeddings"]
+            if (table := source.state.get(f"{TABLE}.weight")) is not None:
                 offset = _offset(architecture)
                 config["max_position_embeddings"] = offset + options.context
-                state[f"{TABLE}.weight"] = torch.cat([table[:offset], longer(table[offset:], options)])
+                table = torch.cat([table[:offset], longer(table[offset:], options)])
+                source.state[f"{TABLE}.weight"] = table
         if options.pool is not None:
             width = _width(config)
             read = [step["in_features"] for step in architecture.get("head", []) if step]
@@ -115,7 +116,7 @@ class Text(LibraryKind):
             architecture["pool"] = [options.pool]
         return super().fit(source, options._replace(pool=None))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, Any]:
         return None, LibraryText(model.get_submodule(self.part.rstrip(".")), architecture)
 
 
@@ -131,8 +132,9 @@ class TextSide(LibraryKind):
     grid, row = None, "embeddings.position_embedding.weight"
     left_out = r"text_projection\b.*"
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
-        return None, (ClipText if self.name == "clip_text_model" else SiglipText)(model, architecture)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.text_encoder = ClipText if name == "clip_text_model" else SiglipText
 
 
 def _width(config: Mapping[str, Any]) -> int:
