@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -108,7 +107,27 @@ class Clip(TwoSided):
                 side["hidden_act"] = "quick_gelu" if options.quick_gelu else "gelu"
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
-        return from_file(file, stored, options.quick_gelu, settings)
+        state = _tidy(stored.tensors)
+        if "logit_bias" in state:
+            raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
+        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        quick = options.quick_gelu
+        if quick is None:
+            quick = bool(model.get("quick_gelu")) if settings else _is_quick(file, stored)
+        config = _deduced(file, state, quick, (image, text) if settings else None)
+        see, read = config["vision_config"], config["text_config"]
+        check_agreement(where, (image, see), (text, read), (model, config))
+        pixels = of_open_clip(pixels, where if settings else str(file), see["image_size"])
+        architecture = {"kind": "clip", "config": config, "pad": 0, **pixels}
+        wrong = state_dict_mismatch(state, to_open_clip_names(Clip("clip").model(architecture).state_dict()))
+        if wrong:
+            raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a whole state dict")
+        if options.quick_gelu is None and not quick and not settings:
+            assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
+            hint = "quick_gelu=True is for weights of OpenAI"
+            print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
+        left_out = tuple({_UNUSED} & {name.partition(".")[0] for name in stored.tensors})
+        return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
 
 
 class ClipVision(Clip):
@@ -150,7 +169,7 @@ IN_BLOCKS: Names = (
     (".mlp.c_fc.", ".mlp.fc1."),
     (".mlp.c_proj.", ".mlp.fc2."),
 )
-_UNUSED = ("mask_net",)  # layers of SmartCLIP that only its training reads
+_UNUSED = "mask_net"  # layers of SmartCLIP that only its training reads
 
 
 def heads_of_image(width: int) -> int:
@@ -163,33 +182,6 @@ def heads_of_text(width: int) -> int:
     return 0 if width % 64 else width // 64
 
 
-def from_file(
-    file: Path, stored: Stored, quick_gelu: bool | None, content: Mapping[str, Any] = MappingProxyType({})
-) -> Source:
-    """A CLIP from a file of weights. content: of open_clip_config.json in its folder, if any"""
-    state = _tidy(stored.tensors)
-    if "logit_bias" in state:
-        raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
-    where, pixels, model, image, text = open_clip_settings(file, content, _PLAIN)
-    quick = quick_gelu
-    if quick is None:
-        quick = bool(model.get("quick_gelu")) if content else _is_quick(file, stored)
-    config = _deduced(file, state, quick, (image, text) if content else None)
-    check_agreement(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
-    size = config["vision_config"]["image_size"]
-    pixels = of_open_clip(pixels, where if content else str(file), size)
-    architecture = {"kind": "clip", "config": config, "pad": 0, **pixels}
-    wrong = state_dict_mismatch(state, to_open_clip_names(Clip("clip").model(architecture).state_dict()))
-    if wrong:
-        raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
-    if quick_gelu is None and not quick and not content:
-        assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
-        hint = "quick_gelu=True is for weights of OpenAI"
-        print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
-    left_out = tuple(part for part in _UNUSED if any(name.startswith(f"{part}.") for name in stored.tensors))
-    return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
-
-
 def _is_quick(file: Path, stored: Stored) -> bool:
     """Whether a file has a sign of the quick GELU, which OpenAI's and Long-CLIP's weights have."""
     openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
@@ -199,7 +191,7 @@ def _is_quick(file: Path, stored: Stored) -> bool:
 
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
-    state = {k: x for k, x in tensors.items() if k.partition(".")[0] not in (*NUMBERS, *_UNUSED)}
+    state = {k: x for k, x in tensors.items() if k.partition(".")[0] not in (*NUMBERS, _UNUSED)}
     if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
         state = {name.removeprefix("text."): x for name, x in state.items()}
     if {"positional_embedding", "positional_embedding_res"} <= state.keys():

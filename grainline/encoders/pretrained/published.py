@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from grainline.encoders.pretrained import kind_of
 from grainline.encoders.pretrained.archive import Stored
-from grainline.encoders.pretrained.clip_towers import Clip, Names, from_file, renamed
+from grainline.encoders.pretrained.clip_towers import Clip, Names, renamed
 from grainline.encoders.pretrained.hub import library, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
 from grainline.encoders.pretrained.library import Weights, plain, tokenizer_of
@@ -51,7 +51,8 @@ class PooledClip(Clip):
             if not own or name == "logit_scale":
                 rest[renamed(name, self.names, self.in_blocks)] = x
         quick = self.openai if options.quick_gelu is None else options.quick_gelu
-        source = from_file(file, stored._replace(tensors=_joined(rest)), quick, settings)
+        stored, options = stored._replace(tensors=_joined(rest)), options._replace(quick_gelu=quick)
+        source = super().read_file(file, stored, options, settings)
         return source._replace(published=self.published._replace(parts=parts))
 
 
