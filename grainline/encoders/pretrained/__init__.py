@@ -141,9 +141,8 @@ def _read(name: str | Path, options: Options) -> Source:
         place = package_file(str(name))
     if not place.exists():
         if HUB_FILE.fullmatch(str(name)) is None:
-            raise UserError(
-                f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
-            )
+            wrong = f"no file or folder {name}, and it is no Hugging Face name"
+            raise UserError(f"{wrong}; give one of the three")
         place = download(str(name))
     if any((place / name).is_file() for name in ("config.json", "modules.json")):
         return _named_by(place).read(place, options)

@@ -228,8 +228,7 @@ def _deduced(
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
-    heads = heads_of_image(width), heads_of_text(rows.shape[1])
-    see, read = settings or ({}, {})
+    heads, (see, read) = (heads_of_image(width), heads_of_text(rows.shape[1])), settings or ({}, {})
     if settings:  # with the defaults of open_clip
         heads = width // see.get("head_width", 64), read.get("heads", 8)
     image = tower(file, state, "visual.transformer.resblocks.", width, heads[0])
@@ -269,7 +268,7 @@ def tower(
 def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
     """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
 
-    plain  the settings of images and texts that are obeyed and that no tensor shows (None: whatever they are)
+    plain  the settings of images and texts that are obeyed and that no tensor shows (None: all are)
     """
     where = f"open_clip_config.json of {file.parent}"
     pixels, model = _section(content, "preprocess_cfg", where), content
