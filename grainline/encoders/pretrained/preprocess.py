@@ -89,15 +89,15 @@ def _of_processor(
             raise UserError(f"{where} names {name}, which is for a model of another kind; fetch both again")
         known = KNOWN[processor]
     own = {key: settings.get(key, known[key]) for key in _OWN if key in known}
-    settings = {key: x for key, x in settings.items() if x is not None}
     check_known(settings, _READ | own.keys(), where)
-    out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings, own)
+    settings = {key: x for key, x in settings.items() if x is not None} | own
+    out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings)
     if "resample" in settings:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
-    if "patch_size" in own:  # NaFlex, whose square only shows the image
+    if "patch_size" in known:  # NaFlex, whose square only shows the image
         check_known({key: settings.get(key) for key in ("size", "crop_size", "do_center_crop")}, (), where)
         out |= {"patch_size": own["patch_size"], "max_num_patches": [int(own["max_num_patches"])]}
-    way, side, square = _frame(known, settings, own, where)
+    way, side, square = _frame(known, settings, where)
     if way is None:
         return out
     if image_size not in (None, square) or square > side > 0:
@@ -108,9 +108,7 @@ def _of_processor(
     return out | {"resize": way, "margin": side / square, "size": square}
 
 
-def _frame(
-    known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any], where: str
-) -> tuple[str | None, int, int]:
+def _frame(known: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> tuple[str | None, int, int]:
     """`resize` (None: nothing says it), the side after resizing (0: none is done), that of the square."""
     size, crop = settings.get("size"), settings.get("crop_size")
     cut = settings.get("do_center_crop", known["resize"] == "crop" or known["margin"] != 1)
@@ -123,8 +121,8 @@ def _frame(
             raise UserError(f"{where} cuts a crop_size out of images, and no size says of which; add it")
         return None, 0, 0
     side = _side(size, where)
-    if own.get("crop_pct"):
-        return ("crop", int(side / own["crop_pct"]), side) if side < 384 else ("squash", side, side)
+    if settings.get("crop_pct"):
+        return ("crop", int(side / settings["crop_pct"]), side) if side < 384 else ("squash", side, side)
     # A bare number is both sides, or the short one.
     short = not settings.get("default_to_square", known["resize"] != "crop")
     short = "shortest_edge" in size if isinstance(size, Mapping) else short
@@ -134,7 +132,7 @@ def _frame(
     return "crop" if short else "squash", side, square
 
 
-def _colours(known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Mean and std of pixels from 0 to 1: (255 factor x - mean) / std is the input of the model."""
     out = {
         ours: [float(x) for x in settings[theirs]] if settings.get(theirs) else known[ours]
@@ -145,9 +143,9 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping
         out = {"mean": [0.0] * 3, "spread": [1.0] * 3}
     scaled = settings.get("do_rescale", True)
     factor = float(settings.get("rescale_factor", 1 / 255)) if scaled else 1.0
-    if own.get("rescale_offset") and scaled:
+    if settings.get("rescale_offset") and scaled:
         out["mean"] = [x + 1 for x in out["mean"]]
-    if own.get("include_top"):  # EfficientNet divides by the std twice
+    if settings.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
     if factor == 1 / 255:
         return out
