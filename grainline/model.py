@@ -87,6 +87,8 @@ class Model:
             f"{patches.max_num_patches[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
         )
         score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
+        if method.by_sentence:
+            score += ", that of a text the unit mean of the vectors of its sentences"
         return {
             "method": self.description.method,
             "image encoder": f"{_encoder(config.image)}, {pixels}",

@@ -266,6 +266,8 @@ def test_what_does_not_fit_is_one_line(
             load_pretrained(tmp_path / "other")
     assert "reads images of any shape" in complaint(capsys, "export", folder, tmp_path / "onnx")
     complaint(capsys, "convert", folder, tmp_path / "converted")
+    short = "evaluate", folder, "--data", "scenes:dev?count=4", "--walk-type", "short"
+    assert "walk_type is for FG-CLIP 2" in complaint(capsys, *short)
     assert "give --text" in complaint(capsys, "show", folder, tmp_path / "x.png", "--out", tmp_path / "y.png")
 
 
@@ -318,6 +320,9 @@ def test_fg_clip_2_by_its_three_ways(tmp_path: Path) -> None:
         close(text(ids[:, :context], torch.ones(3, context).bool()).pooled, expected)
         assert len(found.left_out) == {"long": 2, "short": 6, "box": 4}[way]
         assert not any(name.startswith(f"{way}text_head") for name in found.left_out)
+    assert load(tmp_path, device="cpu", walk_type="box").method.context == 12
+    with pytest.raises(UserError, match="walk_type is 'boxes'; allowed are short, long and box"):
+        load(tmp_path, walk_type="boxes")
     del state["longtext_head.bias"]
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"an FG-CLIP 2 that lacks one of .*longtext_head"):
