@@ -9,8 +9,8 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,6 +29,7 @@ from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
+from grainline.distributed import in_order
 from grainline.errors import UserError, checked, path_of
 from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
@@ -169,7 +170,11 @@ class Model:
             strings = [many] if isinstance(many, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        with progress("encoding", unit, show=True) if show_progress_bar else nullcontext(_silent) as step:
+        with (
+            progress("encoding", unit, show=True)
+            if show_progress_bar
+            else nullcontext(lambda *_: None) as step
+        ):
             for encoded in self._run(batches, devices):
                 parts.append(encoded if form == "encoded" else vectors_only(encoded))
                 step(sum(len(part.vector) for part in parts), total)
@@ -261,10 +266,9 @@ class Model:
         reach of other texts on; an image without colour has no contrast. What the model does not read of the
         image is dark. A run whose validation is near chance gives a warning.
         """
-        single, whole = isinstance(text, str), original(image)
-        area, maps = self._contrast(image, whole.size, text, null)
+        whole, area, maps = self._contrast(image, text, null)
         images = [heat_overlay(whole, one, area) for one in maps]
-        return images[0] if single else images
+        return images[0] if isinstance(text, str) else images
 
     @checked()
     def segment(
@@ -280,20 +284,16 @@ class Model:
         empty, where Otsu alone would split any map in two. What the model does not read is never in it. It
         reaches further than the colours of `heat_image`, which begin at 1.
         """
-        single, whole = isinstance(text, str), original(image)
-        area, maps = self._contrast(image, whole.size, text, null)
+        _, area, maps = self._contrast(image, text, null)
         masks = np.stack([mask_of(one, area) for one in maps])
-        return masks[0] if single else masks
+        return masks[0] if isinstance(text, str) else masks
 
     @torch.no_grad()
     def _contrast(
-        self,
-        image: ImageLike,
-        size: tuple[int, int],
-        text: str | Sequence[str],
-        null: Encoded | Sequence[str] | None,
-    ) -> tuple[Box, Iterator[np.ndarray]]:
-        """The area of an image of this width and height that is read, and the contrast of each text."""
+        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None
+    ) -> tuple[Image.Image, Box, Iterator[np.ndarray]]:
+        """An image, the area of it that is read, and the contrast of each text."""
+        whole = original(image)
         if self.weakness:
             warnings.warn(self.weakness, stacklevel=5)  # where the caller asked
         texts = [text] if isinstance(text, str) else list(several(text, "text"))
@@ -303,9 +303,9 @@ class Model:
             null = other_texts(None, self.run, texts).sentences
         others = null if isinstance(null, Encoded) else self.encode(texts=null)
         self.require_layout()
-        a, area = self.encode(images=[image]), read_area(self.transform, size)
+        a, area = self.encode(images=[image]), read_area(self.transform, whole.size)
         heat = token_heat(self.method, a, self.encode(texts=texts), others)
-        return area, (over_image(self.method, a, one, area, size) for one in heat)
+        return whole, area, (over_image(self.method, a, one, area, whole.size) for one in heat)
 
     def require_layout(self) -> None:
         """Raise UserError where image tokens have no places in the image."""
@@ -360,10 +360,7 @@ class Model:
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """
-
-        def write(folder: Path) -> None:
-            self.save(folder, name=name, licence=licence, results=results)
-
+        write = partial(self.save, name=name, licence=licence, results=results)
         return hub.push(write, name, private=private, token=token, message=message)
 
     def pressed(self) -> "Model":
@@ -408,24 +405,16 @@ class Model:
             finally:
                 free.put(method)
 
-        with ThreadPoolExecutor(len(methods)) as pool:
-            while ahead := [pool.submit(encode, batch) for batch in islice(batches, 2 * len(methods))]:
-                yield from (one.result() for one in ahead)
+        yield from in_order(encode, batches, len(methods), ahead=2 * len(methods))
 
     def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
         """Batches of squares: while the method encodes one batch, threads decode the next."""
-        inputs = iter(images)
-        with ThreadPoolExecutor(DECODERS) as pool:
-
-            def begin() -> tuple[list[ImageLike], list[Future[Tensor]]]:
-                some = list(islice(inputs, size))
-                return some, [pool.submit(self._square, image) for image in some]
-
-            ahead = begin()
-            while ahead[0]:
-                (some, squares), ahead = ahead, begin()
-                pixels, number = torch.stack([square.result() for square in squares]), torch.arange(len(some))
-                yield Images(pixels, number, dense=self._dense(some, number))
+        squares = in_order(lambda image: (image, self._square(image)), images, DECODERS, ahead=size)
+        with closing(squares):
+            while some := list(islice(squares, size)):
+                inputs, number = [image for image, _ in some], torch.arange(len(some))
+                pixels = torch.stack([square for _, square in some])
+                yield Images(pixels, number, dense=self._dense(inputs, number))
 
     def _texts(self, texts: Sequence[str], size: int, truncated: list[bool]) -> Iterator[Texts]:
         """Batches of texts, all padded to the longest; `truncated` gets one entry for each text."""
@@ -501,10 +490,6 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
             f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
             f" number {wrong[0] + 1}: its numbers overflow, in half precision perhaps"
         )
-
-
-def _silent(done: int, total: int) -> None:
-    """The progress of what nobody watches."""
 
 
 def _output_form(as_numpy: bool, as_tensor: bool, precision: str) -> Literal["encoded", "numpy", "tensor"]:

@@ -347,11 +347,8 @@ def joined(parts: Sequence[Read]) -> Read:
     out = Read()
     for part in parts:
         out.owner += [len(out.keys) + row for row in part.owner]
-        for name in ("keys", "positions", "strings", "described", "failed"):
-            getattr(out, name).extend(getattr(part, name))
-        out.blank += part.blank
-        out.several += part.several
-        out.long += part.long
+        for name in ("keys", "positions", "strings", "described", "failed", "blank", "several", "long"):
+            setattr(out, name, getattr(out, name) + getattr(part, name))
         out.error = out.error or part.error
     return out
 
