@@ -88,14 +88,15 @@ def _load_others(
     name: str | Path, folder: Path, scoring: str | None, patches: str | None, **options: Any
 ) -> Model:
     """A checkpoint that others trained, as the method that it was published with, else by its kind."""
+    if options["walk_type"] not in (None, "short", "long", "box"):
+        raise UserError(f"walk_type is {options['walk_type']!r}; allowed are short, long and box")
     settings = {"pretrained": str(folder.resolve() if Path(name).exists() else name)}
     checkpoint = load_pretrained(folder, **options)
     kind = checkpoint.architecture["kind"]
     if kind_of(checkpoint.architecture).space(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
         raise UserError(
-            f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
-            "that begins with it"
+            f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe that begins with it"
         )
     method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
     start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)

@@ -245,14 +245,14 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     folder = saved[0]
     for options, message in (
-        ({"size": 32}, "for a siglip2 give max_num_patches, and leave size out"),
+        ({"size": 32}, "for siglip2 give max_num_patches, and leave size out"),
         ({"resize": "crop"}, "in their own shape; leave resize out"),
-        ({"walk_type": "box"}, "walk_type is for FG-CLIP 2, not for a siglip2"),
+        ({"walk_type": "box"}, "walk_type is for FG-CLIP 2, not for siglip2"),
     ):
         with pytest.raises(UserError, match=message):
             load_pretrained(folder, **options)
     siglip().save_pretrained(tmp_path / "square")
-    with pytest.raises(UserError, match="for a siglip give size, and leave max_num_patches out"):
+    with pytest.raises(UserError, match="for siglip give size, and leave max_num_patches out"):
         load_pretrained(tmp_path / "square", max_num_patches=9)
     shutil.copytree(folder, tmp_path / "other")
     for change, message in (

@@ -111,8 +111,6 @@ class FgClip2(Naflex):
         extra, context = {key: state.pop(key) for key in own}, self.options.context
         short = context is not None and context <= text["max_position_embeddings"]
         way = self.options.walk_type or ("short" if short else "long")
-        if way not in ("short", "long", "box"):
-            raise UserError(f"walk_type is {way!r}; allowed are short, long and box")
         if way == "long":
             first, rest = (extra[key] for key in own[:2])
             state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
