@@ -4,9 +4,7 @@ Validation is divided between the processes (`divided`); all else that evaluatio
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 
 from grainline.types import Encoded, Mean, each, mirror, rows
 
-S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
 
@@ -25,21 +22,6 @@ R = TypeVar("R", bound=tuple[Any, ...])
 def usable_cores() -> int:
     """CPU cores that this process may use; all of them where the system has no such list, as on macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def in_order(
-    function: Callable[[S], T], inputs: Iterable[S], threads: int, ahead: int
-) -> Generator[T, None, None]:
-    """The function of each input, in their order, by threads. At most `ahead` inputs wait for their turn."""
-    pool, waiting = ThreadPoolExecutor(threads), deque[Future[T]]()
-    try:
-        for one in inputs:
-            waiting.append(pool.submit(function, one))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def world_size() -> int:

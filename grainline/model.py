@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,13 +29,12 @@ from grainline.data.other_texts import other_texts
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
-from grainline.distributed import in_order
 from grainline.errors import UserError, checked, path_of
 from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
-from grainline.progress import progress
+from grainline.progress import in_order, progress
 from grainline.types import (
     Encoded,
     Images,
@@ -53,6 +52,8 @@ DECODERS = min(8, os.cpu_count() or 1)
 """Threads that decode images; Pillow lets others run while it does."""
 
 Batch = TypeVar("Batch", Images, Texts)
+Strings = str | Sequence[str]
+Others = Encoded | Sequence[str]  # texts that heat is compared with
 
 
 class Model:
@@ -157,7 +158,7 @@ class Model:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
         if not normalize_embeddings:
             raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
-        form = _output_form(convert_to_numpy, convert_to_tensor, precision)
+        bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
         devices = device if isinstance(device, list | tuple) and device else [str(device or self.device)]
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
@@ -176,16 +177,16 @@ class Model:
             else nullcontext(lambda *_: None) as step
         ):
             for encoded in self._run(batches, devices):
-                parts.append(encoded if form == "encoded" else vectors_only(encoded))
+                parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)
         if not parts:
             raise UserError("encode got nothing to encode; give it one image or text at least")
         both = concat(parts)
         _refuse_not_finite(both, unit)
-        if form != "encoded":
+        if bare:
             vectors = quantize(both.vector, precision)
             vectors = vectors[0] if single else vectors
-            return vectors if form == "tensor" else vectors.cpu().numpy()
+            return vectors if convert_to_tensor else vectors.cpu().numpy()
         ids = torch.arange(len(both.vector), device=self.device)
         if images is not None:
             return both._replace(item=ids, image=ids)
@@ -235,9 +236,7 @@ class Model:
 
     @torch.no_grad()
     @checked()
-    def heat(
-        self, image: ImageLike, texts: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> Tensor:
+    def heat(self, image: ImageLike, texts: Strings, null: Others | None = None) -> Tensor:
         """Where each text shows in one image: [M, size, size] over the square that the model reads.
 
         null  16 or more other texts, such as captions of other images: heat is then the difference from
@@ -253,9 +252,7 @@ class Model:
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
     @checked()
-    def heat_image(
-        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> Any:
+    def heat_image(self, image: ImageLike, text: Strings, null: Others | None = None) -> Any:
         """Where a text shows, as colours over the whole image at its own resolution: a PIL image in RGB.
 
         text  one string, or several: a list of images then
@@ -271,9 +268,7 @@ class Model:
         return images[0] if isinstance(text, str) else images
 
     @checked()
-    def segment(
-        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> np.ndarray:
+    def segment(self, image: ImageLike, text: Strings, null: Others | None = None) -> np.ndarray:
         """Where a text shows, as a mask over the whole image at its own resolution: [H, W] bool
 
         text  one string, or several: [M, H, W] then
@@ -290,7 +285,7 @@ class Model:
 
     @torch.no_grad()
     def _contrast(
-        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None
+        self, image: ImageLike, text: Strings, null: Others | None
     ) -> tuple[Image.Image, Box, Iterator[np.ndarray]]:
         """An image, the area of it that is read, and the contrast of each text."""
         whole = original(image)
@@ -492,14 +487,13 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
         )
 
 
-def _output_form(as_numpy: bool, as_tensor: bool, precision: str) -> Literal["encoded", "numpy", "tensor"]:
+def _vectors_alone(as_numpy: bool, as_tensor: bool, precision: str) -> bool:
+    """Whether `encode` returns vectors alone. UserError for forms that do not go together."""
     if as_numpy and as_tensor:
         raise UserError("give convert_to_numpy or convert_to_tensor, not both")
-    if as_tensor:
-        return "tensor"
-    if precision == "bfloat16":
+    if precision == "bfloat16" and not as_tensor:
         raise UserError("numpy has no bfloat16; give convert_to_tensor=True with it")
-    return "numpy" if as_numpy or precision != "float32" else "encoded"
+    return as_numpy or as_tensor or precision != "float32"
 
 
 def _encoder(config: Any) -> str:

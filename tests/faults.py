@@ -363,7 +363,7 @@ SCENES = [
 EVALUATION = [
     Fault("model.py", "tests/test_model.py", "a batch has the pixels of the next",
           "torch.stack([square for _, square in some])", "torch.stack([square for _, square in some[::-1]])"),
-    Fault("distributed.py", "tests/test_model.py", "batches of several devices come in another order",
+    Fault("progress.py", "tests/test_model.py", "batches of several devices come in another order",
           "waiting.popleft()", "waiting.pop()"),
     Fault("model.py", "tests/test_model.py", "texts against images have the shape of images against texts",
           "self.method.score(b, a).T", "self.method.score(b, a)"),

@@ -27,11 +27,11 @@ from torch import Tensor
 from grainline.data.lines import Progress, Written, as_line, require_same, resuming
 from grainline.data.record import CorruptSample, Record, Source, content_of
 from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform
-from grainline.distributed import in_order, rank, usable_cores
+from grainline.distributed import rank, usable_cores
 from grainline.errors import UserError, amount
 from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of, neighbour_of
-from grainline.progress import progress
+from grainline.progress import in_order, progress
 from grainline.system import open_regular, regular
 
 KEYS, LOG = "keys.npy", "done.jsonl"
@@ -212,15 +212,15 @@ class CachedRows:
         Raises UserError where the folder was made from other data or in another way.
         """
         self.kind, self.folder, self.manifest = kind, folder, _manifest(kind, folder)
-        settings_made = {name: self.manifest["settings"].get(name) for name in settings}
-        made, model = self.manifest | {"settings": settings_made}, _origin(source, transform, settings)
+        compared = {name: self.manifest["settings"].get(name) for name in settings}
+        stored, model = self.manifest | {"settings": compared}, _origin(source, transform, settings)
         wrong = {
-            "size": f"are of images of {made['size']} pixels, and the model sees {model['size']}",
-            "settings": f"were made with {_short(settings_made)}, and the model has {_short(settings)}",
+            "size": f"are of images of {stored['size']} pixels, and the model sees {model['size']}",
+            "settings": f"were made with {_short(compared)}, and the model has {_short(settings)}",
             "transform": "were made of other squares of the images than training reads",
             "source": "were made from other data than data.paths names",
         }
-        for words in (words for name, words in wrong.items() if made[name] != model[name]):
+        for words in (words for name, words in wrong.items() if stored[name] != model[name]):
             raise UserError(f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out")
 
     def open(self, row: tuple[int, ...]) -> None:
