@@ -242,9 +242,8 @@ class Model:
         null  16 or more other texts, such as captions of other images: heat is then the difference from
               these, signed, in units in which few of them reach 1 (`nn.upsample.contrast`)
 
-        Without `null` heat is the method's own: signed, or with `model.method.heat_is_distribution` >= 0 and
-        of sum 1 over the tokens, or less where the text attends to nothing. For many methods it is nearly the
-        same number everywhere, and only `null` makes differences visible.
+        Without `null` heat is the method's own (`Method.heat`), for many nearly the same number everywhere:
+        signed, or with `model.method.heat_is_distribution` >= 0 and of sum 1 over the tokens, or less.
         """
         self.require_layout()
         others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
@@ -275,9 +274,8 @@ class Model:
         null  as in `heat_image`
 
         Where contrast reaches 1 somewhere, as it does for one of five other texts, the mask is what lies
-        above Otsu's threshold of the contrast, the rule of `--suite referring`, and above 0.5; else it is
-        empty, where Otsu alone would split any map in two. What the model does not read is never in it. It
-        reaches further than the colours of `heat_image`, which begin at 1.
+        above Otsu's threshold of the contrast, as in `--suite referring`, and above 0.5; else it is empty.
+        What the model does not read is never in it. The colours of `heat_image` begin at 1.
         """
         _, area, maps = self._contrast(image, text, null)
         masks = np.stack([mask_of(one, area) for one in maps])

@@ -1,16 +1,12 @@
-"""Long work: computing ahead in threads, and a progress bar on stderr by tqdm.
-
-The bar is shown in a terminal and in a notebook. Elsewhere there is silence.
-"""
+"""Long work: computing ahead in threads, and a bar on stderr by tqdm, in terminals and notebooks alone."""
 
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
@@ -43,7 +39,7 @@ def _interactive() -> bool:
 
 
 def in_order(
-    function: Callable[[S], T], inputs: Iterable[S], threads: int, ahead: int
+    function: Callable[[Any], T], inputs: Iterable[Any], threads: int, ahead: int
 ) -> Generator[T, None, None]:
     """The function of each input, in their order, by threads. At most `ahead` inputs wait for their turn."""
     pool, waiting = ThreadPoolExecutor(threads), deque[Future[T]]()

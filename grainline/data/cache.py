@@ -30,7 +30,7 @@ from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform
 from grainline.distributed import rank, usable_cores
 from grainline.errors import UserError, amount
 from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
-from grainline.nn.superpixels import label_of, neighbour_of
+from grainline.nn.superpixels import label_of
 from grainline.progress import in_order, progress
 from grainline.system import open_regular, regular
 
@@ -205,11 +205,9 @@ class CachedRows:
     def __init__(
         self, kind: Kind, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
-        """
-        source, transform  what training reads, and how it makes a square of an image
-        settings           those of the model; other settings in the folder are not compared
+        """Raises UserError where the folder was made from other data or in another way than training reads.
 
-        Raises UserError where the folder was made from other data or in another way.
+        settings  those of the model; other settings in the folder are not compared
         """
         self.kind, self.folder, self.manifest = kind, folder, _manifest(kind, folder)
         compared = {name: self.manifest["settings"].get(name) for name in settings}
@@ -280,14 +278,9 @@ def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    differences = {
-        "source": "from other data",
-        "size": f"at {header['size']} pixels",
-        "settings": f"with {_short(header['settings'])}",
-        "records": "from other data",
-        "transform": "of other squares of the images",
-    }
-    require_same(folder, header, expected, differences)
+    differences = {"source": "from other data", "size": f"at {header['size']} pixels"}
+    differences |= {"settings": f"with {_short(header['settings'])}", "records": "from other data"}
+    require_same(folder, header, expected, differences | {"transform": "of other squares of the images"})
 
 
 def _short(settings: Mapping[str, Any]) -> str:
@@ -298,29 +291,6 @@ def _short(settings: Mapping[str, Any]) -> str:
 # uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
 SUPERPIXELS = Kind("superpixels", "superpixels 2", "neighbours.npy", np.uint8)
-
-
-def make_superpixels(
-    source: Source,
-    segment: Callable[[Tensor], Tensor],
-    out: Path,
-    *,
-    size: int,
-    settings: Mapping[str, Any],
-    progress: Progress | None = None,
-) -> Written:
-    """Write the superpixels of all images of a source, as `make` does.
-
-    segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
-    size      side of the square that evaluation reads, S
-    settings  of `segment`, `cell` among them
-    """
-
-    def neighbours(pixels: Tensor) -> Tensor:
-        return neighbour_of(segment(pixels).cpu(), int(settings["cell"])).to(torch.uint8)
-
-    views, row = Views(EvalTransform(size)), (size, size)
-    return make(SUPERPIXELS, source, neighbours, out, views, row=row, settings=settings, progress=progress)
 
 
 class CachedSuperpixels(CachedRows):

@@ -62,8 +62,7 @@ class Method(ABC, nn.Module):
     """The NamedTuple that `precompute` returns as `Encoded.precomputed`; None: there is none."""
 
     averaged: bool
-    """Whether the vector of an image is the mean of its tokens at unit length. A method with an
-    `encode_images` of its own is taken to make other vectors, and sets it where it does not."""
+    """Whether an image's vector is the unit mean of its tokens. False with an own `encode_images`, by default."""
 
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks, and holds no more of a pair than its score."""

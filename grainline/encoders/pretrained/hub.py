@@ -187,11 +187,9 @@ OLD = re.compile(
 def note_unknown_fields(folder: Path, model_type: str) -> None:
     """Name the fields of a folder's config.json that the library does not know, in one line on stderr.
 
-    It knows a field that is an attribute of the config class or stands in the source of config or model, and
-    those of text generation.
+    It knows those that its config class has or its source of config or model names, and of text generation.
     """
-    transformers = library()
-    generation = transformers.GenerationConfig()
+    transformers, generation = library(), library().GenerationConfig()
 
     def unknown(known: Any, fields: Mapping[str, Any]) -> Iterator[str]:
         modules = [known.__module__.replace("configuration", name) for name in ("configuration", "modeling")]
