@@ -62,7 +62,7 @@ class Method(ABC, nn.Module):
     """The NamedTuple that `precompute` returns as `Encoded.precomputed`; None: there is none."""
 
     averaged: bool
-    """Whether an image's vector is the unit mean of its tokens; by default not with an own `encode_images`."""
+    """Whether an image's vector is the unit mean of its tokens; not with an own `encode_images`."""
 
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks, and holds no more of a pair than its score."""
