@@ -244,7 +244,7 @@ def _obstacles(model: Model) -> list[str]:
     architectures = [encoder.architecture for encoder in encoders.values()]
     kinds, spaces = [one["kind"] for one in architectures], {kind_of(one).space(one) for one in architectures}
     if set(kinds) != {FORMS[name]}:
-        out.append(f"it is a {name} on the image side of a {kinds[0]} and the text side of a {kinds[1]}")
+        out.append(f"it is {name} on the image side of {kinds[0]} and the text side of {kinds[1]}")
     elif FORMS[name] == "siglip" and spaces != {config.width}:
         out.append(f"its vectors of width {config.width} come out of projections, and a SigLIP has none")
     if len(out) == 1 and (model.method.pairwise or by_sentence):

@@ -162,10 +162,12 @@ def _named_by(folder: Path) -> Kind:
     config = read_settings(transformer_of(folder) / "config.json")
     classes = str(config.get("architectures"))
     own = (name for name, row in KINDS.items() if row.architecture and row.architecture in classes)
-    kind = next(own, str(config.get("model_type", "model of no model_type")))
+    kind = next(own, str(config.get("model_type", "(none)")))
     if kind not in KINDS:
         code = " with code of its own, which is never run" if "auto_map" in config else ""
-        raise UserError(f"{folder} is a {kind}{code}; models that can be loaded are {', '.join(KINDS)}")
+        raise UserError(
+            f"{folder} has model_type {kind}{code}; models that can be loaded are {', '.join(KINDS)}"
+        )
     return kind_of({"kind": kind})
 
 

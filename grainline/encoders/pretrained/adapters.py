@@ -58,7 +58,7 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
 
         UserError where the summary may read the patches.
         """
-        raise UserError(f"model.image.patches: values need the image side of a CLIP, not of a {self.kind}")
+        raise UserError(f"model.image.patches: values need the image side of a CLIP, not of {self.kind}")
 
     def forward(self, pixels: Tensor) -> ImageTokens:
         """pixels [N, 3, size, size] uint8 or float -> ImageTokens"""

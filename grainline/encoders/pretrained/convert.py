@@ -65,7 +65,7 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
 def _check(towers: Pretrained, what: str, *kinds: str) -> None:
     kind = towers.architecture["kind"]
     if kind not in kinds:
-        raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
+        raise UserError(f"{kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
 
 
 def joined(towers: Pretrained) -> dict[str, Tensor]:

@@ -5,10 +5,13 @@ one request to the hub, and nothing waits for a network that is not there: witho
 each request for half a minute.
 """
 
+import inspect
 import logging as python_logging
-from collections.abc import Collection, Iterator
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +190,36 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+OLD = re.compile(
+    r"_.*|tie_\w+|pooler_\w+|auto_map|attn_implementation|gradient_checkpointing|is_decoder|torchscript|prefix"
+    r"|(add_)?cross_attention\w*|finetuning_task|task_specific_params|tokenizer_class|sep_token_id|use_bfloat16"
+    r"|pruned_heads|tf_legacy_loss|output_past|directionality|n_positions|path_norm|repad_logits_with_grad"
+    r"|gap_size|down_scale_factor|net_structure_type|num_memory_blocks|layers_to_keep|transformers\.js_config"
+    r"|keep_len|longtext_len"
+)
+"""Fields of config.json that change nothing in an encoder here; the last two of FG-CLIP 2 never differ."""
+
+
+def note_unknown_fields(folder: Path, model_type: str) -> None:
+    """Name the fields of a folder's config.json that the library does not know, in one line on stderr.
+
+    It knows those that its config class has or its source of config or model names, and of text generation.
+    """
+    transformers, generation = library(), library().GenerationConfig()
+
+    def unknown(known: Any, fields: Mapping[str, Any]) -> Iterator[str]:
+        modules = [known.__module__.replace("configuration", name) for name in ("configuration", "modeling")]
+        words = {*re.findall(r"\w+", "".join(inspect.getsource(import_module(name)) for name in modules))}
+        for name, value in fields.items():
+            old = OLD.fullmatch(name) or (name, value) == ("position_embedding_type", "absolute")
+            if name in known.sub_configs and isinstance(value, dict):
+                yield from (f"{name}.{other}" for other in unknown(known.sub_configs[name], value))
+            elif not (old or name in words or hasattr(known, name) or hasattr(generation, name)):
+                yield name
+
+    file = folder / "config.json"
+    if names := sorted(unknown(transformers.CONFIG_MAPPING[model_type], read_settings(file))):
+        wrong = f"has fields that transformers {transformers.__version__} does not know"
+        print(f"{file} {wrong}, so they are not obeyed: {', '.join(names)}", file=sys.stderr)

@@ -142,14 +142,14 @@ class Kind(ABC):
 
     def read(self, folder: Path, options: Options) -> Source:  # noqa: ARG002
         """A folder with a config.json of this kind."""
-        raise UserError(f"{folder} has a config.json, and a {self.name} is read from a file")
+        raise UserError(f"{folder} has a config.json, and {self.name} is read from a file")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """A file of weights with the tensors of this kind, which are floats here.
 
         settings  those of open_clip's config, where the file was found in its folder; else empty
         """
-        raise UserError(f"{file} has the weights of a {self.name} without its config.json: give its folder")
+        raise UserError(f"{file} has the weights of {self.name} without its config.json: give its folder")
 
     @abstractmethod
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
@@ -167,15 +167,15 @@ class Kind(ABC):
         """The same with positions for another size of images and another length of texts."""
         sides, state = sides_of(source.architecture), source.state
         if options.pool is not None:
-            raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
+            raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
         flexible = "max_num_patches" in source.architecture
         if (options.size if flexible else options.max_num_patches) is not None:
             right, wrong = ("max_num_patches", "size") if flexible else ("size", "max_num_patches")
-            raise UserError(f"for a {self.name} give {right}, and leave {wrong} out")
+            raise UserError(f"for {self.name} give {right}, and leave {wrong} out")
         if options.max_num_patches is not None:
             source.architecture["max_num_patches"] = [options.max_num_patches]
         if options.walk_type is not None and self.name != "fgclip2":
-            raise UserError(f"walk_type is for FG-CLIP 2, not for a {self.name}; leave it out")
+            raise UserError(f"walk_type is for FG-CLIP 2, not for {self.name}; leave it out")
         size = source.size if options.size is None else options.size
         if size is not None and self.grid is not None:
             image = sides["image"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained.adapters import draw_by_rows
-from grainline.encoders.pretrained.hub import library, quiet, readable, weights_of
+from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, readable, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
@@ -47,6 +47,7 @@ class LibraryKind(Kind):
             config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
         if (folder / "adapter_config.json").is_file():  # the library would add it to the weights
             raise UserError(f"{folder} has an adapter (adapter_config.json); merge it into the weights first")
+        note_unknown_fields(folder, config["model_type"])
         for settings in sides_of({"config": config}).values():
             _square(name, settings)
             settings |= {key: x for key, x in _PLAIN.items() if key in settings}

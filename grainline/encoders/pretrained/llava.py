@@ -48,7 +48,7 @@ class Llava:
         with quiet(), readable(folder):
             config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             if config.model_type != "llava":
-                raise UserError(f"{name} is a {config.model_type}; descriptions are made by a llava")
+                raise UserError(f"{name} has model_type {config.model_type}; descriptions are made by llava")
             if '"auto_map"' in config.to_json_string(use_diff=False):  # also of a part
                 raise UserError(f"{name} names code of its own (auto_map), and code of a model is never run")
             self.processor = transformers.AutoProcessor.from_pretrained(str(folder), trust_remote_code=False)

@@ -76,7 +76,7 @@ class Text(LibraryKind):
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
         if self.name in SHIFTED and config.get("pad_token_id") is None:
-            raise UserError(f"{name} names no pad_token_id, and positions of a {self.name} begin behind it")
+            raise UserError(f"{name} names no pad_token_id, and positions of {self.name} begin behind it")
 
     def read(self, folder: Path, options: Options) -> Source:
         source = super().read(place := folders.transformer_of(folder), options)
