@@ -7,7 +7,7 @@ from typing import Any
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
@@ -114,7 +114,7 @@ def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: 
     fields = folded("All fields of the recipe", facts(settings, "Recipe"))
     sections += [_data(lines, recipe, images), Section("Settings", fields)]
     lead = summary(_headline(lines, recipe, images, ended)) + notes([f"Stopped: {ended}"] if ended else [])
-    title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
+    title = f"Training of {recipe.method} on {some(recipe.data.paths, 1)}"
     write_page(out / REPORT_FILE, render_page(short(title, 120), lead, sections, [f"Run folder: {out}"]))
 
 
