@@ -127,8 +127,8 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
     out += [Chart(f"Fact: {fact.name}", "step", fact.name, [fact]) for fact in _series(trained, "facts")]
     chance = measured[-1].get("chance", {}) if measured else {}
     recorded = [one._replace(chance=chance.get(one.name)) for one in _series(measured, "metrics")]
-    for title, label, some in _by_unit(recorded):
-        out += _split(f"Validation: {title}", label, some)
+    for title, label, group in _by_unit(recorded):
+        out += _split(f"Validation: {title}", label, group)
     if trained:
         norm = Series("before clipping", steps, [_number(line["norm"]) for line in trained])
         speed = Series("images/s", steps, [line["images_per_s"] for line in trained])
