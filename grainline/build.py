@@ -262,9 +262,7 @@ def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrain
     for name, checkpoint in loaded.items():
         if getattr(checkpoint, name) is None:
             source, kind = source_of[name], checkpoint.architecture["kind"]
-            raise UserError(
-                f"{source} is a {kind}, which has no {name} side; name another for model.{name}.pretrained"
-            )
+            raise UserError(f"{source} ({kind}) has no {name} side; name another for model.{name}.pretrained")
     return loaded.get("image"), loaded.get("text")
 
 

@@ -4,6 +4,7 @@ A run folder gives its last weights. A checkpoint of others is loaded without co
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,13 +27,14 @@ SETTINGS = ("config.json", "open_clip_config.json")  # one of them is in every f
 
 
 @checked()
-def load(
+def load(  # noqa: PLR0913 - each is a choice of the caller
     path: str | Path,
     *,
     device: str | None = None,
     scoring: str | None = None,
     patches: str | None = None,
     context: int | None = None,
+    walk_type: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     trust_code: bool = False,
@@ -49,6 +51,7 @@ def load(
     patches          what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD
                      is measured on CLIP); None: that of its config
     context          longest text in tokens, for a checkpoint of others: 77 reads an FG-CLIP by its short way
+    walk_type        of the texts of an FG-CLIP 2, "short", "long" or "box"; None: by the context
     revision, token  of a name on the hub: branch, tag or commit (None: the newest), and the token for private
                      models (None: the one that you are logged in with)
     trust_code       load a run whose method or encoder is a class outside grainline, which imports its module
@@ -60,9 +63,9 @@ def load(
         folder = download(str(path), revision=revision, token=token)
         run = find_run(folder) if (folder / "model.json").is_file() else None
     if run is None:
-        model = _load_others(path, folder, scoring, patches, context)
-    elif context is not None:
-        raise UserError(f"context is for checkpoints of others, and {path} is a run, which has its own")
+        model = _load_others(path, folder, scoring, patches, context=context, walk_type=walk_type)
+    elif given := [name for name, x in (("context", context), ("walk_type", walk_type)) if x is not None]:
+        raise UserError(f"{given[0]} is for checkpoints of others, and {path} is a run, which has its own")
     else:
         home, weights = run
         with trusting(everything=trust_code):
@@ -82,17 +85,18 @@ def default_device() -> str:
 
 
 def _load_others(
-    name: str | Path, folder: Path, scoring: str | None, patches: str | None, context: int | None
+    name: str | Path, folder: Path, scoring: str | None, patches: str | None, **options: Any
 ) -> Model:
     """A checkpoint that others trained, as the method that it was published with, else by its kind."""
+    if options["walk_type"] not in (None, "short", "long", "box"):
+        raise UserError(f"walk_type is {options['walk_type']!r}; allowed are short, long and box")
     settings = {"pretrained": str(folder.resolve() if Path(name).exists() else name)}
-    checkpoint = load_pretrained(folder, context=context)
+    checkpoint = load_pretrained(folder, **options)
     kind = checkpoint.architecture["kind"]
     if kind_of(checkpoint.architecture).space(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
         raise UserError(
-            f"{name} is a {kind}, which has no {side} side, so it cannot score; train a recipe "
-            "that begins with it"
+            f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe that begins with it"
         )
     method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
     start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)

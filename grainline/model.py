@@ -9,12 +9,12 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from grainline.fingerprint import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
-from grainline.progress import progress
+from grainline.progress import in_order, progress
 from grainline.types import (
     Encoded,
     Images,
@@ -52,6 +52,8 @@ DECODERS = min(8, os.cpu_count() or 1)
 """Threads that decode images; Pillow lets others run while it does."""
 
 Batch = TypeVar("Batch", Images, Texts)
+Strings = str | Sequence[str]
+Others = Encoded | Sequence[str]  # texts that heat is compared with
 
 
 class Model:
@@ -87,6 +89,8 @@ class Model:
             f"{patches.max_num_patches[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
         )
         score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
+        if method.by_sentence:
+            score += ", that of a text the unit mean of the vectors of its sentences"
         return {
             "method": self.description.method,
             "image encoder": f"{_encoder(config.image)}, {pixels}",
@@ -154,7 +158,7 @@ class Model:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
         if not normalize_embeddings:
             raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
-        form = _output_form(convert_to_numpy, convert_to_tensor, precision)
+        bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
         devices = device if isinstance(device, list | tuple) and device else [str(device or self.device)]
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
@@ -167,18 +171,22 @@ class Model:
             strings = [many] if isinstance(many, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        with progress("encoding", unit, show=True) if show_progress_bar else nullcontext(_silent) as step:
+        with (
+            progress("encoding", unit, show=True)
+            if show_progress_bar
+            else nullcontext(lambda *_: None) as step
+        ):
             for encoded in self._run(batches, devices):
-                parts.append(encoded if form == "encoded" else vectors_only(encoded))
+                parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)
         if not parts:
             raise UserError("encode got nothing to encode; give it one image or text at least")
         both = concat(parts)
         _refuse_not_finite(both, unit)
-        if form != "encoded":
+        if bare:
             vectors = quantize(both.vector, precision)
             vectors = vectors[0] if single else vectors
-            return vectors if form == "tensor" else vectors.cpu().numpy()
+            return vectors if convert_to_tensor else vectors.cpu().numpy()
         ids = torch.arange(len(both.vector), device=self.device)
         if images is not None:
             return both._replace(item=ids, image=ids)
@@ -228,17 +236,14 @@ class Model:
 
     @torch.no_grad()
     @checked()
-    def heat(
-        self, image: ImageLike, texts: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> Tensor:
+    def heat(self, image: ImageLike, texts: Strings, null: Others | None = None) -> Tensor:
         """Where each text shows in one image: [M, size, size] over the square that the model reads.
 
         null  16 or more other texts, such as captions of other images: heat is then the difference from
               these, signed, in units in which few of them reach 1 (`nn.upsample.contrast`)
 
-        Without `null` heat is the method's own: signed, or with `model.method.heat_is_distribution` >= 0 and
-        of sum 1 over the tokens, or less where the text attends to nothing. For many methods it is nearly the
-        same number everywhere, and only `null` makes differences visible.
+        Without `null` heat is the method's own (`Method.heat`), for many nearly the same number everywhere:
+        signed, or with `model.method.heat_is_distribution` >= 0 and of sum 1 over the tokens, or less.
         """
         self.require_layout()
         others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
@@ -246,9 +251,7 @@ class Model:
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
     @checked()
-    def heat_image(
-        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> Any:
+    def heat_image(self, image: ImageLike, text: Strings, null: Others | None = None) -> Any:
         """Where a text shows, as colours over the whole image at its own resolution: a PIL image in RGB.
 
         text  one string, or several: a list of images then
@@ -259,39 +262,31 @@ class Model:
         reach of other texts on; an image without colour has no contrast. What the model does not read of the
         image is dark. A run whose validation is near chance gives a warning.
         """
-        single, whole = isinstance(text, str), original(image)
-        area, maps = self._contrast(image, whole.size, text, null)
+        whole, area, maps = self._contrast(image, text, null)
         images = [heat_overlay(whole, one, area) for one in maps]
-        return images[0] if single else images
+        return images[0] if isinstance(text, str) else images
 
     @checked()
-    def segment(
-        self, image: ImageLike, text: str | Sequence[str], null: Encoded | Sequence[str] | None = None
-    ) -> np.ndarray:
+    def segment(self, image: ImageLike, text: Strings, null: Others | None = None) -> np.ndarray:
         """Where a text shows, as a mask over the whole image at its own resolution: [H, W] bool
 
         text  one string, or several: [M, H, W] then
         null  as in `heat_image`
 
         Where contrast reaches 1 somewhere, as it does for one of five other texts, the mask is what lies
-        above Otsu's threshold of the contrast, the rule of `--suite referring`, and above 0.5; else it is
-        empty, where Otsu alone would split any map in two. What the model does not read is never in it. It
-        reaches further than the colours of `heat_image`, which begin at 1.
+        above Otsu's threshold of the contrast, as in `--suite referring`, and above 0.5; else it is empty.
+        What the model does not read is never in it. The colours of `heat_image` begin at 1.
         """
-        single, whole = isinstance(text, str), original(image)
-        area, maps = self._contrast(image, whole.size, text, null)
+        _, area, maps = self._contrast(image, text, null)
         masks = np.stack([mask_of(one, area) for one in maps])
-        return masks[0] if single else masks
+        return masks[0] if isinstance(text, str) else masks
 
     @torch.no_grad()
     def _contrast(
-        self,
-        image: ImageLike,
-        size: tuple[int, int],
-        text: str | Sequence[str],
-        null: Encoded | Sequence[str] | None,
-    ) -> tuple[Box, Iterator[np.ndarray]]:
-        """The area of an image of this width and height that is read, and the contrast of each text."""
+        self, image: ImageLike, text: Strings, null: Others | None
+    ) -> tuple[Image.Image, Box, Iterator[np.ndarray]]:
+        """An image, the area of it that is read, and the contrast of each text."""
+        whole = original(image)
         if self.weakness:
             warnings.warn(self.weakness, stacklevel=5)  # where the caller asked
         texts = [text] if isinstance(text, str) else list(several(text, "text"))
@@ -301,9 +296,9 @@ class Model:
             null = other_texts(None, self.run, texts).sentences
         others = null if isinstance(null, Encoded) else self.encode(texts=null)
         self.require_layout()
-        a, area = self.encode(images=[image]), read_area(self.transform, size)
+        a, area = self.encode(images=[image]), read_area(self.transform, whole.size)
         heat = token_heat(self.method, a, self.encode(texts=texts), others)
-        return area, (over_image(self.method, a, one, area, size) for one in heat)
+        return whole, area, (over_image(self.method, a, one, area, whole.size) for one in heat)
 
     def require_layout(self) -> None:
         """Raise UserError where image tokens have no places in the image."""
@@ -358,10 +353,7 @@ class Model:
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """
-
-        def write(folder: Path) -> None:
-            self.save(folder, name=name, licence=licence, results=results)
-
+        write = partial(self.save, name=name, licence=licence, results=results)
         return hub.push(write, name, private=private, token=token, message=message)
 
     def pressed(self) -> "Model":
@@ -406,24 +398,16 @@ class Model:
             finally:
                 free.put(method)
 
-        with ThreadPoolExecutor(len(methods)) as pool:
-            while ahead := [pool.submit(encode, batch) for batch in islice(batches, 2 * len(methods))]:
-                yield from (one.result() for one in ahead)
+        yield from in_order(encode, batches, len(methods), ahead=2 * len(methods))
 
     def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
         """Batches of squares: while the method encodes one batch, threads decode the next."""
-        inputs = iter(images)
-        with ThreadPoolExecutor(DECODERS) as pool:
-
-            def begin() -> tuple[list[ImageLike], list[Future[Tensor]]]:
-                some = list(islice(inputs, size))
-                return some, [pool.submit(self._square, image) for image in some]
-
-            ahead = begin()
-            while ahead[0]:
-                (some, squares), ahead = ahead, begin()
-                pixels, number = torch.stack([square.result() for square in squares]), torch.arange(len(some))
-                yield Images(pixels, number, dense=self._dense(some, number))
+        squares = in_order(lambda image: (image, self._square(image)), images, DECODERS, ahead=size)
+        with closing(squares):
+            while some := list(islice(squares, size)):
+                inputs, number = [image for image, _ in some], torch.arange(len(some))
+                pixels = torch.stack([square for _, square in some])
+                yield Images(pixels, number, dense=self._dense(inputs, number))
 
     def _texts(self, texts: Sequence[str], size: int, truncated: list[bool]) -> Iterator[Texts]:
         """Batches of texts, all padded to the longest; `truncated` gets one entry for each text."""
@@ -501,18 +485,13 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
         )
 
 
-def _silent(done: int, total: int) -> None:
-    """The progress of what nobody watches."""
-
-
-def _output_form(as_numpy: bool, as_tensor: bool, precision: str) -> Literal["encoded", "numpy", "tensor"]:
+def _vectors_alone(as_numpy: bool, as_tensor: bool, precision: str) -> bool:
+    """Whether `encode` returns vectors alone. UserError for forms that do not go together."""
     if as_numpy and as_tensor:
         raise UserError("give convert_to_numpy or convert_to_tensor, not both")
-    if as_tensor:
-        return "tensor"
-    if precision == "bfloat16":
+    if precision == "bfloat16" and not as_tensor:
         raise UserError("numpy has no bfloat16; give convert_to_tensor=True with it")
-    return "numpy" if as_numpy or precision != "float32" else "encoded"
+    return as_numpy or as_tensor or precision != "float32"
 
 
 def _encoder(config: Any) -> str:

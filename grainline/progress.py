@@ -1,8 +1,13 @@
-"""A progress bar on stderr, in a terminal and in a notebook, by tqdm. Elsewhere there is silence."""
+"""Long work: computing ahead in threads, and a bar on stderr by tqdm, in terminals and notebooks alone."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """Called with how many are done, and of how many; of 0 where nobody knows."""
@@ -31,3 +36,18 @@ def _interactive() -> bool:
     shell = sys.modules.get("IPython")
     notebook = shell.get_ipython() if shell is not None else None
     return sys.stderr.isatty() or "IPKernelApp" in getattr(notebook, "config", ())
+
+
+def in_order(
+    function: Callable[[Any], T], inputs: Iterable[Any], threads: int, ahead: int
+) -> Generator[T, None, None]:
+    """The function of each input, in their order, by threads. At most `ahead` inputs wait for their turn."""
+    pool, waiting = ThreadPoolExecutor(threads), deque[Future[T]]()
+    try:
+        for one in inputs:
+            waiting.append(pool.submit(function, one))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -362,9 +362,9 @@ SCENES = [
 
 EVALUATION = [
     Fault("model.py", "tests/test_model.py", "a batch has the pixels of the next",
-          "for square in squares])", "for square in ahead[1]])"),
-    Fault("model.py", "tests/test_model.py", "batches of several devices come in another order",
-          "for one in ahead)", "for one in ahead[::-1])"),
+          "torch.stack([square for _, square in some])", "torch.stack([square for _, square in some[::-1]])"),
+    Fault("progress.py", "tests/test_model.py", "batches of several devices come in another order",
+          "waiting.popleft()", "waiting.pop()"),
     Fault("model.py", "tests/test_model.py", "texts against images have the shape of images against texts",
           "self.method.score(b, a).T", "self.method.score(b, a)"),
     Fault("model.py", "tests/test_model.py", "one text gives an array of one row",
@@ -1718,8 +1718,7 @@ SUPERPIXELS = [
     Fault("data/cache.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
           '"r+" if folder.batches else "w+"', '"w+"'),
     Fault("data/cache.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
-          '"transform": _settings_of(transform)}\n        _require_fit',
-          '"transform": self.manifest["transform"]}\n        _require_fit'),
+          'origin | {"transform": square}', 'origin | {"transform": {}}'),
 ]
 
 POOLED = [
@@ -2029,8 +2028,8 @@ FEATURES = [
         "encoders/pretrained/__init__.py",
         "tests/test_groupvit.py",
         "a squashed image keeps its margin",
-        '{"resize": resize, "margin": 1.0}',
-        '{"resize": resize}',
+        '{"resize": options.resize, "margin": 1.0}',
+        '{"resize": options.resize}',
     ),
     Fault(
         "data/features.py",
@@ -2482,8 +2481,8 @@ DESCRIBED = [
         "model.py",
         "tests/test_descriptions.py::test_a_model_encodes_images_with_their_descriptions",
         "a batch has the descriptions of the next",
-        "dense=self._dense(some, number)",
-        "dense=self._dense(ahead[0] or some, number)",
+        "dense=self._dense(inputs, number)",
+        "dense=self._dense(inputs[::-1], number)",
     ),
     Fault(
         "index/store.py",

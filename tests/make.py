@@ -7,7 +7,7 @@ import torch
 from grainline.config import override, parse
 from grainline.methods import METHODS, method_class
 from grainline.methods.base import Method
-from grainline.types import CAPTION, FOIL, Clock, Images, Texts
+from grainline.types import CAPTION, FOIL, Clock, Encoded, Images, Texts
 
 CLOCK = Clock(epoch=0.5)  # in the middle of a warm-up of one epoch
 VOCAB = 300
@@ -104,3 +104,15 @@ def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:
     told = torch.randint(3, VOCAB, (n, 1, 6), generator=g)  # a description of each image
     dense = Texts(told, torch.ones_like(told).bool(), image, image, torch.full_like(image, CAPTION))
     return Images(pixels, image, dense=dense), Texts(ids, mask, item, owner, level)
+
+
+def shares_or_cosines(images: Encoded, texts: Encoded) -> torch.Tensor:
+    """`Method.heat` with `averaged` found in the numbers: whether the mean of tokens points as the vector."""
+    heat = torch.zeros(images.mask.shape)
+    for row, (tokens, real) in enumerate(zip(images.tokens, images.mask, strict=True)):
+        mean = tokens[real].mean(0)
+        averaged = torch.cosine_similarity(mean, images.vector[row], dim=0) > 1 - 1e-4
+        for place in real.nonzero()[:, 0].tolist():
+            size = mean.norm() if averaged else tokens[place].norm()
+            heat[row, place] = tokens[place] @ texts.vector[row] / size
+    return heat

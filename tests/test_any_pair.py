@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from make import CLOCK, PIXELS, SIDE, VOCAB, WIDTH, batch, begun
+from make import CLOCK, PIXELS, SIDE, VOCAB, WIDTH, batch, begun, shares_or_cosines
 
 from grainline.build import Description, build
 from grainline.config import parse
@@ -72,6 +72,8 @@ def test_a_method_learns_and_scores_with_any_pair_of_towers(name: str, image: st
         heat = method.heat(rows(a, slice(0, 1)), rows(b, slice(0, 1)))
         assert heat.isfinite().all()
         assert heat.shape == (1, a.tokens.shape[1])
+        if type(method).heat is Method.heat:
+            torch.testing.assert_close(heat, shares_or_cosines(rows(a, slice(0, 1)), b))
 
 
 @pytest.mark.parametrize(("image", "shares"), [("resnet", True), ("dinov2_with_registers", False)])

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from make import CASES, CLOCK, PRETRAINED, VOCAB, WIDTH, batch, build
+from make import CASES, CLOCK, PRETRAINED, VOCAB, WIDTH, batch, build, shares_or_cosines
 from torch.nn.functional import pad
 
 from grainline.methods.base import Method, dot
@@ -188,6 +188,8 @@ def test_heat_is_signed_and_finite_or_the_distribution_it_promises(method: Metho
     assert heat.shape == a.mask.shape
     assert heat.shape[1] > 0
     assert heat.isfinite().all()
+    if type(method).heat is Method.heat:
+        torch.testing.assert_close(heat, shares_or_cosines(a, rows(b, slice(0, 8, 2))))
     if method.heat_is_distribution:
         assert (heat >= 0).all()
         total = heat.sum(-1)

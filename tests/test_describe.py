@@ -123,7 +123,7 @@ def test_a_model_that_cannot_describe_is_refused(folder: Path, tmp_path: Path) -
         Llava(str(bare), "cpu")
     settings = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps(settings | {"model_type": "clip"}))
-    with pytest.raises(UserError, match="is a clip; descriptions are made by a llava"):
+    with pytest.raises(UserError, match="has model_type clip; descriptions are made by llava"):
         Llava(str(bare), "cpu")
 
 

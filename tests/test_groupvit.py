@@ -84,6 +84,7 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     images = made.encode_images(seen(made, 2))
     assert images.places is not None
     assert images.places.shape == (2, made.size, made.size)
+    assert not made.averaged, "the heads have two layers each"
     heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     there = on_pixels(made, images, heat, (made.size, made.size))
     for row in range(2):

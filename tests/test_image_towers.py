@@ -178,7 +178,7 @@ def test_a_folder_of_the_table_with_code_of_its_own_is_read_without_it(
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     assert load_pretrained(tmp_path).image is not None
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
-    with pytest.raises(UserError, match="is a own with code of its own, which is never run"):
+    with pytest.raises(UserError, match="has model_type own with code of its own, which is never run"):
         load_pretrained(tmp_path)
 
 

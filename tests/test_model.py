@@ -67,6 +67,7 @@ def test_repr_says_method_encoders_sizes_parameters_and_device(model: Model) -> 
     number = sum(x.numel() for x in model.method.parameters())
     for part in (model.description.method, f"{number:,}", "8 x 8 pixels", "24 tokens", "device: cpu"):
         assert part in text
+    assert ("the unit mean of the vectors of its sentences" in text) == model.method.by_sentence
 
 
 def test_a_single_image_or_text_is_a_row_of_the_list(model: Model) -> None:
@@ -326,6 +327,8 @@ def test_a_saved_model_is_read_back_the_same(model: Model, tmp_path: Path) -> No
     assert "license: apache-2.0" in card
     assert f"| method | {model.description.method} |" in card
     model.save(folder)  # the same place again
+    with pytest.raises(UserError, match="walk_type is for checkpoints of others"):
+        grainline.load(folder, walk_type="short")
 
 
 def test_saving_spares_what_is_no_saved_model(clip: Model, tmp_path: Path) -> None:

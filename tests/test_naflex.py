@@ -245,14 +245,14 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     folder = saved[0]
     for options, message in (
-        ({"size": 32}, "for a siglip2 give max_num_patches, and leave size out"),
+        ({"size": 32}, "for siglip2 give max_num_patches, and leave size out"),
         ({"resize": "crop"}, "in their own shape; leave resize out"),
-        ({"walk_type": "box"}, "walk_type is for FG-CLIP 2, not for a siglip2"),
+        ({"walk_type": "box"}, "walk_type is for FG-CLIP 2, not for siglip2"),
     ):
         with pytest.raises(UserError, match=message):
             load_pretrained(folder, **options)
     siglip().save_pretrained(tmp_path / "square")
-    with pytest.raises(UserError, match="for a siglip give size, and leave max_num_patches out"):
+    with pytest.raises(UserError, match="for siglip give size, and leave max_num_patches out"):
         load_pretrained(tmp_path / "square", max_num_patches=9)
     shutil.copytree(folder, tmp_path / "other")
     for change, message in (
@@ -266,6 +266,8 @@ def test_what_does_not_fit_is_one_line(
             load_pretrained(tmp_path / "other")
     assert "reads images of any shape" in complaint(capsys, "export", folder, tmp_path / "onnx")
     complaint(capsys, "convert", folder, tmp_path / "converted")
+    short = "evaluate", folder, "--data", "scenes:dev?count=4", "--walk-type", "short"
+    assert "walk_type is for FG-CLIP 2" in complaint(capsys, *short)
     assert "give --text" in complaint(capsys, "show", folder, tmp_path / "x.png", "--out", tmp_path / "y.png")
 
 
@@ -318,6 +320,9 @@ def test_fg_clip_2_by_its_three_ways(tmp_path: Path) -> None:
         close(text(ids[:, :context], torch.ones(3, context).bool()).pooled, expected)
         assert len(found.left_out) == {"long": 2, "short": 6, "box": 4}[way]
         assert not any(name.startswith(f"{way}text_head") for name in found.left_out)
+    assert load(tmp_path, device="cpu", walk_type="box").method.context == 12
+    with pytest.raises(UserError, match="walk_type is 'boxes'; allowed are short, long and box"):
+        load(tmp_path, walk_type="boxes")
     del state["longtext_head.bias"]
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"an FG-CLIP 2 that lacks one of .*longtext_head"):

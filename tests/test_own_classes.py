@@ -46,6 +46,7 @@ class Squares(nn.Module):
 
 
 class SquaresConfig(ImageEncoderConfig):
+    averaged = True
     width: int = 8
 
     def build(self):
@@ -126,7 +127,9 @@ def test_an_encoder_of_a_user_under_a_method_of_the_package_needs_trust_too(home
     grainline.train(recipe(home), home / "run", changes=settings)
     with pytest.raises(UserError, match=r"own_method:SquaresConfig would import the module own_method"):
         grainline.load(home / "run", device="cpu")
-    assert grainline.load(home / "run", device="cpu", trust_code=True).method.grid == (2, 2)
+    method = grainline.load(home / "run", device="cpu", trust_code=True).method
+    assert method.grid == (2, 2)
+    assert method.averaged
 
 
 def test_a_class_of_another_kind_is_one_line(home: Path) -> None:

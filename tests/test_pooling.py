@@ -177,5 +177,5 @@ def test_class_token_of_a_checkpoint_is_that_of_the_library_and_patches_are_the_
 def test_values_of_another_kind_of_checkpoint_are_refused(tmp_path: Path) -> None:
     whole("siglip", tmp_path / "siglip")
     values = {"pretrained": str(tmp_path / "siglip"), "image": {"patches": "values"}}
-    with pytest.raises(UserError, match="values need the image side of a CLIP, not of a siglip"):
+    with pytest.raises(UserError, match="values need the image side of a CLIP, not of siglip"):
         start(Description("clip", parse(CLIPConfig, values, "test"))).method()

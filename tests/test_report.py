@@ -494,7 +494,7 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
         assert f"score {sentence['score']:.3f}, p {sentence['p']:.3f}" in found.words
     for hit in answer["hits"]:
         number = sum(part["verdict"] == "shows" for part in hit["sentences"])
-        assert f"shows {number} of 3 sentences" in found.words
+        assert f"sentences shown: {number} of 3" in found.words
     words = {"sure": "sure match", "in part": "match in part", "none": "no sure match"}
     assert words[answer["match"]] in found.words
     usual = f"A query that matches nothing scores this high {100 * answer['hits'][0]['p']:.1f} % of the time"

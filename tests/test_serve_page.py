@@ -190,10 +190,19 @@ def test_a_description_finds_images_with_every_sentence_judged(site: Site) -> No
     assert site.driver.current_url == f"{site.url}/#q={quote(QUERY)}"
 
 
+def test_its_head_names_the_model(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = site.engine.now.image_index.reader
+    manifest = reader.manifest
+    model = manifest.model_id._replace(path="/runs/mine", method="clip")
+    monkeypatch.setattr(reader, "manifest", manifest._replace(model_id=model))
+    site.open()
+    assert site.text("#about") == f"{site.engine.folder.name}: 12 images, model mine (clip)"
+
+
 def test_it_says_in_words_whether_anything_matches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     search = Index.search
     for matches, said in (
-        ([], "Nothing in this index matches well. The nearest are:"),
+        ([], "No sure match. The nearest images are:"),
         (["sure", "sure"], "12 images, best first; 2 of them sure."),
         (["sure", "in part", "in part"], "12 images, best first; 1 of them sure, 2 in part."),
     ):

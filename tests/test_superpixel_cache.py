@@ -19,7 +19,7 @@ from torch import Tensor
 from grainline.cli.main import main
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import CachedSuperpixels, digest, make_superpixels
+from grainline.data.cache import SUPERPIXELS, CachedSuperpixels, Views, digest, make
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_CAPTION, Record
@@ -28,7 +28,7 @@ from grainline.data.transforms import EvalTransform, SameTransform, TrainTransfo
 from grainline.errors import UserError
 from grainline.files import read_sealed, sealed_json
 from grainline.fingerprint import fingerprint, image_fingerprint
-from grainline.nn.superpixels import kmeans, square_grid
+from grainline.nn.superpixels import kmeans, neighbour_of, square_grid
 from grainline.training.recipe import DataConfig
 
 SCENES = "scenes:dev?count=5"
@@ -56,6 +56,16 @@ def run(*arguments: str) -> int:
 
 def command(out: Path, *more: str) -> int:
     return run("data", "superpixels", SCENES, "--out", str(out), "--size", "64", *more)
+
+
+def make_superpixels(source: Any, segment: Any, out: Path, *, size: int, settings: Any) -> Any:
+    """Write the superpixels of a source as `write_superpixels` does, by another function."""
+
+    def neighbours(pixels: Tensor) -> Tensor:
+        return neighbour_of(segment(pixels), settings["cell"]).to(torch.uint8)
+
+    views = Views(EvalTransform(size))
+    return make(SUPERPIXELS, source, neighbours, out, views, row=(size, size), settings=settings)
 
 
 def stored(folder: Path, source: Any, size: int = 64, **changes: Any) -> CachedSuperpixels:

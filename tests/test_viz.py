@@ -268,6 +268,12 @@ def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
     assert top < 40, "the peak of 9 stands near the upper end of the axis"
 
 
+def test_an_axis_of_steps_has_several_numbers_and_the_legend_no_power_of_ten() -> None:
+    drawn = line_chart(Chart("t", "step", "y", [Series("a", [10, 940], [2500.0, 1334.6])]))
+    assert [f">{step}</text>" in drawn for step in (200, 400, 600, 800)] == [True] * 4
+    assert "a, last 1,330" in drawn
+
+
 def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
     drawn = line_chart(
         Chart("t", "x", "y", [Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])])
@@ -454,6 +460,15 @@ def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
     assert [sorted(a) for _, a in clean.tags] == [sorted(a) for _, a in evil.tags]
     assert evil.words.count('<script>alert("x")</script>') >= 30
     assert not evil.open
+
+
+def test_right_or_wrong_stands_before_the_rank_which_ends_in_the_first() -> None:
+    row = Row([Panel("a dog", None, "rank 1, 0.1 ahead of the next", right=True)])
+    other = Row([Panel("a cat", None, "rank 2, 0.1 behind the first", right=False), Panel("x", None, "0.5")])
+    words = Page(cases_html([Case("t", rows=[row, other])], "a")).words.replace("\xa0", " ")
+    assert "right, rank 1, 0.1 ahead of the next" in words
+    assert "wrong, rank 2, 0.1 behind the first" in words
+    assert ", 0.5" not in words
 
 
 def test_every_image_has_a_text_and_every_drawing_is_named_or_hidden() -> None:

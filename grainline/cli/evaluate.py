@@ -85,6 +85,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             help="Longest text in tokens, for a checkpoint of others: 77 reads FG-CLIP by its short way."
         ),
     ] = None,
+    walk_type: Annotated[
+        str | None, typer.Option(help="Of an FG-CLIP 2: short, long or box texts (default: by --context).")
+    ] = None,
     compare_to: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
     ] = None,
@@ -119,7 +122,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         model, data, load_suite(suite, changes or ()), vectors=vectors or None, pairs=pairs, scores=scores,
         similarity=similarity, captions=captions, batch_size=batch_size, max_corrupt=max_corrupt, seed=seed,
         memory=memory * 2**20, images=images, scoring=scoring, patches=patches, context=context,
-        compare_to=compare_to, json=json, html=html,
+        walk_type=walk_type, compare_to=compare_to, json=json, html=html,
         descriptions=lambda opened: descriptions_for(opened, str(model), descriptions),
     )  # fmt: skip
     for table in tables(result):

@@ -152,7 +152,7 @@ def train(
     )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
-        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or data or ["DATA"]))
+        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or ["OTHER_DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(

@@ -12,14 +12,12 @@ import json
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -32,11 +30,10 @@ from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform
 from grainline.distributed import rank, usable_cores
 from grainline.errors import UserError, amount
 from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
-from grainline.nn.superpixels import label_of, neighbour_of
-from grainline.progress import progress
+from grainline.nn.superpixels import label_of
+from grainline.progress import in_order, progress
 from grainline.system import open_regular, regular
 
-T = TypeVar("T")
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # images that are read and computed at a time
 
@@ -86,8 +83,7 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
     transform, number, reading = views.transform, views.number, Lock()
-    header = {"grainline": kind.format, "source": source.fingerprint(), "size": transform.size}
-    header |= {"settings": dict(settings), "records": len(source), "transform": _settings_of(transform)}
+    header = {"grainline": kind.format, "records": len(source)} | _origin(source, transform, settings)
 
     def read(batch: int) -> tuple[list[int], dict[int, int], list[Tensor]]:
         """The places of rows, the digests of keys, and the squares."""
@@ -115,8 +111,8 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
             keys = _Rows(open_memmap(folder.path / KEYS, mode, np.uint64, (len(source),)))
             left, together = range(folder.batches, -(-len(source) // BATCH)), threads > 1
             work: Any = (lambda batch: computed(read(batch))) if together else read
-            number_of_threads = threads if together else max(2, min(8, usable_cores()))
-            with closing(_ahead(work, left, number_of_threads)) as results:
+            pool = threads if together else max(2, min(8, usable_cores()))
+            with closing(in_order(work, left, pool, ahead=pool)) as results:
                 for batch, result in zip(left, results, strict=True):
                     some, digests = result if together else computed(result)
                     rows.write(some)
@@ -129,22 +125,6 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
     images = int((np.load(out / KEYS) != 0).sum())
     skipped = {"without an image": len(source) - images} if images < len(source) else {}
     return Written({"image": images}, skipped, resumed)
-
-
-def _ahead(function: Callable[[int], T], numbers: Iterable[int], threads: int) -> Generator[T, None, None]:
-    """function of each number, in order; threads compute a few ahead, one number each."""
-    ahead: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for number in numbers:
-                ahead.append(pool.submit(function, number))
-                if len(ahead) > threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for one in ahead:
-                one.cancel()
 
 
 class Partial(NamedTuple):
@@ -220,21 +200,26 @@ class _Rows:
 
 
 class CachedRows:
-    """The rows of a source, which are read when they are used. `open` opens them."""
+    """The rows of a source, which are read when they are used."""
 
     def __init__(
         self, kind: Kind, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
-        """
-        source, transform  what training reads, and how it makes a square of an image
-        settings           those of the model; other settings in the folder are not compared
+        """Raises UserError where the folder was made from other data or in another way than training reads.
 
-        Raises UserError where the folder was made from other data or in another way.
+        settings  those of the model; other settings in the folder are not compared
         """
         self.kind, self.folder, self.manifest = kind, folder, _manifest(kind, folder)
-        expected = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
-        expected |= {"transform": _settings_of(transform)}
-        _require_fit(kind, folder, self.manifest, expected)
+        compared = {name: self.manifest["settings"].get(name) for name in settings}
+        stored, model = self.manifest | {"settings": compared}, _origin(source, transform, settings)
+        wrong = {
+            "size": f"are of images of {stored['size']} pixels, and the model sees {model['size']}",
+            "settings": f"were made with {_short(compared)}, and the model has {_short(settings)}",
+            "transform": "were made of other squares of the images than training reads",
+            "source": "were made from other data than data.paths names",
+        }
+        for words in (words for name, words in wrong.items() if stored[name] != model[name]):
+            raise UserError(f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out")
 
     def open(self, row: tuple[int, ...]) -> None:
         """Open the rows, which have this shape. Raises UserError where they do not."""
@@ -273,11 +258,12 @@ def digest(key: str, image: bytes = b"") -> int:
     return max(1, int.from_bytes(name, "big"))
 
 
-def _settings_of(transform: EvalTransform) -> dict[str, Any]:
-    """How a square is made of an image, as JSON."""
-    filter = transform.filter.name.lower()
-    facts = {"resize": transform.resize, "filter": filter, "larger": transform.larger}
-    return facts | ({"patches": repr(patches)} if (patches := transform.square.patches) else {})
+def _origin(source: Source, transform: EvalTransform, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What rows are made from and how, as JSON."""
+    square = {"resize": transform.resize, "filter": transform.filter.name.lower(), "larger": transform.larger}
+    square |= {"patches": repr(patches)} if (patches := transform.square.patches) else {}
+    origin = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
+    return origin | {"transform": square}
 
 
 def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:
@@ -292,27 +278,9 @@ def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    differences = {
-        "source": "from other data",
-        "size": f"at {header['size']} pixels",
-        "settings": f"with {_short(header['settings'])}",
-        "records": "from other data",
-        "transform": "of other squares of the images",
-    }
-    require_same(folder, header, expected, differences)
-
-
-def _require_fit(kind: Kind, folder: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    settings = {name: content["settings"].get(name) for name in expected["settings"]}
-    wrong = {
-        "size": f"are of images of {content['size']} pixels, and the model sees {expected['size']}",
-        "settings": f"were made with {_short(settings)}, and the model has {_short(expected['settings'])}",
-        "transform": "were made of other squares of the images than training reads",
-        "source": "were made from other data than data.paths names",
-    }
-    for name, words in wrong.items():
-        if (settings if name == "settings" else content[name]) != expected[name]:
-            raise UserError(f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out")
+    differences = {"source": "from other data", "size": f"at {header['size']} pixels"}
+    differences |= {"settings": f"with {_short(header['settings'])}", "records": "from other data"}
+    require_same(folder, header, expected, differences | {"transform": "of other squares of the images"})
 
 
 def _short(settings: Mapping[str, Any]) -> str:
@@ -323,29 +291,6 @@ def _short(settings: Mapping[str, Any]) -> str:
 # uint8: which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
 SUPERPIXELS = Kind("superpixels", "superpixels 2", "neighbours.npy", np.uint8)
-
-
-def make_superpixels(
-    source: Source,
-    segment: Callable[[Tensor], Tensor],
-    out: Path,
-    *,
-    size: int,
-    settings: Mapping[str, Any],
-    progress: Progress | None = None,
-) -> Written:
-    """Write the superpixels of all images of a source, as `make` does.
-
-    segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
-    size      side of the square that evaluation reads, S
-    settings  of `segment`, `cell` among them
-    """
-
-    def neighbours(pixels: Tensor) -> Tensor:
-        return neighbour_of(segment(pixels).cpu(), int(settings["cell"])).to(torch.uint8)
-
-    views, row = Views(EvalTransform(size)), (size, size)
-    return make(SUPERPIXELS, source, neighbours, out, views, row=row, settings=settings, progress=progress)
 
 
 class CachedSuperpixels(CachedRows):

@@ -93,6 +93,7 @@ class TextBackbone(Protocol):
 class ImageEncoderConfig(Config):
     """The settings of an image encoder outside grainline: derive from it, add fields, and define `build`."""
 
+    averaged: ClassVar[bool] = False  # whether the summary of an image is the mean of its tokens
     kind: str  # my_module:MyConfig, the derived class
     size: int  # side of its square input in pixels
 

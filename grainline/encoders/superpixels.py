@@ -17,7 +17,7 @@ from grainline.config import Config
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.errors import UserError
 from grainline.nn.runtime import has_bf16
-from grainline.nn.superpixels import hard, inside, kmeans, square_grid
+from grainline.nn.superpixels import hard, inside, kmeans, neighbour_of, square_grid
 
 CELL = 16  # side in pixels of the cells of SFCN
 WIDTHS = (16, 32, 64, 128, 256)
@@ -201,6 +201,10 @@ class Superpixels(nn.Module):
         """Take the weights of SFCN from their published file. UserError where they are not in it."""
         if self.network is not None:
             self.network.load_state_dict(folded(read_sfcn(path)).state_dict())
+
+    def neighbours(self, pixels: Tensor) -> Tensor:
+        """The labels as `nn.superpixels.neighbour_of` encodes them: [N, S, S] uint8"""
+        return neighbour_of(self(pixels), self.cfg.cell).to(torch.uint8)
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:

@@ -93,6 +93,16 @@ class TowersConfig(Config):
     masks_tokens: ClassVar[bool] = False  # and leaves out those that are not real
 
     @property
+    def averaged(self) -> bool:
+        """Whether the summary of an image is the mean of its tokens, before the projection."""
+        image = self.image
+        if isinstance(image, PretrainedImageConfig):
+            return image.architecture is not None and kind_of(image.architecture).averaged
+        if isinstance(image, ViTConfig):
+            return image.pool == "mean"
+        return isinstance(image, ImageEncoderConfig) and image.averaged
+
+    @property
     def reads_tokens(self) -> bool:
         """Whether training reads image tokens, so that a cached summary is not enough."""
         return self.learns_tokens
@@ -133,6 +143,7 @@ class Towers(nn.Module):
             _projection(cfg.image, self.image.width, self.space, cfg.dropout),
             _projection(cfg.text, self.text.width, self.space, cfg.dropout),
         )
+        self.averaged = cfg.averaged and not heads  # whether a vector is the unit mean of its tokens
         if heads and cfg.dropout:
             raise ValueError("dropout goes with linear projections, and the heads of a GroupViT are none")
         for layer in (self.to_image, self.to_text):

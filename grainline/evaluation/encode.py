@@ -347,11 +347,8 @@ def joined(parts: Sequence[Read]) -> Read:
     out = Read()
     for part in parts:
         out.owner += [len(out.keys) + row for row in part.owner]
-        for name in ("keys", "positions", "strings", "described", "failed"):
-            getattr(out, name).extend(getattr(part, name))
-        out.blank += part.blank
-        out.several += part.several
-        out.long += part.long
+        for name in ("keys", "positions", "strings", "described", "failed", "blank", "several", "long"):
+            setattr(out, name, getattr(out, name) + getattr(part, name))
         out.error = out.error or part.error
     return out
 
@@ -437,7 +434,10 @@ def write_vectors(
         raise UserError(f"{out} is not an empty folder; choose another --out")
     cut = model.cut
     if lines:
-        vectors, described, notes = _encode_lines(model, source, batch)
+        texts = read_lines(source)
+        parts = [model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch)]
+        vectors, notes = {"texts": torch.cat(parts)}, JsonLines()
+        described = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
     else:
         opened = open_source(source, images=images, size=model.method.size, allow_bare=True, trust_code=True)
         data = encode_source(
@@ -461,13 +461,6 @@ def write_vectors(
     except WRITE_ERRORS as error:
         raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
     return {name: len(x) for name, x in vectors.items()} | {"skipped": skipped}
-
-
-def _encode_lines(model: Model, path: str, batch: int) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:
-    texts = read_lines(path)
-    parts = [model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch)]
-    lines = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
-    return {"texts": torch.cat(parts)}, lines, []
 
 
 def _described_rows(data: Encodings) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:

@@ -58,6 +58,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     scoring: str | None = None,
     patches: str | None = None,
     context: int | None = None,
+    walk_type: str | None = None,
     compare_to: str | Path | None = None,
     json: str | Path | None = None,
     html: str | Path | None = None,
@@ -82,7 +83,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     memory        bytes of a tile of scores
     scoring       how pairs are scored, for methods with several ways
     patches       image tokens of a CLIP: "attention" or "values"
-    context       longest text in tokens, for a checkpoint of others
+    context, walk_type  longest text in tokens, for a checkpoint of others; and the texts of an FG-CLIP 2
     compare_to    path of an earlier result on the same data; the differences are added to the result
     json, html    files for the result and the page
     descriptions  of the images, for a model that reads them
@@ -111,7 +112,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if others:
         evaluation = _of_vectors(suite, open_vectors(vectors, pairs, scores, similarity, images), settings)
     else:
-        loaded = _loaded(model, scoring=scoring, patches=patches, context=context)
+        loaded = _loaded(model, scoring=scoring, patches=patches, context=context, walk_type=walk_type)
         source = open_data(data, images=images, size=loaded.method.size)
         with progress("encoding", show=show_progress_bar) as step:
             encodings = suite.encode(loaded, source, settings, descriptions(loaded), step)

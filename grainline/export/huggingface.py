@@ -154,9 +154,7 @@ def _by_library(folder: Path, towers: Pretrained, tokenizer: TextTokenizer | Non
     values, kind, transformers = image.normalised(pixels), towers.architecture["kind"], library()
     whole: Any = kind_of(towers.architecture)
     with quiet(), readable(folder):
-        model = getattr(transformers, whole.model_class).from_pretrained(
-            str(folder), dtype=torch.float32, trust_remote_code=False
-        )
+        model = whole.classes()[1].from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False)
         if any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
             prepare = transformers.AutoImageProcessor.from_pretrained(str(folder), trust_remote_code=False)
             values = prepare(_images(), return_tensors="pt")["pixel_values"]
@@ -246,7 +244,7 @@ def _obstacles(model: Model) -> list[str]:
     architectures = [encoder.architecture for encoder in encoders.values()]
     kinds, spaces = [one["kind"] for one in architectures], {kind_of(one).space(one) for one in architectures}
     if set(kinds) != {FORMS[name]}:
-        out.append(f"it is a {name} on the image side of a {kinds[0]} and the text side of a {kinds[1]}")
+        out.append(f"it is {name} on the image side of {kinds[0]} and the text side of {kinds[1]}")
     elif FORMS[name] == "siglip" and spaces != {config.width}:
         out.append(f"its vectors of width {config.width} come out of projections, and a SigLIP has none")
     if len(out) == 1 and (model.method.pairwise or by_sentence):

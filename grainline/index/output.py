@@ -197,7 +197,7 @@ def _section(
         why = f"A query that matches nothing scores this high {share} of the time ({usual})."
         if image is not None:
             why = f"Of the images of the index, {share} have another one as near."
-        why += " The images below are the nearest, not matches." if result.match == "none" else ""
+        why += " None of the images below is a sure match." if result.match == "none" else ""
         why += " The first image does not show every sentence." if result.match == "in part" else ""
     title = short(result.query, TITLE)
     cases = [_hit_case(index, place, hit) for place, hit in enumerate(result.hits, 1)]
@@ -233,7 +233,7 @@ def _hit_case(index: Index, place: int, hit: Hit) -> Case:
     match = macro("parts.html", "match_of", hit.match, MATCHES[hit.match])
     note = Markup(f"score {hit.score:.3f}, p {hit.p:.3f}, ") + match
     if sentences:
-        note += f", shows {sum(one.verdict == 'shows' for one in sentences)} of {len(sentences)} sentences"
+        note += f", sentences shown: {sum(s.verdict == 'shows' for s in sentences)} of {len(sentences)}"
     return Case(f"{place}. {hit.path}", note=note, look=look)
 
 

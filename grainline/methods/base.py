@@ -9,13 +9,12 @@ protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
 from grainline.data.texts import Chunking, balanced_chunks
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.errors import UserError
+from grainline.nn.pooling import mean_pool
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
@@ -62,6 +61,9 @@ class Method(ABC, nn.Module):
     precomputed_class: ClassVar[Any] = None
     """The NamedTuple that `precompute` returns as `Encoded.precomputed`; None: there is none."""
 
+    averaged: bool
+    """Whether an image's vector is the unit mean of its tokens; not with an own `encode_images`."""
+
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks, and holds no more of a pair than its score."""
 
@@ -69,6 +71,7 @@ class Method(ABC, nn.Module):
         super().__init__()
         self.cfg = cfg
         self.towers = Towers(cfg)
+        self.averaged = self.towers.averaged and type(self).encode_images is Method.encode_images
 
     @property
     def size(self) -> int:
@@ -126,15 +129,12 @@ class Method(ABC, nn.Module):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """How much each token of image i belongs to text i: [N, L]
 
-        By default, where the vector of an image is the mean of its tokens, what each token adds to the score,
-        times their number: the mean of the map is the score. Elsewhere the signed cosine of every token with
-        the vector of the text. 0 at masked tokens.
+        By default, with `averaged`, what each token adds to the score, times their number: the mean of the
+        map is the score. Else the signed cosine of every token with the vector of the text. 0 at masked
+        tokens.
         """
-        real = images.mask[..., None]
-        mean = (images.tokens * real).sum(1) / real.sum(1).clamp(min=1)  # [N, D]
-        is_mean = F.cosine_similarity(mean, images.vector) > 1 - 1e-4
-        shares = images.tokens / mean.norm(dim=-1).clamp(min=1e-12)[:, None, None]
-        tokens = torch.where(is_mean[:, None, None], shares, F.normalize(images.tokens, dim=-1))
+        size = mean_pool(images.tokens, images.mask).vector[:, None] if self.averaged else images.tokens
+        tokens = images.tokens / size.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
     def before_gather(self, local: Pair) -> Pair:

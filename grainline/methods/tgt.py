@@ -24,8 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.encoders.base import TextEncoderConfig
-from grainline.encoders.pretrained import kind_of
-from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.kind import PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
 from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, Grouper
 from grainline.encoders.towers import TowersConfig, flat_parts
@@ -55,9 +54,7 @@ class TGTConfig(TowersConfig):
     @property
     def reads_tokens(self) -> bool:
         """False where the summary of the image encoder is the mean of its tokens already."""
-        if isinstance(self.image, PretrainedImageConfig):
-            return self.image.architecture is None or not kind_of(self.image.architecture).averaged
-        return not (isinstance(self.image, ViTConfig) and self.image.pool == "mean")
+        return not self.averaged
 
     @model_validator(mode="after")
     def _fits(self) -> "TGTConfig":
@@ -95,6 +92,7 @@ class TGT(Method):
 
     def __init__(self, cfg: TGTConfig) -> None:
         super().__init__(cfg)
+        self.averaged = True
         self.uses_images = cfg.contrastive > 0
         text = self.towers.text
         assert isinstance(text, Grouper | TextTransformer)

@@ -80,7 +80,7 @@ def line_chart(chart: Chart) -> Markup:
     if len(x) == 0:
         return render("chart.html", chart=chart, frame=None)
     y = np.append(y, [one.chance for one in chart.series if one.chance is not None])
-    x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if chart.whole else 4), ticks(y.min(), y.max())
+    x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if chart.whole else 6), ticks(y.min(), y.max())
     if chart.whole:
         x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     ends = (x.min(), x.max()) if x.min() < x.max() else (x_ticks[0], x_ticks[-1])
@@ -150,9 +150,9 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
         return " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in places)
 
     missing = len(series.x) - len(x)
-    last = f", last {y[-1]:.3g}" if len(y) else ""
+    last = f", last {number(y[-1], 3)}" if len(y) else ""
     words = series.name + last + (f", {missing} not finite" if missing else "")
-    words += "" if series.chance is None else f", chance {series.chance:.3g} (dotted)"
+    words += "" if series.chance is None else f", chance {number(series.chance, 3)} (dotted)"
     blocks = np.array_split(np.arange(len(x)), min(len(x), POINTS)) if len(x) else []
     band = []
     if len(x) > POINTS:
@@ -169,15 +169,15 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
     }
 
 
-def number(value: float) -> str:
-    """A tick label.
+def number(value: float, digits: int = 10) -> str:
+    """A tick label, or the last value of a legend.
 
-    >>> [number(x) for x in (0.0, 0.25, 4.0, 12000.0, 0.00001)]
-    ['0', '0.25', '4', '12,000', '1e-05']
+    >>> [number(x) for x in (0.0, 0.25, 4.0, 12000.0, 0.00001)], number(1334.6, 3)
+    (['0', '0.25', '4', '12,000', '1e-05'], '1,330')
     """
     if value != 0 and abs(value) < 1e-4:
         return f"{value:.2g}"
-    return f"{round(value, 10):,.10g}"
+    return f"{round(float(f'{value:.{digits}g}'), 10):,.10g}"
 
 
 # Scores by the number of sentences that are read, for single images and several models.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from grainline import recipes
 from grainline.build import Description, image_settings, start
 from grainline.config import parse
-from grainline.data.cache import Views, make_superpixels
+from grainline.data.cache import SUPERPIXELS, Views, make
 from grainline.data.features import make_features
 from grainline.data.lines import Progress, Written
 from grainline.data.open_source import open_sources
@@ -73,11 +73,13 @@ def write_superpixels(
     if config.checkpoint is not None:
         segmenter.fill(Path(config.checkpoint))
     segmenter.to(default_device())
-    return make_superpixels(
+    return make(
+        SUPERPIXELS,
         open_sources(sources, images=images, size=size, trust_code=True),
-        lambda pixels: segmenter(pixels.to(default_device())),
+        lambda pixels: segmenter.neighbours(pixels.to(default_device())),
         out,
-        size=size,
+        Views(EvalTransform(size)),
+        row=(size, size),
         settings=config.model_dump(mode="json", exclude={"checkpoint"}),
         progress=progress,
     )

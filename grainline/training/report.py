@@ -7,7 +7,7 @@ from typing import Any
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
-from grainline.errors import UserError
+from grainline.errors import UserError, some
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
@@ -114,7 +114,7 @@ def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: 
     fields = folded("All fields of the recipe", facts(settings, "Recipe"))
     sections += [_data(lines, recipe, images), Section("Settings", fields)]
     lead = summary(_headline(lines, recipe, images, ended)) + notes([f"Stopped: {ended}"] if ended else [])
-    title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
+    title = f"Training of {recipe.method} on {some(recipe.data.paths, 1)}"
     write_page(out / REPORT_FILE, render_page(short(title, 120), lead, sections, [f"Run folder: {out}"]))
 
 
@@ -127,8 +127,8 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
     out += [Chart(f"Fact: {fact.name}", "step", fact.name, [fact]) for fact in _series(trained, "facts")]
     chance = measured[-1].get("chance", {}) if measured else {}
     recorded = [one._replace(chance=chance.get(one.name)) for one in _series(measured, "metrics")]
-    for title, label, some in _by_unit(recorded):
-        out += _split(f"Validation: {title}", label, some)
+    for title, label, group in _by_unit(recorded):
+        out += _split(f"Validation: {title}", label, group)
     if trained:
         norm = Series("before clipping", steps, [_number(line["norm"]) for line in trained])
         speed = Series("images/s", steps, [line["images_per_s"] for line in trained])

@@ -143,7 +143,7 @@ def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str
 
 def _refuse(error: OSError) -> None:
     raise data_error(
-        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out"
+        f"{error.filename} cannot be read ({error.strerror}): correct name or permissions, or leave it out"
     )
 
 

@@ -30,18 +30,18 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from grainline.config import HUB_FILE
-from grainline.encoders.pretrained.archive import lone_weights, read_tensors
+from grainline.encoders.pretrained.archive import NUMBERS, lone_weights, read_tensors
 from grainline.encoders.pretrained.hub import download, readable
+from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, PretrainedConfig, Source
 from grainline.encoders.pretrained.packages import PREFIX, package_file
-from grainline.encoders.pretrained.sentence_folders import Pool, transformer_of
+from grainline.encoders.pretrained.sentence_folders import transformer_of
 from grainline.errors import UserError
 from grainline.files import read_settings
-from grainline.nn.positions import Stretch
-from grainline.weights import state_dict_mismatch
+from grainline.weights import check_numbers, state_dict_mismatch
 
 __all__ = ["Pretrained", "build_pretrained", "kind_of", "load_pretrained"]
 
@@ -66,11 +66,7 @@ KINDS = {
     "groupvit": Row("groupvit:GroupViT"),
     "clip_vision_model": Row("clip_towers:ClipVision"),
     "siglip_vision_model": Row("siglip_towers:SiglipVision"),
-    **dict.fromkeys(("vit", "deit", "vit_msn", "ijepa", "beit"), Row("image_towers:Vision")),
-    **dict.fromkeys(("dinov2", "dinov2_with_registers", "dinov3_vit"), Row("image_towers:Vision")),
-    **dict.fromkeys(("dinov3_convnext", "swin", "swinv2"), Row("image_towers:Vision")),
-    **dict.fromkeys(("convnext", "convnextv2", "resnet", "regnet"), Row("image_towers:Vision")),
-    **dict.fromkeys(("efficientnet", "mobilenet_v1", "mobilenet_v2"), Row("image_towers:Vision")),
+    **dict.fromkeys(TOWERS, Row("image_towers:Vision")),
     **dict.fromkeys(("albert", "bert", "camembert", "deberta", "deberta-v2"), Row("text_towers:Text")),
     **dict.fromkeys(("distilbert", "electra", "modernbert", "mpnet", "roberta"), Row("text_towers:Text")),
     "xlm-roberta": Row("text_towers:Text"),
@@ -82,46 +78,25 @@ KINDS = {
 """By their name; of a model of the transformers library its `model_type`. The first that fits is taken."""
 
 
-def load_pretrained(  # noqa: PLR0913 - each is a choice of the caller
-    name: str | Path,
-    *,
-    size: int | None = None,
-    context: int | None = None,
-    stretch: Stretch = "keep",
-    quick_gelu: bool | None = None,
-    resize: Literal["crop", "squash"] | None = None,
-    pool: Pool | None = None,
-    max_num_patches: int | None = None,
-    walk_type: Literal["short", "long", "box"] | None = None,
-) -> Pretrained:
+def load_pretrained(name: str | Path, **choices: Any) -> Pretrained:
     """The encoders of a checkpoint, in evaluation mode and float32.
 
-    name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
-                open_clip, Long-CLIP, EfficientNet-Lite or a published method, a folder with one such file, or
-                its name on the hub (owner/name, owner/name/file); a name `pip:...` (`packages.py`)
-    size        side of the images, another than that of the checkpoint: positions become a finer or coarser
-                grid (`to_grid`)
-    context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
-    quick_gelu  x * sigmoid(1.702 x) in place of GELU in a CLIP. None: by the config of a folder; files of
-                OpenAI (TorchScript), of Long-CLIP and with "quickgelu" in their name have it, other files
-                do not. Weights do not show it: give True for OpenAI's weights in a file of another kind.
-    resize      how an image becomes a square, in place of the checkpoint's way: its short side and the
-                middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
-    pool        how the states of a text encoder are summed up, in place of the checkpoint's way
-    max_num_patches  most patches of an image that a NaFlex reads, in place of the checkpoint's number
-    walk_type   of the texts of an FG-CLIP 2; None: "short" for a context of 64 tokens or less, else "long"
+    name     a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
+             open_clip, Long-CLIP, EfficientNet-Lite or a published method, a folder with one such file, or
+             its name on the hub (owner/name, owner/name/file); a name `pip:...` (`packages.py`)
+    choices  fields of `Options`, by their name: size, context, stretch, quick_gelu, resize, pool,
+             max_num_patches, walk_type
     """
-    options = Options(size, context, stretch, quick_gelu, pool, max_num_patches, walk_type)
+    options = Options(**choices)
     source = _read(name, options)
     kind = kind_of(source.architecture)
-    if quick_gelu is not None and not kind.quick:
+    if options.quick_gelu is not None and not kind.quick:
         raise UserError(f"{name} is a {kind.name}, which has one activation; quick_gelu is for CLIP")
-    copy = source._replace(architecture=json.loads(json.dumps(source.architecture)), state=dict(source.state))
-    source = kind.fit(copy, options)
-    if resize is not None:
+    source = kind.fit(source._replace(architecture=json.loads(json.dumps(source.architecture))), options)
+    if options.resize is not None:
         if "max_num_patches" in source.architecture:
             raise UserError(f"{name} reads images in their own shape; leave resize out")
-        source.architecture.update({"resize": resize, "margin": 1.0})
+        source.architecture.update({"resize": options.resize, "margin": 1.0})
     model = kind.model(source.architecture)
     wrong = state_dict_mismatch(source.state, model.state_dict())
     if wrong:
@@ -174,6 +149,9 @@ def _read(name: str | Path, options: Options) -> Source:
     if place.is_dir():
         place, settings = _in_folder(place)
     stored = read_tensors(place)
+    check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
+    floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
+    stored = stored._replace(tensors=stored.tensors | floats)
     kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
     with readable(place):  # tensors of another form stop the deduction anywhere
         return kind_of({"kind": kind}).read_file(place, stored, options, settings)
@@ -184,10 +162,12 @@ def _named_by(folder: Path) -> Kind:
     config = read_settings(transformer_of(folder) / "config.json")
     classes = str(config.get("architectures"))
     own = (name for name, row in KINDS.items() if row.architecture and row.architecture in classes)
-    kind = next(own, str(config.get("model_type", "model of no model_type")))
+    kind = next(own, str(config.get("model_type", "(none)")))
     if kind not in KINDS:
         code = " with code of its own, which is never run" if "auto_map" in config else ""
-        raise UserError(f"{folder} is a {kind}{code}; models that can be loaded are {', '.join(KINDS)}")
+        raise UserError(
+            f"{folder} has model_type {kind}{code}; models that can be loaded are {', '.join(KINDS)}"
+        )
     return kind_of({"kind": kind})
 
 

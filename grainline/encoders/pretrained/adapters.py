@@ -33,10 +33,8 @@ class LibraryEncoder(Layered):
 class ImageEncoder(LibraryEncoder, PixelEncoder):
     """Abstract: an image model of the transformers library as an ImageBackbone."""
 
-    classed: bool = False
-    """Whether a class token sums up the image."""
-    segmented: ClassVar[bool] = False
-    """Whether tokens have places in the image outside training, not on a grid."""
+    classed: bool = False  # a class token sums up the image
+    segmented: ClassVar[bool] = False  # tokens have places in the image outside training, not on a grid
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
 
         UserError where the summary may read the patches.
         """
-        raise UserError(f"model.image.patches: values need the image side of a CLIP, not of a {self.kind}")
+        raise UserError(f"model.image.patches: values need the image side of a CLIP, not of {self.kind}")
 
     def forward(self, pixels: Tensor) -> ImageTokens:
         """pixels [N, 3, size, size] uint8 or float -> ImageTokens"""
@@ -74,12 +72,9 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
 class TextEncoder(LibraryEncoder, Grouping):
     """Abstract: a text model of the transformers library as a TextBackbone."""
 
-    table: str = ""
-    """Name of the table of positions inside the model; empty: it has none."""
-    whole: ClassVar[bool] = False
-    """Whether it reads its padding too, always up to the context."""
-    packable: bool = False
-    """Whether texts may share rows: `_packed` reads them."""
+    table: str = ""  # of positions inside the model; empty: it has none
+    whole: ClassVar[bool] = False  # it reads its padding too, always up to the context
+    packable: bool = False  # texts may share rows: `_packed` reads them
 
     def __init__(self, model: nn.Module, *, width: int, context: int, vocab: int, pad: int = 0) -> None:
         super().__init__()
@@ -154,8 +149,7 @@ class FixedNorm(nn.BatchNorm2d):
 # to a function of attention, and lets others register one.
 
 
-ATTENTION = "grainline"
-"""The name of our function of attention in the library's registry."""
+ATTENTION = "grainline"  # our function of attention in the library's registry
 
 
 def draw_by_rows(model: Any) -> None:
@@ -181,11 +175,8 @@ def draw_by_rows(model: Any) -> None:
 
 def draws_by_process(model: nn.Module) -> list[str]:
     """The attention in the library's models whose dropout is still drawn from torch's generator, by name."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if _attention_share(module) and module.config._attn_implementation != ATTENTION
-    ]
+    attends = {name: module for name, module in model.named_modules() if _attention_share(module)}
+    return [name for name, x in attends.items() if x.config._attn_implementation != ATTENTION]
 
 
 def attention(
@@ -206,8 +197,8 @@ def attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not dropout:
-        options = 0.0, scaling, is_causal
-        return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)
+        inputs = module, query, key, value, attention_mask
+        return sdpa_attention_forward(*inputs, scaling=scaling, is_causal=is_causal, **rest)
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if rest.get("position_bias") is not None:
         logits = logits + rest["position_bias"]

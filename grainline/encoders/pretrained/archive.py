@@ -33,6 +33,10 @@ _HARMLESS = (
 """Classes in training checkpoints beside the tensors; an inert object stands for each of their instances."""
 
 
+NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")
+"""Tensors in OpenAI's files that are no weights."""
+
+
 class Stored(NamedTuple):
     """The content of a file of weights."""
 

@@ -6,10 +6,10 @@ errors.
 """
 
 import math
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.archive import NUMBERS, Stored
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.kind import Options, Source, sides_of
 from grainline.encoders.pretrained.library import TwoSided, plain, tokenizer_of
@@ -26,7 +26,7 @@ from grainline.encoders.text import at_end
 from grainline.errors import UserError
 from grainline.nn.attention import first_attends
 from grainline.nn.positions import KEEP
-from grainline.weights import check_numbers, state_dict_mismatch
+from grainline.weights import state_dict_mismatch
 
 
 class ClipImage(ImageEncoder):
@@ -96,8 +96,8 @@ class ClipText(TextEncoder):
 class Clip(TwoSided):
     """CLIP, of whatever origin."""
 
-    model_class, config_class = "CLIPModel", "CLIPConfig"
-    quick = True
+    quick, image_encoder = True, ClipImage
+    text_encoder: Any = ClipText
     grid, lead = "vision_model.embeddings.position_embedding.weight", 1
     pixels = KNOWN["clip"]
 
@@ -107,27 +107,38 @@ class Clip(TwoSided):
                 side["hidden_act"] = "quick_gelu" if options.quick_gelu else "gelu"
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
-        if settings:
-            return _from_open_clip(file, stored, options.quick_gelu, settings)
-        return from_file(file, stored, options.quick_gelu)
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
-        return ClipImage(model.vision_model, architecture), ClipText(model.text_model, architecture)
+        state = _tidy(stored.tensors)
+        if "logit_bias" in state:
+            raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
+        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        quick = options.quick_gelu
+        if quick is None:
+            quick = bool(model.get("quick_gelu")) if settings else _is_quick(file, stored)
+        config = _deduced(file, state, quick, (image, text) if settings else None)
+        see, read = config["vision_config"], config["text_config"]
+        check_agreement(where, (image, see), (text, read), (model, config))
+        pixels = of_open_clip(pixels, where if settings else str(file), see["image_size"])
+        architecture = {"kind": "clip", "config": config, "pad": 0, **pixels}
+        wrong = state_dict_mismatch(state, to_open_clip_names(Clip("clip").model(architecture).state_dict()))
+        if wrong:
+            raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a whole state dict")
+        if options.quick_gelu is None and not quick and not settings:
+            assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
+            hint = "quick_gelu=True is for weights of OpenAI"
+            print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
+        left_out = tuple({_UNUSED} & {name.partition(".")[0] for name in stored.tensors})
+        return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
 
 
 class ClipVision(Clip):
     """The image side alone, with its projection where config.json names the class that has one."""
 
-    model_class, config_class = "CLIPVisionModelWithProjection", "CLIPVisionConfig"
-    row = ""
+    suffix, row, text_encoder = "ModelWithProjection", "", None
     unused = r"visual_projection\.weight"
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
-        config["projected"] = self.model_class in (config.get("architectures") or ())
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[ClipImage, ClipText | None]:
-        return ClipImage(model.vision_model, architecture), None
+        config["projected"] = "CLIPVisionModelWithProjection" in (config.get("architectures") or ())
 
     def space(self, architecture: Mapping[str, Any]) -> int | None:
         return super().space(architecture) if architecture["config"]["projected"] else None
@@ -136,7 +147,8 @@ class ClipVision(Clip):
         return [] if model.config.projected else super()._strip(model)
 
 
-NAMES = (  # theirs, those of transformers; the first that a name begins with decides
+Names = tuple[tuple[str, str], ...]
+NAMES: Names = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
     ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
     ("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
@@ -150,15 +162,14 @@ NAMES = (  # theirs, those of transformers; the first that a name begins with de
     ("ln_final.", "text_model.final_layer_norm."),
     ("text_projection", "text_projection.weight"),
 )
-IN_BLOCKS = (
+IN_BLOCKS: Names = (
     (".ln_1.", ".layer_norm1."),
     (".ln_2.", ".layer_norm2."),
     (".attn.", ".self_attn."),
     (".mlp.c_fc.", ".mlp.fc1."),
     (".mlp.c_proj.", ".mlp.fc2."),
 )
-_UNUSED = ("mask_net",)  # layers of SmartCLIP that only its training reads
-_NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in files, but no weights
+_UNUSED = "mask_net"  # layers of SmartCLIP that only its training reads
 
 
 def heads_of_image(width: int) -> int:
@@ -171,38 +182,16 @@ def heads_of_text(width: int) -> int:
     return 0 if width % 64 else width // 64
 
 
-def from_file(
-    file: Path, stored: Stored, quick_gelu: bool | None, settings: Mapping[str, Any] = MappingProxyType({})
-) -> Source:
-    """A CLIP from a file of weights. settings: those of open_clip's config in the same folder, if any."""
-    check_numbers(tidy := _tidy(stored.tensors), file)
-    state = {name: x.float() for name, x in tidy.items()}
-    if "logit_bias" in state:
-        raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
-    quick = _is_quick(file, stored) if quick_gelu is None else quick_gelu
-    architecture = _deduced(file, state, quick, settings)
-    wrong = state_dict_mismatch(state, to_open_clip_names(Clip("clip").model(architecture).state_dict()))
-    if wrong:
-        raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a complete state dict")
-    if quick_gelu is None and not quick:
-        assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
-        hint = "quick_gelu=True is for weights of OpenAI"
-        print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
-    left_out = tuple(part for part in _UNUSED if any(name.startswith(f"{part}.") for name in stored.tensors))
-    return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
-
-
 def _is_quick(file: Path, stored: Stored) -> bool:
     """Whether a file has a sign of the quick GELU, which OpenAI's and Long-CLIP's weights have."""
-    openai = stored.script or {"input_resolution", "context_length", "vocab_size"} <= stored.tensors.keys()
+    openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
     long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
     return openai or long or any("quickgelu" in name.lower() for name in (file.name, stored.name))
 
 
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
-    state = {name: x for name, x in tensors.items() if name not in _NUMBERS}
-    state = {name: x for name, x in state.items() if name.partition(".")[0] not in _UNUSED}
+    state = {k: x for k, x in tensors.items() if k.partition(".")[0] not in (*NUMBERS, _UNUSED)}
     if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
         state = {name.removeprefix("text."): x for name, x in state.items()}
     if {"positional_embedding", "positional_embedding_res"} <= state.keys():
@@ -222,9 +211,12 @@ _TABLES = (
 
 
 def _deduced(
-    file: Path, state: Mapping[str, Tensor], quick: bool, settings: Mapping[str, Any]
+    file: Path, state: Mapping[str, Tensor], quick: bool, settings: tuple[Mapping[str, Any], ...] | None
 ) -> dict[str, Any]:
-    """Widths, depths and the rest, from the shapes of the tensors."""
+    """The config: widths, depths and the rest, from the shapes of the tensors.
+
+    settings  of images and of texts by open_clip, which give the heads; None: they follow from the widths
+    """
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
         wrong = "has the names of a Hugging Face model, whose config.json is needed too"
@@ -236,19 +228,18 @@ def _deduced(
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
-    heads = width // settings["head_width"] if "head_width" in settings else heads_of_image(width)
-    image = tower(file, state, "visual.transformer.resblocks.", width, heads)
-    heads = settings.get("heads") or heads_of_text(rows.shape[1])
-    text = tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
+    heads, (see, read) = (heads_of_image(width), heads_of_text(rows.shape[1])), settings or ({}, {})
+    if settings:  # with the defaults of open_clip
+        heads = width // see.get("head_width", 64), read.get("heads", 8)
+    image = tower(file, state, "visual.transformer.resblocks.", width, heads[0])
+    text = tower(file, state, "transformer.resblocks.", rows.shape[1], heads[1])
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    size = size_of(side, patch, settings)
-    image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
+    image |= {"image_size": size_of(side, patch, see), "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
-    pixels = of_open_clip(settings.get("pixels", {}), str(file), size)
-    return {"kind": "clip", "config": plain(whole.to_dict()), "pad": 0, **pixels}
+    return plain(whole.to_dict())
 
 
 def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
@@ -274,38 +265,35 @@ def tower(
     }
 
 
-def _from_open_clip(
-    file: Path, stored: Stored, quick_gelu: bool | None, content: Mapping[str, Any]
-) -> Source:
-    """The weights in a folder of open_clip, with the content of its open_clip_config.json."""
-    where, pixels, model, image, text = open_clip_settings(file, content, _PLAIN)
-    heads = {"head_width": image.get("head_width", 64), "heads": text.get("heads", 8)}
-    if not all(type(number) is int and number > 0 for number in heads.values()):
-        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
-    if not isinstance(model.get("quick_gelu", False), bool):
-        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
-    quick = bool(model.get("quick_gelu")) if quick_gelu is None else quick_gelu
-    known = {**heads, "pixels": pixels, "image_size": image.get("image_size")}
-    source = from_file(file, stored, quick, known)
-    config = source.architecture["config"]
-    check_agreement(where, (image, config["vision_config"]), (text, config["text_config"]), (model, config))
-    return source
-
-
 def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
     """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
 
-    plain  the settings of images and texts that are obeyed and that no tensor shows
+    plain  the settings of images and texts that are obeyed and that no tensor shows (None: all are)
     """
     where = f"open_clip_config.json of {file.parent}"
-    bare = content.get("model_cfg") is None  # as in open_clip's own list of models
-    pixels = _section(content, "preprocess_cfg", {}, where)
-    if not bare:
+    pixels, model = _section(content, "preprocess_cfg", where), content
+    if content.get("model_cfg") is not None:  # else as in open_clip's own list of models
         check_known(content, ("model_cfg", "preprocess_cfg"), where)
-    model = content if bare else _section(content, "model_cfg", {}, where)
-    image, text = (_section(model, name, plain[name], where) for name in ("vision_cfg", "text_cfg"))
+        model = _section(content, "model_cfg", where)
+    image, text = sides = [_section(model, name, where) for name in plain]
+    for (name, obeyed), side in zip(plain.items(), sides, strict=True):
+        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] not in (None, x)}
+        check_known(rest, ("head_width", "heads", *_FREE, *_SHOWN), f"{where}, {name},")
     check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
+    numbers = image.get("head_width", 64), text.get("heads", 8)
+    if not all(type(number) is int and number > 0 for number in numbers):
+        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
+    if not isinstance(model.get("quick_gelu", False), bool):
+        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
     return where, pixels, model, image, text
+
+
+def _section(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """A part of a config; it may be absent."""
+    given = {} if content.get(name) is None else content[name]
+    if not isinstance(given, dict):
+        raise UserError(f"{name} in {where} is {given!r}, not settings by name; fetch it again")
+    return given
 
 
 def check_agreement(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
@@ -340,26 +328,16 @@ _PLAIN: dict[str, dict[str, Any]] = {
 """The settings of a plain CLIP that no tensor shows."""
 
 
-def _section(content: Mapping[str, Any], name: str, plain: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A part of a config. Each setting is shown by tensors, changes nothing, or is in `plain` (None: any)."""
-    given = {} if content.get(name) is None else content[name]
-    if not isinstance(given, dict):
-        raise UserError(f"{name} in {where} is {given!r}, not settings by name; fetch it again")
-    if plain:
-        named = ("head_width", "heads", *_FREE, *_SHOWN)
-        obeyed = {k for k, x in given.items() if k in plain and plain[k] in (None, x)}
-        check_known({k: x for k, x in given.items() if k not in obeyed}, named, f"{where}, {name},")
-    return given
-
-
-def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
+def from_open_clip_names(
+    state: Mapping[str, Tensor], names: Names = NAMES, parts: Names = IN_BLOCKS
+) -> dict[str, Tensor]:
+    """A state dict of OpenAI, open_clip or timm by the names of transformers, queries, keys, values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
-        ours = renamed(name, NAMES, IN_BLOCKS)
-        if "in_proj_" in name:
+        ours = renamed(name, names, parts)
+        if joint := re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours):
             for letter, part in zip("qkv", x.chunk(3), strict=True):
-                out[ours.replace("in_proj_", f"{letter}_proj.")] = part
+                out[f"{joint[1]}{letter}_proj.{joint[2]}"] = part
         else:
             out[ours] = x.T if name in ("visual.proj", "text_projection") else x
     return out
@@ -379,7 +357,7 @@ def to_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def renamed(name: str, names: Any, parts: Any = ()) -> str:
+def renamed(name: str, names: Iterable[tuple[str, str]], parts: Iterable[tuple[str, str]] = ()) -> str:
     """A name with another beginning, the first of `names` that fits, and with all `parts` replaced."""
     for old, new in names:
         if name.startswith(old):

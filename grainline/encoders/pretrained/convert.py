@@ -23,12 +23,13 @@ def to_hugging_face(
     also  functions that write more into the folder, such as the `save` of a tokenizer
     """
     home = Path(folder)
-    _check(towers, ("clip", "siglip"), "a Hugging Face folder")
+    _check(towers, "a Hugging Face folder", "clip", "siglip")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
     with replacing(home) as place:
         with quiet():
-            model = whole_model(towers)
+            model: Any = kind_of(towers.architecture).model(towers.architecture)
+            model.load_state_dict(joined(towers), strict=True)
             # Readers of the folder find the padding of texts in the config only.
             model.config.text_config.pad_token_id = towers.architecture["pad"]
             model.save_pretrained(place)
@@ -44,7 +45,7 @@ def to_hugging_face(
 
 def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     """Write a CLIP as one safetensors file with the names of OpenAI and open_clip, atomically."""
-    _check(towers, ("clip",), "a state dict of open_clip")
+    _check(towers, "a state dict of open_clip", "clip")
     config, obstacles = towers.architecture["config"], []
     for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
         width, number = config[side]["hidden_size"], config[side]["num_attention_heads"]
@@ -61,10 +62,10 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
 
 
-def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:
+def _check(towers: Pretrained, what: str, *kinds: str) -> None:
     kind = towers.architecture["kind"]
     if kind not in kinds:
-        raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
+        raise UserError(f"{kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
 
 
 def joined(towers: Pretrained) -> dict[str, Tensor]:
@@ -75,20 +76,10 @@ def joined(towers: Pretrained) -> dict[str, Tensor]:
     image, text = towers.image.model.state_dict(), towers.text.library_state()
     state = {f"vision_model.{name}": x for name, x in image.items()}
     state |= {f"text_model.{name}": x for name, x in text.items()}
-    heads = {"visual_projection": towers.image_projection, "text_projection": towers.text_projection}
-    for head, matrix in heads.items():
-        if matrix is not None:
-            state[f"{head}.weight"] = matrix
-    state["logit_scale"] = towers.scale.log()
     if towers.bias is None:
-        state["logit_scale"] = state["logit_scale"][0]  # CLIP's is a scalar, SigLIP's has one element
+        state["logit_scale"] = towers.scale.log()[0]  # CLIP's is a scalar, SigLIP's has one element
     else:
-        state["logit_bias"] = towers.bias
+        state |= {"logit_scale": towers.scale.log(), "logit_bias": towers.bias}
+    heads = {"visual_projection": towers.image_projection, "text_projection": towers.text_projection}
+    state |= {f"{head}.weight": matrix for head, matrix in heads.items() if matrix is not None}
     return {name: x.detach() for name, x in state.items()}
-
-
-def whole_model(towers: Pretrained) -> Any:
-    """The library's own model with the weights of the towers, for CLIP and SigLIP."""
-    model = kind_of(towers.architecture).model(towers.architecture)
-    model.load_state_dict(joined(towers), strict=True)
-    return model

@@ -2,8 +2,7 @@
 
 EfficientNet (Tan and Le, arXiv 1905.11946) without squeeze-and-excitation, with ReLU6, and with a stem and a
 head that no width multiplier changes. The weights were trained in TensorFlow: convolutions pad as "same" does
-there, and pixels are (byte - 127) / 128. Batch norm keeps the statistics of the checkpoint where the network
-learns too: those of a batch would depend on how the batch is cut into chunks and processes.
+there, and pixels are (byte - 127) / 128.
 """
 
 import math
@@ -17,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
-from grainline.encoders.pretrained.adapters import ImageEncoder
+from grainline.encoders.pretrained.adapters import FixedNorm, ImageEncoder
 from grainline.encoders.pretrained.archive import Stored
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source
 from grainline.errors import UserError
 from grainline.nn.runtime import is_static
-from grainline.weights import check_numbers, state_dict_mismatch
+from grainline.weights import state_dict_mismatch
 
 STRIDE = 32
 STEM, HEAD = 32, 1280  # channels
@@ -37,34 +36,26 @@ SIZES = {  # width and depth multipliers, side of the images
 PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
 
 
-class FrozenBatchNorm(nn.Module):
-    """Batch norm with statistics that never change, as a part of the convolution before it."""
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: FixedNorm) -> Tensor:
+    """A convolution and the norm behind it as one convolution.
 
-    running_mean: Tensor
-    running_var: Tensor
+    x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-
-    def forward(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
-        """x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
-
-        "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
-        """
-        scale = self.weight * (self.running_var + 1e-3).rsqrt()
-        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), self.bias - self.running_mean * scale
-        kernel, stride = conv.kernel_size[0], conv.stride[0]
-        high, wide = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:])
-        padding = (high // 2, wide // 2)
-        if high % 2 or wide % 2:
-            x, padding = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)
-        return F.conv2d(x, weight, bias, stride, padding, groups=conv.groups)
+    "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    high, wide = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:])
+    padding = (high // 2, wide // 2)
+    if high % 2 or wide % 2:
+        x, padding = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)
+    return F.conv2d(x, weight, bias, stride, padding, groups=conv.groups)
 
 
-_conv = partial(nn.Conv2d, bias=False)
+_conv, _norm = partial(nn.Conv2d, bias=False), partial(FixedNorm, eps=1e-3)
 
 
 class InvertedResidual(nn.Module):
@@ -75,15 +66,15 @@ class InvertedResidual(nn.Module):
         width = before * expansion
         self.expands, self.adds = expansion > 1, stride == 1 and before == after
         if self.expands:
-            self.expand_conv, self.bn0 = _conv(before, width, 1), FrozenBatchNorm(width)
+            self.expand_conv, self.bn0 = _conv(before, width, 1), _norm(width)
         self.depthwise_conv = _conv(width, width, kernel, stride, groups=width)
-        self.bn1 = FrozenBatchNorm(width)
-        self.project_conv, self.bn2 = _conv(width, after, 1), FrozenBatchNorm(after)
+        self.bn1 = _norm(width)
+        self.project_conv, self.bn2 = _conv(width, after, 1), _norm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn0(x, self.expand_conv), inplace=True) if self.expands else x
-        y = F.relu6(self.bn1(y, self.depthwise_conv), inplace=True)
-        y = self.bn2(y, self.project_conv)
+        y = F.relu6(conv_norm(x, self.expand_conv, self.bn0), inplace=True) if self.expands else x
+        y = F.relu6(conv_norm(y, self.depthwise_conv, self.bn1), inplace=True)
+        y = conv_norm(y, self.project_conv, self.bn2)
         return y.add_(x) if self.adds else y
 
 
@@ -92,7 +83,7 @@ class EfficientNetLite(nn.Module):
 
     def __init__(self, width: float, depth: float) -> None:
         super().__init__()
-        self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), FrozenBatchNorm(STEM)
+        self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), _norm(STEM)
         blocks, before = [], STEM
         for i, (repeats, kernel, stride, expansion, channels) in enumerate(STAGES):
             after = _make_divisible(channels * width)
@@ -101,15 +92,15 @@ class EfficientNetLite(nn.Module):
                 blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
                 before = after
         self.blocks = nn.ModuleList(blocks)
-        self.conv_head, self.bn1 = _conv(before, HEAD, 1), FrozenBatchNorm(HEAD)
+        self.conv_head, self.bn1 = _conv(before, HEAD, 1), _norm(HEAD)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised pixels [N, 3, H, W] -> [N, 1280, ceil(H / 32), ceil(W / 32)]"""
         x = x.contiguous(memory_format=torch.channels_last)
-        x = F.relu6(self.bn0(x, self.conv_stem), inplace=True)
+        x = F.relu6(conv_norm(x, self.conv_stem, self.bn0), inplace=True)
         for block in self.blocks:
             x = block(x)
-        return F.relu6(self.bn1(x, self.conv_head), inplace=True)
+        return F.relu6(conv_norm(x, self.conv_head, self.bn1), inplace=True)
 
 
 def _make_divisible(channels: float) -> int:
@@ -140,17 +131,14 @@ class EfficientNetLiteKind(Kind):
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """One of the SIZES: the one whose tensors have these names and shapes."""
-        check_numbers(stored.tensors, file)
         state = {
-            name.replace("._", ".").removeprefix("_"): x.float()
+            name.replace("._", ".").removeprefix("_"): x
             for name, x in stored.tensors.items()
-            if not name.startswith("_fc.") and not name.endswith("num_batches_tracked")
+            if not name.startswith("_fc.")
         }
         with torch.device("meta"):
-            wrong = {
-                name: state_dict_mismatch(state, EfficientNetLite(width, depth).state_dict())
-                for name, (width, depth, _) in SIZES.items()
-            }
+            sizes = {name: EfficientNetLite(*size[:2]).state_dict() for name, size in SIZES.items()}
+        wrong = {name: state_dict_mismatch(state, size) for name, size in sizes.items()}
         closest = min(wrong, key=lambda name: len(wrong[name]))  # nothing is wrong with the right one
         if wrong[closest]:
             raise UserError(f"{file} is no EfficientNet-Lite; the closest is {closest}: {wrong[closest]}")

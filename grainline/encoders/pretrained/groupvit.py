@@ -40,6 +40,12 @@ class GroupViTImage(ImageEncoder):
         return tokens._replace(places=group_places(out.attentions, self.size)) if placed else tokens
 
 
+class GroupViTText(ClipText):
+    """The text side, whose attention is one of its own."""
+
+    packable = False
+
+
 @torch.no_grad()
 def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
     """The group of each pixel, [N, size, size]: GroupViT's way to segment, without its threshold.
@@ -64,15 +70,9 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
 class GroupViT(TwoSided):
     """GroupViTModel, whose heads have two layers each."""
 
-    model_class, config_class = "GroupViTModel", "GroupViTConfig"
-    averaged = True
+    averaged, image_encoder, text_encoder = True, GroupViTImage, GroupViTText
     grid = "vision_model.embeddings.position_embeddings"
     pixels = KNOWN["groupvit"]
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[GroupViTImage, ClipText]:
-        text = ClipText(model.text_model, architecture)
-        text.packable = False  # its attention is one of its own
-        return GroupViTImage(model.vision_model, architecture), text
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         heads = _two_layers(model.visual_projection), _two_layers(model.text_projection)

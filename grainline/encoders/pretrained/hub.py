@@ -5,15 +5,22 @@ one request to the hub, and nothing waits for a network that is not there: witho
 each request for half a minute.
 """
 
+import inspect
 import logging as python_logging
-from collections.abc import Collection, Iterator
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from grainline.encoders.pretrained.archive import lone_weights
+from torch import Tensor
+
+from grainline.encoders.pretrained.archive import lone_weights, read_tensors
 from grainline.errors import UserError
+from grainline.files import read_settings
+from grainline.weights import check_numbers
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
 SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja", "[0-9]_*/*"]  # the last: of sentence-transformers
@@ -40,7 +47,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
     repo, file = parted(name)
     try:
         info = HfApi(token=token).model_info(repo, revision=revision, timeout=PATIENCE)
-        names = {file.rfilename for file in info.siblings or ()}
+        names = {sibling.rfilename for sibling in info.siblings or ()}
         patterns = [*SETTINGS, file] if file else wanted(names)
         if file and file not in names:
             raise UserError(f"{repo} on the hub has no file {file}; it has {', '.join(sorted(names))}")
@@ -116,11 +123,26 @@ def wanted(files: Collection[str]) -> list[str]:
     >>> wanted({"config.json", "pytorch_model.bin", "model.safetensors", "tf_model.h5"})
     ['*.json', '*.txt', '*.model', '*.jinja', '[0-9]_*/*', 'model.safetensors']
     """
-    weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), None)
-    if weights is None and not {"config.json", "open_clip_config.json"} & set(files):
-        lone = lone_weights(Path(file) for file in files)
-        weights = None if lone is None else str(lone)
-    return SETTINGS if weights is None else [*SETTINGS, weights]
+    weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), "")
+    if not weights and not {"config.json", "open_clip_config.json"} & set(files):
+        weights = str(lone_weights(Path(file) for file in files) or "")
+    return [*SETTINGS, weights] if weights else SETTINGS
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, in one file or in all that an index names. UserError for wrong numbers."""
+    first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if first is None:
+        raise UserError(f"cannot read the model in {folder}: it has none of {', '.join(WEIGHTS)}")
+    shards = read_settings(first).get("weight_map") if first.suffix == ".json" else {"": first.name}
+    if not isinstance(shards, dict):
+        raise UserError(f"cannot read the model in {folder}: {first.name} has no weight_map; fetch it again")
+    weights = dict[str, Tensor]()
+    for name in sorted({str(name) for name in shards.values()}):
+        tensors = read_tensors(folder / Path(name).name, wrapped=False).tensors
+        check_numbers(tensors, folder / name)  # the library makes floats of integers
+        weights |= tensors
+    return weights
 
 
 def library() -> Any:
@@ -168,3 +190,36 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+OLD = re.compile(
+    r"_.*|tie_\w+|pooler_\w+|auto_map|attn_implementation|gradient_checkpointing|is_decoder|torchscript|prefix"
+    r"|(add_)?cross_attention\w*|finetuning_task|task_specific_params|tokenizer_class|sep_token_id|use_bfloat16"
+    r"|pruned_heads|tf_legacy_loss|output_past|directionality|n_positions|path_norm|repad_logits_with_grad"
+    r"|gap_size|down_scale_factor|net_structure_type|num_memory_blocks|layers_to_keep|transformers\.js_config"
+    r"|keep_len|longtext_len"
+)
+"""Fields of config.json that change nothing in an encoder here; the last two of FG-CLIP 2 never differ."""
+
+
+def note_unknown_fields(folder: Path, model_type: str) -> None:
+    """Name the fields of a folder's config.json that the library does not know, in one line on stderr.
+
+    It knows those that its config class has or its source of config or model names, and of text generation.
+    """
+    transformers, generation = library(), library().GenerationConfig()
+
+    def unknown(known: Any, fields: Mapping[str, Any]) -> Iterator[str]:
+        modules = [known.__module__.replace("configuration", name) for name in ("configuration", "modeling")]
+        words = {*re.findall(r"\w+", "".join(inspect.getsource(import_module(name)) for name in modules))}
+        for name, value in fields.items():
+            old = OLD.fullmatch(name) or (name, value) == ("position_embedding_type", "absolute")
+            if name in known.sub_configs and isinstance(value, dict):
+                yield from (f"{name}.{other}" for other in unknown(known.sub_configs[name], value))
+            elif not (old or name in words or hasattr(known, name) or hasattr(generation, name)):
+                yield name
+
+    file = folder / "config.json"
+    if names := sorted(unknown(transformers.CONFIG_MAPPING[model_type], read_settings(file))):
+        wrong = f"has fields that transformers {transformers.__version__} does not know"
+        print(f"{file} {wrong}, so they are not obeyed: {', '.join(names)}", file=sys.stderr)

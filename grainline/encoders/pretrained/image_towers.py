@@ -29,35 +29,33 @@ _CONVNEXT = {**KNOWN["convnext"], **IMAGENET}
 class Tower(NamedTuple):
     """A kind in the table: settings of the library, and what is known of the last hidden state."""
 
-    library: str  # its classes there are this and Model, and this and Config
     pixels: Mapping[str, Any]  # how images are prepared where the folder does not say it
     lead: int = 0  # tokens before the patches without registers; the first sums up the image
     table: str = ""  # of positions, a row for each patch behind those of the tokens before
     step: int = 0  # another size of images must be a multiple of it; 0: of the side of a patch
     any_size: bool = False  # the library reads images of any size
     norm: str = ""  # a norm behind the model: of the mean, and here of every patch too
-    headless: bool = False  # it has a pooler that was trained for other tasks
 
 
 TOWERS = {
-    "vit": Tower("ViT", KNOWN["vit"], 1, _TABLE, headless=True),
-    "deit": Tower("DeiT", {**KNOWN["deit"], **IMAGENET}, 2, _TABLE, headless=True),
-    "vit_msn": Tower("ViTMSN", _CUT, 1, _TABLE),
-    "ijepa": Tower("IJepa", {**KNOWN["vit"], **IMAGENET}, 0, _TABLE),
-    "beit": Tower("Beit", KNOWN["beit"], 1, _TABLE, norm="pooler.layernorm"),
-    "dinov2": Tower("Dinov2", _CUT, 1, _TABLE, any_size=True),
-    "dinov2_with_registers": Tower("Dinov2WithRegisters", _CUT, 1, _TABLE, any_size=True),
-    "dinov3_vit": Tower("DINOv3ViT", KNOWN["dinov3vit"], 1, any_size=True),
-    "dinov3_convnext": Tower("DINOv3ConvNext", KNOWN["dinov3vit"], 1, step=32, any_size=True),
-    "swin": Tower("Swin", KNOWN["swin"], 0, _TABLE),
-    "swinv2": Tower("Swinv2", KNOWN["swin"], 0, _TABLE),
-    "convnext": Tower("ConvNext", _CONVNEXT, step=32, any_size=True, norm="layernorm"),
-    "convnextv2": Tower("ConvNextV2", _CONVNEXT, step=32, any_size=True, norm="layernorm"),
-    "resnet": Tower("ResNet", _CONVNEXT, step=32, any_size=True),
-    "regnet": Tower("RegNet", _CONVNEXT, step=32, any_size=True),
-    "efficientnet": Tower("EfficientNet", {**KNOWN["efficientnet"], **IMAGENET}, step=32, any_size=True),
-    "mobilenet_v1": Tower("MobileNetV1", KNOWN["mobilenetv1"], step=32, any_size=True),
-    "mobilenet_v2": Tower("MobileNetV2", KNOWN["mobilenetv2"], step=32, any_size=True),
+    "vit": Tower(KNOWN["vit"], 1, _TABLE),
+    "deit": Tower({**KNOWN["deit"], **IMAGENET}, 2, _TABLE),
+    "vit_msn": Tower(_CUT, 1, _TABLE),
+    "ijepa": Tower({**KNOWN["vit"], **IMAGENET}, 0, _TABLE),
+    "beit": Tower(KNOWN["beit"], 1, _TABLE, norm="pooler.layernorm"),
+    "dinov2": Tower(_CUT, 1, _TABLE, any_size=True),
+    "dinov2_with_registers": Tower(_CUT, 1, _TABLE, any_size=True),
+    "dinov3_vit": Tower(KNOWN["dinov3vit"], 1, any_size=True),
+    "dinov3_convnext": Tower(KNOWN["dinov3vit"], 1, step=32, any_size=True),
+    "swin": Tower(KNOWN["swin"], 0, _TABLE),
+    "swinv2": Tower(KNOWN["swin"], 0, _TABLE),
+    "convnext": Tower(_CONVNEXT, step=32, any_size=True, norm="layernorm"),
+    "convnextv2": Tower(_CONVNEXT, step=32, any_size=True, norm="layernorm"),
+    "resnet": Tower(_CONVNEXT, step=32, any_size=True),
+    "regnet": Tower(_CONVNEXT, step=32, any_size=True),
+    "efficientnet": Tower({**KNOWN["efficientnet"], **IMAGENET}, step=32, any_size=True),
+    "mobilenet_v1": Tower(KNOWN["mobilenetv1"], step=32, any_size=True),
+    "mobilenet_v2": Tower(KNOWN["mobilenetv2"], step=32, any_size=True),
 }
 
 
@@ -87,14 +85,13 @@ class VisionImage(ImageEncoder):
 class Vision(LibraryKind):
     """A kind in the table."""
 
+    image_encoder = VisionImage
     left_out = r"(pooler|decoder|lm_head|\w*classifier|segmentation_head)\b.*|embeddings\.mask_token"
-    unused = r"embeddings\.mask_token"
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.tower = tower = TOWERS[name]
-        self.model_class, self.config_class = f"{tower.library}Model", f"{tower.library}Config"
-        self.pixels, self.any_size, self.headless = tower.pixels, tower.any_size, tower.headless
+        self.pixels, self.any_size = tower.pixels, tower.any_size
         self.grid, self.lead, self.antialias = tower.table, tower.lead, "registers" in name
         self.averaged = not tower.lead and not tower.norm
 
@@ -133,6 +130,3 @@ class Vision(LibraryKind):
             hidden = model.eval()(pixel_values=torch.zeros(1, 3, side, side)).last_hidden_state
             architecture = {**architecture, "hidden": list(hidden.shape)}
         return super().split(model, architecture)
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[VisionImage, None]:
-        return VisionImage(model, architecture), None

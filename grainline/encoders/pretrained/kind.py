@@ -74,15 +74,21 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 
 
 class Options(NamedTuple):
-    """Options of a recipe for a checkpoint, as `load_pretrained` takes it."""
+    """Choices of a recipe for a checkpoint; None: as the checkpoint has it.
 
-    size: int | None = None
-    context: int | None = None
+    Weights do not show the activation of a CLIP. The config of a folder says it. Files of OpenAI
+    (TorchScript), of Long-CLIP and with "quickgelu" in their name have the quick GELU, other files do not:
+    give True for OpenAI's weights in a file of another kind.
+    """
+
+    size: int | None = None  # side of the images: positions become a finer or coarser grid (`to_grid`)
+    context: int | None = None  # longest text in tokens: positions are stretched or cut (`to_context`)
     stretch: Stretch = "keep"
-    quick_gelu: bool | None = None
-    pool: Pool | None = None
-    max_num_patches: int | None = None
-    walk_type: Literal["short", "long", "box"] | None = None
+    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, in a CLIP
+    resize: Literal["crop", "squash"] | None = None  # the middle, or the whole image; both without a margin
+    pool: Pool | None = None  # how the states of a text encoder are summed up
+    max_num_patches: int | None = None  # of an image that a NaFlex reads
+    walk_type: Literal["short", "long", "box"] | None = None  # of an FG-CLIP 2; None: "long" above 64 tokens
 
 
 class Published(NamedTuple):
@@ -123,33 +129,27 @@ class Pretrained(NamedTuple):
 class Kind(ABC):
     """Abstract: a kind of checkpoint."""
 
-    vectors: ClassVar[bool] = False
-    """Whether summaries are vectors of the shared space already, without a projection."""
-    averaged: bool = False
-    """Whether the summary of an image is the mean of its tokens."""
-    quick: ClassVar[bool] = False
-    """Whether it may have the quick GELU in place of the plain one."""
-
-    grid: str | None = ""
-    lead: int = 0
-    row: str = ""
-    """Names of the tables of image and text positions, and rows of the first before those of patches."""
-    antialias: bool = False
-    """Whether the first becomes another grid with antialias."""
+    vectors: ClassVar[bool] = False  # summaries are vectors of the shared space, without a projection
+    averaged: bool = False  # the summary of an image is the mean of its tokens
+    quick: ClassVar[bool] = False  # it may have the quick GELU in place of the plain one
+    grid: str | None = ""  # the table of image positions; None: images have any shape, or there are none
+    lead: int = 0  # its rows before those of patches
+    antialias: bool = False  # it becomes another grid with antialias
+    row: str = ""  # the table of text positions
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def read(self, folder: Path, options: Options) -> Source:  # noqa: ARG002
         """A folder with a config.json of this kind."""
-        raise UserError(f"{folder} has a config.json, and a {self.name} is read from a file")
+        raise UserError(f"{folder} has a config.json, and {self.name} is read from a file")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        """A file of weights with the tensors of this kind.
+        """A file of weights with the tensors of this kind, which are floats here.
 
         settings  those of open_clip's config, where the file was found in its folder; else empty
         """
-        raise UserError(f"{file} has the weights of a {self.name} without its config.json: give its folder")
+        raise UserError(f"{file} has the weights of {self.name} without its config.json: give its folder")
 
     @abstractmethod
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
@@ -167,15 +167,15 @@ class Kind(ABC):
         """The same with positions for another size of images and another length of texts."""
         sides, state = sides_of(source.architecture), source.state
         if options.pool is not None:
-            raise UserError(f"a {self.name} sums up its texts in one way; leave model.text.pool out")
+            raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
         flexible = "max_num_patches" in source.architecture
         if (options.size if flexible else options.max_num_patches) is not None:
             right, wrong = ("max_num_patches", "size") if flexible else ("size", "max_num_patches")
-            raise UserError(f"for a {self.name} give {right}, and leave {wrong} out")
+            raise UserError(f"for {self.name} give {right}, and leave {wrong} out")
         if options.max_num_patches is not None:
             source.architecture["max_num_patches"] = [options.max_num_patches]
         if options.walk_type is not None and self.name != "fgclip2":
-            raise UserError(f"walk_type is for FG-CLIP 2, not for a {self.name}; leave it out")
+            raise UserError(f"walk_type is for FG-CLIP 2, not for {self.name}; leave it out")
         size = source.size if options.size is None else options.size
         if size is not None and self.grid is not None:
             image = sides["image"]
@@ -201,8 +201,7 @@ class Kind(ABC):
 
 def longer(table: Tensor, options: Options) -> Tensor:
     """A table of text positions for `options.context` tokens."""
-    context, learnt = options.context, len(table)
-    assert context is not None
+    context, learnt = options.context or 0, len(table)
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:

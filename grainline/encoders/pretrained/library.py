@@ -7,7 +7,6 @@ the same last layers as the summary.
 
 import json
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
-from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.hub import WEIGHTS, library, quiet, readable
+from grainline.encoders.pretrained.adapters import draw_by_rows
+from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, readable, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
 from grainline.files import read_settings
-from grainline.weights import check_numbers, summarize_names
+from grainline.weights import summarize_names
+
+Weights = tuple[dict[str, Tensor], list[str]]
+"""Tensors by name, and the names of those that are left out."""
 
 
 class LibraryKind(Kind):
-    """Abstract: a model of the transformers library, by the names of its classes."""
+    """Abstract: a model of the transformers library."""
 
-    model_class: str
-    config_class: str
-    headless: bool = False  # it has a pooler that was trained for other tasks and is left out
+    model_type: str = ""  # in the library, where the kind has another name
+    suffix: str = "Model"  # of the library's class
+    image_encoder: Any = None  # its class; None: it has no such side
+    text_encoder: Any = None
     any_size: bool = False  # it reads images of any size, so that its processor decides
-    left_out: str = r"(?!)"
-    """Pattern of the tensors in its checkpoints that the model does not have; nothing by default."""
-    unused: str = r"(?!)"
-    """Pattern of those that the model has and no encoder uses."""
-    pixels: Mapping[str, Any] = {}
-    """How images are prepared where the folder does not say it, as `preprocess.py` has it."""
+    left_out: str = r"(?!)"  # pattern of tensors in checkpoints that the model does not have; by default none
+    unused: str = r"embeddings\.mask_token|pooler\.(dense\.)?(weight|bias)"
+    """Pattern of those that the model has and no encoder uses: poolers were trained for other tasks."""
+    pixels: Mapping[str, Any] = {}  # how images are prepared where the folder does not say it
 
     def read(self, folder: Path, options: Options) -> Source:
         """A folder as `save_pretrained` of the library writes it."""
-        transformers, name = library(), str(folder)
-        reader = getattr(transformers, self.config_class)  # no Auto class: it would ask to run code
+        name = str(folder)
+        reader, _ = self.classes()  # no Auto class: it would ask to run code
         with quiet(), readable(folder):
             config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
         if (folder / "adapter_config.json").is_file():  # the library would add it to the weights
             raise UserError(f"{folder} has an adapter (adapter_config.json); merge it into the weights first")
+        note_unknown_fields(folder, config["model_type"])
         for settings in sides_of({"config": config}).values():
             _square(name, settings)
             settings |= {key: x for key, x in _PLAIN.items() if key in settings}
         self.check(name, config, options)
-        state, left_out = self.filled(folder, config)
+        state, unread = self.weights(folder, config, options)
+        state, left_out = self.filled(folder, config, state)
         pad = pad_of(folder, config.get("text_config", config))
         if "pad_token_id" in config.get("text_config", {}):  # for models that read padding
             config["text_config"]["pad_token_id"] = pad
@@ -59,31 +61,31 @@ class LibraryKind(Kind):
         pixels = of_hugging_face(self.pixels, _processor(folder), name, image_size) if self.pixels else {}
         size = pixels.pop("size", None)
         architecture = {"kind": self.name, "config": plain(config), "pad": pad, **pixels}
-        tokenizer = tokenizer_of(folder)
-        return Source(architecture, state, tokenizer, left_out, size=size if self.any_size else None)
+        size = size if self.any_size else None
+        return Source(architecture, state, tokenizer_of(folder), (*unread, *left_out), size=size)
 
-    def filled(
-        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    def weights(self, folder: Path, config: dict[str, Any], options: Options) -> Weights:  # noqa: ARG002
+        """The tensors that the library's model reads, and names of others. `options` go into the config."""
+        return weights_of(folder), []
+
+    def filled(self, place: Path, config: Mapping[str, Any], given: Mapping[str, Tensor]) -> Weights:
         """The weights by the names of the installed library, strictly, and what was left out.
 
-        name   of the checkpoint: a folder of the library, unless the weights are given
-        state  weights by the names of any version of the library
+        place  a folder of the library, or another file
+        given  weights by the names of any version of the library
         """
-        transformers, given = library(), weights_of(name) if state is None else state
-        kind = getattr(transformers, self.model_class)
+        config_class, kind = self.classes()
         # A head may have a norm of the same name as the model inside it.
         heads = {key for key in given if f"{kind.base_model_prefix}.{key}" in given}
-        with quiet(), readable(name):
+        with quiet(), readable(place):
             model, report = kind.from_pretrained(
                 None,
-                config=getattr(transformers, self.config_class).from_dict(config),
+                config=config_class.from_dict(config),
                 state_dict={key: x for key, x in given.items() if key not in heads},
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **self._heads(),
             )
         unknown = {key.removeprefix(f"{kind.base_model_prefix}.") for key in report["unexpected_keys"]}
         missing, unused = set(report["missing_keys"]), set(self._strip(model))
@@ -91,43 +93,41 @@ class LibraryKind(Kind):
         other = {key for key, *_ in report["mismatched_keys"]}
         kinds = {"missing": missing - unused, "unknown": unknown - unread, "of another form": other}
         if wrong := summarize_names(kinds):
-            which = "its config.json" if state is None else f"the {self.name} of their shapes"
-            raise UserError(f"the weights of {name} do not fit {which}: {wrong}; fetch them again")
-        return model.state_dict(), tuple(sorted({re.sub(r"(?<!embeddings)\..*", "", key) for key in unread}))
+            which = "its config.json" if place.is_dir() else f"the {self.name} of their shapes"
+            raise UserError(f"the weights of {place} do not fit {which}: {wrong}; fetch them again")
+        return model.state_dict(), sorted({re.sub(r"(?<!embeddings)\..*", "", key) for key in unread})
 
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         """UserError for settings that cannot be obeyed; `options` go into the config. name: of the folder"""
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
-        transformers = library()
+        config_class, kind = self.classes()
         with quiet():
-            config = getattr(transformers, self.config_class).from_dict(architecture["config"])
-            model: nn.Module = getattr(transformers, self.model_class)(config, **self._heads())
-            self._strip(model)
-            return model.float()
+            model: nn.Module = kind(config_class.from_dict(architecture["config"]))
+        self._strip(model)
+        return model.float()
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         draw_by_rows(model)
-        sides = self.sides(model, architecture)
-        for side in sides:
-            if side is not None:
-                side.eval()
-        return Pretrained(*sides, dict(architecture))
+        image, text = self.sides(model, architecture)
+        return Pretrained(image and image.eval(), text and text.eval(), dict(architecture))
 
-    @abstractmethod
-    def sides(
-        self, model: Any, architecture: Mapping[str, Any]
-    ) -> tuple[ImageEncoder | None, TextEncoder | None]:
-        """The encoders of the library's model."""
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The encoders of the library's model, image first; None for a side that it does not have."""
+        image, text = self.image_encoder, self.text_encoder
+        image = image and image(getattr(model, "vision_model", model), architecture)
+        return image, text and text(getattr(model, "text_model", model), architecture)
 
-    def _heads(self) -> dict[str, Any]:
-        return {"add_pooling_layer": False} if self.headless else {}
+    def classes(self) -> tuple[Any, Any]:
+        """The library's classes of the config and of the model."""
+        config = library().CONFIG_MAPPING[self.model_type or self.name]
+        return config, getattr(library(), config.__name__.removesuffix("Config") + self.suffix)
 
-    def _strip(self, model: nn.Module) -> list[str]:
+    def _strip(self, model: Any) -> list[str]:
         """Take out the parameters that no encoder uses, in place: their names."""
         unused = [name for name, _ in model.named_parameters() if re.fullmatch(self.unused, name)]
         for name in unused:
-            place, _, last = name.rpartition(".")
+            place, _, last = ("", "", "pooler") if name.startswith("pooler.") else name.rpartition(".")
             setattr(model.get_submodule(place), last, None)
         return unused
 
@@ -138,7 +138,8 @@ class TwoSided(LibraryKind):
     row = "text_model.embeddings.position_embedding.weight"
 
     def space(self, architecture: Mapping[str, Any]) -> int | None:
-        return int(architecture["config"]["projection_dim"])
+        width = architecture["config"].get("projection_dim")  # a SigLIP has no projection
+        return int(width or sides_of(architecture)["image"]["hidden_size"])
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         own = ("visual_projection.weight", "text_projection.weight", "logit_scale", "logit_bias")
@@ -151,22 +152,6 @@ class TwoSided(LibraryKind):
             scale=None if scale is None else scale.exp().reshape(1),
             bias=None if bias is None else bias.reshape(1),
         )
-
-
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder, in one file or in all that an index names. UserError for wrong numbers."""
-    first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if first is None:
-        raise UserError(f"cannot read the model in {folder}: it has none of {', '.join(WEIGHTS)}")
-    shards = read_settings(first).get("weight_map") if first.suffix == ".json" else {"": first.name}
-    if not isinstance(shards, dict):
-        raise UserError(f"cannot read the model in {folder}: {first.name} has no weight_map; fetch it again")
-    weights = dict[str, Tensor]()
-    for name in sorted({str(name) for name in shards.values()}):
-        tensors = read_tensors(folder / Path(name).name, wrapped=False).tensors
-        check_numbers(tensors, folder / name)  # the library makes floats of integers
-        weights |= tensors
-    return weights
 
 
 _PLAIN = {"return_dict": True, "chunk_size_feed_forward": 0}

@@ -48,16 +48,14 @@ class Llava:
         with quiet(), readable(folder):
             config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             if config.model_type != "llava":
-                raise UserError(f"{name} is a {config.model_type}; descriptions are made by a llava")
+                raise UserError(f"{name} has model_type {config.model_type}; descriptions are made by llava")
             if '"auto_map"' in config.to_json_string(use_diff=False):  # also of a part
                 raise UserError(f"{name} names code of its own (auto_map), and code of a model is never run")
             self.processor = transformers.AutoProcessor.from_pretrained(str(folder), trust_remote_code=False)
-            model = transformers.LlavaForConditionalGeneration.from_pretrained(
-                str(folder), dtype=kind, trust_remote_code=False
-            )
+            reader = transformers.LlavaForConditionalGeneration
+            model = reader.from_pretrained(str(folder), dtype=kind, trust_remote_code=False)
         if not self.processor.chat_template:
-            wrong = "has no chat template, so the form of its prompt is unknown"
-            raise UserError(f"{name} {wrong}; fetch it again")
+            raise UserError(f"{name} has no chat template, so its form of prompts is unknown; fetch it again")
         self.model = model.to(self.device).eval()
         ends = model.generation_config.eos_token_id
         self.ends = frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -75,16 +73,16 @@ class Llava:
         self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
     ) -> list[Generated]:
         """A description of each image: at most `tokens` tokens, sampled by the image's own seed."""
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        chat = [{"role": "user", "content": content}]
+        chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
         texts = [self.processor.apply_chat_template(chat, add_generation_prompt=True)] * len(images)
         inputs = self.processor(images=list(images), text=texts, padding=True, return_tensors="pt")
         inputs = inputs.to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         sampling = library().LogitsProcessorList([_sampler(seeds)])
-        options = {"max_new_tokens": tokens, "do_sample": False, "logits_processor": sampling}
         with quiet():
-            out = self.model.generate(**inputs, **options)
+            out = self.model.generate(
+                **inputs, max_new_tokens=tokens, do_sample=False, logits_processor=sampling
+            )
         return [self._generated(ids, tokens) for ids in out[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def _generated(self, ids: list[int], limit: int) -> Generated:
@@ -103,16 +101,15 @@ def _sampler(seeds: Sequence[int]) -> Any:
     warpers = transformers.TemperatureLogitsWarper(TEMPERATURE), transformers.TopPLogitsWarper(TOP_P)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    class Sampler(transformers.LogitsProcessor):  # type: ignore[name-defined]
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            warped = scores.float()
-            for warper in warpers:
-                warped = warper(input_ids, warped)
-            at = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
-            token = draw(warped.softmax(-1), at.to(scores.device))
-            return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
+    def sample(input_ids: Tensor, scores: Tensor) -> Tensor:
+        warped = scores.float()
+        for warper in warpers:
+            warped = warper(input_ids, warped)
+        at = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
+        token = draw(warped.softmax(-1), at.to(scores.device))
+        return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
 
-    return Sampler()
+    return sample
 
 
 def draw(share: Tensor, at: Tensor) -> Tensor:

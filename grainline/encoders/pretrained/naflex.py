@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained.hub import weights_of
 from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
-from grainline.encoders.pretrained.library import weights_of
+from grainline.encoders.pretrained.library import Weights
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.encoders.pretrained.siglip_towers import Siglip, SiglipImage, SiglipText
 from grainline.errors import UserError
@@ -66,7 +67,6 @@ def patch_places(shapes: Tensor, size: int) -> Tensor:
 class Naflex(Siglip):
     """Siglip2Model."""
 
-    model_class, config_class = "Siglip2Model", "Siglip2Config"
     grid = None
     pixels = KNOWN["siglip2"]
 
@@ -78,7 +78,7 @@ class Naflex(Siglip):
         source.architecture["patch_size"] = side
         return source._replace(published=Published("siglip"))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[NaflexImage, SiglipText]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[Any, Any]:
         image = NaflexImage(model.vision_model, architecture, getattr(model, "dense_feature_head", None))
         return image, SiglipText(model.text_model, architecture)
 
@@ -90,27 +90,24 @@ class FgClip2(Naflex):
     the short way, and any other the long way, which is for texts of all lengths.
     """
 
-    options = Options()
+    model_type = "siglip2"
 
     def read(self, folder: Path, options: Options) -> Source:
-        self.options = options
         source = super().read(folder, options)
         source.architecture["max_num_patches"] = [128, 256, 576, 784, 1024]  # as in the authors' examples
         return source
 
-    def filled(
-        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    def weights(self, folder: Path, config: dict[str, Any], options: Options) -> Weights:
         """The weights of one of the three ways; the config gets the length of its texts."""
-        state, text = weights_of(name), config["text_config"]
+        state, text = weights_of(folder), config["text_config"]
         table = "text_model.embeddings.position_embedding"
         own = [f"{table}_ori.weight", f"{table}_res.weight"]
         own += [f"{head}text_head.{part}" for head in ("long", "box") for part in ("weight", "bias")]
         if not state.keys() >= {*own}:
-            raise UserError(f"{name} is an FG-CLIP 2 that lacks one of {', '.join(own)}; fetch it again")
-        extra, context = {key: state.pop(key) for key in own}, self.options.context
+            raise UserError(f"{folder} is an FG-CLIP 2 that lacks one of {', '.join(own)}; fetch it again")
+        extra, context = {key: state.pop(key) for key in own}, options.context
         short = context is not None and context <= text["max_position_embeddings"]
-        way = self.options.walk_type or ("short" if short else "long")
+        way = options.walk_type or ("short" if short else "long")
         if way == "long":
             first, rest = (extra[key] for key in own[:2])
             state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
@@ -118,9 +115,12 @@ class FgClip2(Naflex):
         if way != "short":
             head = [part for part in extra if part.startswith(f"{way}text_head.")]
             state |= {f"text_model.head.{part.split('.')[1]}": extra[part] for part in head}
-        dense = {key: state.pop(key).float() for key in [*state] if key.startswith("dense_feature_head.")}
-        unread = [key for key in own if not key.startswith(f"{way}text_head.")][2 * (way == "long") :]
-        return super().filled(name, config, state)[0] | dense, tuple(unread)
+        return state, [key for key in own if not key.startswith(f"{way}text_head.")][2 * (way == "long") :]
+
+    def filled(self, place: Path, config: Mapping[str, Any], given: Mapping[str, Tensor]) -> Weights:
+        dense = {key: x.float() for key, x in given.items() if key.startswith("dense_feature_head.")}
+        state, left_out = super().filled(place, config, {k: given[k] for k in given.keys() - dense})
+        return state | dense, left_out
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         model: Any = super().model(architecture)

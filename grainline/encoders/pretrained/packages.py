@@ -63,10 +63,10 @@ def package_file(name: str) -> Path:
     if package is None:
         raise UserError(f"{name} is not known; allowed are {', '.join(PREFIX + x for x in PACKAGES)}")
     first = next(iter(package.sha256))
-    places = ((_folder(distribution, first), distribution) for distribution in package.distributions)
-    folder, distribution = next((place for place in places if place[0] is not None), (None, ""))
-    if folder is None:
+    folders = {one: folder for one in package.distributions if (folder := _folder(one, first)) is not None}
+    if not folders:
         raise UserError(f"{name} is not installed: `{package.install}` brings it")
+    distribution, folder = next(iter(folders.items()))
     for file, sha256 in package.sha256.items():
         try:
             digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()

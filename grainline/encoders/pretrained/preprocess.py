@@ -6,8 +6,7 @@ from which the middle is cut out, as a multiple of the square; 0: images keep th
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -57,23 +56,17 @@ def of_hugging_face(
     known       the defaults of its kind, where the settings name no processor
     image_size  what the model reads; UserError where the processor makes another
     """
-    return _checked(partial(_of_processor, known, settings, where, image_size), where)
-
-
-def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
-    """Settings that images can be prepared by; UserError for others, and for what cannot be read."""
     try:
-        out = read()
+        out = _of_processor(known, settings, where, image_size)
         mean, std = (torch.tensor(out[name], dtype=torch.float64) for name in ("mean", "spread"))
-        whole = mean.shape == std.shape == (3,) and bool(mean.isfinite().all())
-        wrong = "" if whole and bool(((std > 0) & std.isfinite()).all()) else "mean and std"
+        whole = mean.shape == std.shape == (3,) and mean.isfinite().all() and std.isfinite().all()
+        if not whole or not (std > 0).all():
+            raise ValueError("mean and std")
     except UserError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        wrong = repr(error)
-    if wrong:
-        unknown = f"has settings for images in a form that is not known ({wrong})"
-        raise UserError(f"{where} {unknown}; fetch its settings again")
+        unknown = f"has settings for images in a form that is not known ({error!r})"
+        raise UserError(f"{where} {unknown}; fetch its settings again") from None
     return out
 
 
@@ -97,74 +90,66 @@ def _of_processor(
         known = KNOWN[processor]
     own = {key: settings.get(key, known[key]) for key in _OWN if key in known}
     check_known(settings, _READ | own.keys(), where)
-    out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings, own)
-    if settings.get("resample") is not None:
+    settings = {key: x for key, x in settings.items() if x is not None} | own
+    out = {key: x for key, x in known.items() if key not in _OWN} | _colours(known, settings)
+    if "resample" in settings:
         out["filter"] = dict(enumerate(_FILTERS))[int(settings["resample"])]  # -1 is none of them
-    if "patch_size" in own:  # NaFlex, whose square only shows the image
+    if "patch_size" in known:  # NaFlex, whose square only shows the image
         check_known({key: settings.get(key) for key in ("size", "crop_size", "do_center_crop")}, (), where)
         out |= {"patch_size": own["patch_size"], "max_num_patches": [int(own["max_num_patches"])]}
-    frame = _frame(known, settings, own, where)
-    side, square = frame.pop("side", None), frame.get("size")
-    if square is None:
-        return out | frame
+    way, side, square = _frame(known, settings, where)
+    if way is None:
+        return out
     if image_size not in (None, square) or square > side > 0:
         reads = f"and its model reads {image_size or square}; fetch both again"
         raise UserError(f"{where} cuts squares of {square} pixels out of {side}, {reads}")
     if square % (settings.get("size_divisor") or 1):
         raise UserError(f"{where} makes squares of {square} pixels, no multiple of its size_divisor")
-    return out | frame | {"margin": side / square}
+    return out | {"resize": way, "margin": side / square, "size": square}
 
 
-def _frame(
-    known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any], where: str
-) -> dict[str, Any]:
-    """The way to a square: `resize`, the `side` that images are resized to (0: none), and its `size`."""
-    size, cut = settings.get("size"), settings.get("do_center_crop")
-    cut = (known["resize"] == "crop" or known["margin"] != 1) if cut is None else bool(cut)
-    if not _flag(settings, "do_resize"):
-        if not cut or not settings.get("crop_size"):
+def _frame(known: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> tuple[str | None, int, int]:
+    """`resize` (None: nothing says it), the side after resizing (0: none is done), that of the square."""
+    size, crop = settings.get("size"), settings.get("crop_size")
+    cut = settings.get("do_center_crop", known["resize"] == "crop" or known["margin"] != 1)
+    if not settings.get("do_resize", True):
+        if not cut or not crop:
             raise UserError(f"{where} leaves images in their size (do_resize is false), which must be one")
-        return {"resize": "crop", "side": 0, "size": _side(settings["crop_size"], where)}
+        return "crop", 0, _side(crop, where)
     if size is None:
-        if settings.get("crop_size"):
+        if crop:
             raise UserError(f"{where} cuts a crop_size out of images, and no size says of which; add it")
-        return {}
+        return None, 0, 0
     side = _side(size, where)
-    if own.get("crop_pct"):
-        resized, way = (int(side / own["crop_pct"]), "crop") if side < 384 else (side, "squash")
-        return {"resize": way, "side": resized, "size": side}
-    both = settings.get("default_to_square")  # whether a bare number is both sides, or the short one
-    short = known["resize"] == "crop" if both is None else not both
+    if settings.get("crop_pct"):
+        return ("crop", int(side / settings["crop_pct"]), side) if side < 384 else ("squash", side, side)
+    # A bare number is both sides, or the short one.
+    short = not settings.get("default_to_square", known["resize"] != "crop")
     short = "shortest_edge" in size if isinstance(size, Mapping) else short
     if short and not cut:
         raise UserError(f"{where} cuts no squares out of images (no do_center_crop); only those can be read")
-    square = _side(settings.get("crop_size") or side, where) if cut else side
-    return {"resize": "crop" if short else "squash", "side": side, "size": square}
+    square = _side(crop or side, where) if cut else side
+    return "crop" if short else "squash", side, square
 
 
-def _colours(known: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Mean and std of pixels from 0 to 1: (255 factor x - mean) / std is the input of the model."""
     out = {
         ours: [float(x) for x in settings[theirs]] if settings.get(theirs) else known[ours]
         for ours, theirs in (("mean", "image_mean"), ("spread", "image_std"))
     }
     std = out["spread"]
-    if not _flag(settings, "do_normalize"):
+    if not settings.get("do_normalize", True):
         out = {"mean": [0.0] * 3, "spread": [1.0] * 3}
-    scaled, factor = _flag(settings, "do_rescale"), settings.get("rescale_factor")
-    factor = (1 / 255 if factor is None else float(factor)) if scaled else 1.0
-    if own.get("rescale_offset") and scaled:
+    scaled = settings.get("do_rescale", True)
+    factor = float(settings.get("rescale_factor", 1 / 255)) if scaled else 1.0
+    if settings.get("rescale_offset") and scaled:
         out["mean"] = [x + 1 for x in out["mean"]]
-    if own.get("include_top"):  # EfficientNet divides by the std twice
+    if settings.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
     if factor == 1 / 255:
         return out
     return {name: [x / (255 * factor) for x in values] for name, values in out.items()}
-
-
-def _flag(settings: Mapping[str, Any], name: str) -> bool:
-    """Whether a step is done; all of them are where nothing is said."""
-    return settings.get(name) is None or bool(settings[name])
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -203,17 +188,12 @@ def of_open_clip(
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
     filter = settings.get("interpolation", "bicubic")
-    values = {
-        **known,
-        "mean": settings.get("mean", known["mean"]),
-        "spread": settings.get("std", known["spread"]),
-        "resize": "crop" if mode == "shortest" else "squash",
-        "filter": "bicubic" if filter == "random" else filter,
-    }
-    if values["filter"] not in _FILTERS:
+    if filter not in (*_FILTERS, "random"):
         known_filters = ", ".join(_FILTERS)
         raise UserError(f"{where} resizes images by interpolation {filter!r}; known are {known_filters}")
-    return _checked(lambda: values, where)
+    numbers = {"image_mean": settings.get("mean"), "image_std": settings.get("std")}
+    out = of_hugging_face(known, numbers, where) | {"resize": "crop" if mode == "shortest" else "squash"}
+    return out | {"filter": "bicubic" if filter == "random" else filter}
 
 
 def _side(size: Mapping[str, int] | int, where: str) -> int:

@@ -10,7 +10,7 @@ Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,16 +19,13 @@ from torch import Tensor, nn
 
 from grainline.encoders.pretrained import kind_of
 from grainline.encoders.pretrained.archive import Stored
-from grainline.encoders.pretrained.clip_towers import Clip, from_file, renamed
-from grainline.encoders.pretrained.hub import library
+from grainline.encoders.pretrained.clip_towers import Clip, Names, renamed
+from grainline.encoders.pretrained.hub import library, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Published, Source, sides_of
-from grainline.encoders.pretrained.library import plain, tokenizer_of, weights_of
+from grainline.encoders.pretrained.library import Weights, plain, tokenizer_of
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
-from grainline.weights import check_numbers
-
-Names = tuple[tuple[str, str], ...]  # theirs and ours
 
 
 class PooledClip(Clip):
@@ -42,20 +39,20 @@ class PooledClip(Clip):
     published: ClassVar[Published]
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:
-        check_numbers(stored.tensors, file)
         rest, parts = dict[str, Tensor](), dict[str, Tensor]()
         for name, x in stored.tensors.items():
             own = name.startswith((self.pool, "logit_"))
             if own and ".in_proj_" in name:
-                three, last = x.float().chunk(3), name.rpartition("_")[2]
+                three, last = x.chunk(3), name.rpartition("_")[2]
                 names = (f"pool.to_{to}.{last}" for to in ("query", "key", "value"))
                 parts |= dict(zip(names, three, strict=True))
             elif own:
-                parts[renamed(name, self.own)] = x.float() if x.ndim else x.float().reshape(1)
+                parts[renamed(name, self.own)] = x if x.ndim else x.reshape(1)
             if not own or name == "logit_scale":
                 rest[renamed(name, self.names, self.in_blocks)] = x
         quick = self.openai if options.quick_gelu is None else options.quick_gelu
-        source = from_file(file, stored._replace(tensors=_joined(rest)), quick, settings)
+        stored, options = stored._replace(tensors=_joined(rest)), options._replace(quick_gelu=quick)
+        source = super().read_file(file, stored, options, settings)
         return source._replace(published=self.published._replace(parts=parts))
 
 
@@ -116,10 +113,9 @@ class FgClip(Clip):
     and any other the second, which is for texts of all lengths.
     """
 
-    context: int | None = None
+    model_type = "clip"
 
     def read(self, folder: Path, options: Options) -> Source:
-        self.context = options.context
         source = super().read(folder, options)
         # The authors squash images before the processor of the folder, which then finds a square. Their dense
         # features pass the last block without attention.
@@ -127,23 +123,20 @@ class FgClip(Clip):
         published = Published("clip", {"image": {"patches": "values"}})
         return source._replace(architecture=architecture, published=published)
 
-    def filled(
-        self, name: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    def weights(self, folder: Path, config: dict[str, Any], options: Options) -> Weights:
         """The weights of one of the two ways; the config gets the length of its texts."""
-        state = weights_of(name)
-        text, table = config["text_config"], "text_model.embeddings.position_embedding"
+        state, text = weights_of(folder), config["text_config"]
+        table = "text_model.embeddings.position_embedding"
         own = [f"{table}_ori.weight", f"{table}_res.weight", "text_filip_projection.weight"]
         if not state.keys() >= {*own}:
-            raise UserError(f"{name} is an FG-CLIP that lacks one of {', '.join(own)}; fetch it again")
+            raise UserError(f"{folder} is an FG-CLIP that lacks one of {', '.join(own)}; fetch it again")
         first, rest, projection = (state.pop(key) for key in own)
-        if self.context is None or self.context > text["max_position_embeddings"]:
-            state |= {f"{table}.weight": torch.cat([first[:KEEP], rest[KEEP:]])}
-            state |= {"text_projection.weight": projection}
+        if options.context is None or options.context > text["max_position_embeddings"]:
+            state[f"{table}.weight"] = torch.cat([first[:KEEP], rest[KEEP:]])
+            state["text_projection.weight"] = projection
             text["max_position_embeddings"] = len(rest)
         own += sorted(key for key in state if key.startswith("logit_scale_"))  # of its other losses
-        state = {key: x for key, x in state.items() if key not in own}
-        return super().filled(name, config, state)[0], tuple(own)
+        return {key: x for key, x in state.items() if key not in own}, own
 
 
 HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it
@@ -167,11 +160,9 @@ class Laps(Kind):
         if not all(isinstance(x, float) and 0 < x < 1 for x in ratios):
             wrong = "without sparse_ratio and aggr_ratio in its opt, so how many patches stay is unknown"
             raise UserError(f"{file} is a LAPS {wrong}; give the file that its training wrote")
-        check_numbers(stored.tensors, file)
-        tensors = {name: x.float() for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
+        tensors = {name: x for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
-        unknown = [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]
-        if unknown:
+        if unknown := [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]:
             raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
         sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
         sides["text"] = "bert"
@@ -181,9 +172,8 @@ class Laps(Kind):
         config = {"vision_config": see, "text_config": read, "projection_dim": width, "heads": heads}
         architecture = {"kind": self.name, "sides": sides, "config": config, "pad": 0, **KNOWN["swin"]}
         state, left_out = dict[str, Tensor](), [f"{_LAPS['slots']}weight.3.bias"]  # it cancels
-        for side in sides:
-            one = _side(architecture, side)
-            own, out = kind_of(one).filled(file, one["config"], parts[side])  # type: ignore[attr-defined]
+        for side, kind, one in _sides(architecture):
+            own, out = kind.filled(file, one["config"], parts[side])
             state |= {f"{side}.{name}": x for name, x in own.items()}
             state |= {f"to_{side}.0.{name}": x for name, x in parts[f"to_{side}"].items()}
             left_out += [f"{_LAPS[side]}{name}" for name in out]
@@ -200,19 +190,14 @@ class Laps(Kind):
 
     def model(self, architecture: Mapping[str, Any]) -> nn.Module:
         model, config = nn.ModuleDict(), architecture["config"]
-        for side in architecture["sides"]:
-            one = _side(architecture, side)
-            model[side] = kind_of(one).model(one)
-            width = one["config"]["hidden_size"]
+        for side, kind, one in _sides(architecture):
+            model[side], width = kind.model(one), one["config"]["hidden_size"]
             layers = [nn.Linear(width, config["projection_dim"])] if config["heads"][side] else []
             model[f"to_{side}"] = nn.Sequential(*layers)
         return model
 
     def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
-        image, text = (
-            kind_of(_side(architecture, side)).split(model[side], _side(architecture, side))
-            for side in ("image", "text")
-        )
+        image, text = (kind.split(model[side], one) for side, kind, one in _sides(architecture))
         heads = model["to_image"], model["to_text"]
         return Pretrained(image.image, text.text, dict(architecture), heads=heads)
 
@@ -220,21 +205,21 @@ class Laps(Kind):
         return int(architecture["config"]["projection_dim"])
 
     def fit(self, source: Source, options: Options) -> Source:
-        state = dict(source.state)
-        for side, own in (("image", Options(size=options.size)), ("text", options._replace(size=None))):
-            one = Source(_side(source.architecture, side), _below(f"{side}.", state))
-            fitted = kind_of(one.architecture).fit(one, own).state
-            state |= {f"{side}.{name}": x for name, x in fitted.items()}
-        return source._replace(state=state)
+        for side, kind, one in _sides(source.architecture):
+            own = Options(size=options.size) if side == "image" else options._replace(size=None)
+            fitted = kind.fit(Source(one, _below(f"{side}.", source.state)), own).state
+            source.state.update({f"{side}.{name}": x for name, x in fitted.items()})
+        return source
 
 
 _PLACES = ("position_ids", "relative_position_index")  # numbers of places, which older versions store
 
 
-def _side(architecture: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """The architecture of one side of a LAPS, by its own kind."""
-    kind, config = architecture["sides"][side], sides_of(architecture)[side]
-    return {**architecture, "kind": kind, "config": config}
+def _sides(architecture: Mapping[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each side of a LAPS, image first: its name, its kind and its own architecture."""
+    for side, kind in architecture["sides"].items():
+        one = {**architecture, "kind": kind, "config": sides_of(architecture)[side]}
+        yield side, kind_of(one), one
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

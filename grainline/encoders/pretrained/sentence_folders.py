@@ -17,12 +17,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.config import C, Config, parse
-from grainline.encoders.pretrained.archive import read_tensors
+from grainline.encoders.pretrained.hub import weights_of
 from grainline.encoders.text import at_end
 from grainline.errors import UserError
 from grainline.files import read_plain, read_settings
 from grainline.nn.pooling import mean_pool
-from grainline.weights import check_numbers, state_dict_mismatch
+from grainline.weights import state_dict_mismatch
 
 Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 """How states of tokens are summed up, by the names of sentence-transformers and in its order."""
@@ -142,11 +142,9 @@ def read_folder(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, Ten
             if fields["in_features"] != width:
                 given = fields["in_features"]
                 raise UserError(f"in_features in {place} is {given}, and {width} numbers come in")
-            width, files = fields["out_features"], ("model.safetensors", "pytorch_model.bin")
-            file = next((place / name for name in files if (place / name).is_file()), place / files[0])
-            check_numbers(tensors := read_tensors(file).tensors, file)
+            width, tensors = fields["out_features"], weights_of(place)
             if wrong := state_dict_mismatch(tensors, _dense(fields).state_dict()):
-                raise UserError(f"{file} does not fit its config.json: {wrong}; fetch both again")
+                raise UserError(f"{place} does not fit its config.json: {wrong}; fetch both again")
             state |= {f"{i}.{name}": x.float() for name, x in tensors.items()}
         extra["head"].append(fields)
     return extra, state

@@ -23,7 +23,6 @@ from grainline.encoders.pretrained.kind import Options, Source, sides_of
 from grainline.encoders.pretrained.library import TwoSided, pad_of, plain, tokenizer_of
 from grainline.encoders.pretrained.preprocess import KNOWN, of_open_clip
 from grainline.errors import UserError
-from grainline.weights import check_numbers
 
 
 class SiglipImage(ImageEncoder):
@@ -52,8 +51,8 @@ class SiglipText(clip.ClipText):
 class Siglip(TwoSided):
     """SiglipModel."""
 
-    model_class, config_class = "SiglipModel", "SiglipConfig"
-    vectors = True
+    vectors, image_encoder = True, SiglipImage
+    text_encoder: Any = SiglipText
     grid: str | None = "vision_model.embeddings.position_embedding.weight"
     pixels = KNOWN["siglip"]
 
@@ -64,9 +63,8 @@ class Siglip(TwoSided):
             raise UserError(f"{name} {wrong}")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        check_numbers(stored.tensors, file)
+        tensors = stored.tensors
         where, pixels, model, image, text = clip.open_clip_settings(file, settings, _PLAIN)
-        tensors = {name: x.float() for name, x in stored.tensors.items()}
         absent = next((name for name in _TABLES if name not in tensors), None)
         if absent:
             raise UserError(f"{file} is a SigLIP of open_clip without {absent}; give a complete one")
@@ -92,21 +90,11 @@ class Siglip(TwoSided):
         architecture = {"kind": self.name, "config": config, "pad": pad, **pixels}
         return Source(architecture, from_timm_names(tensors), tokenizer_of(file.parent))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText | None]:
-        return SiglipImage(model.vision_model, architecture), SiglipText(model.text_model, architecture)
-
-    def space(self, architecture: Mapping[str, Any]) -> int:
-        return int(sides_of(architecture)["image"]["hidden_size"])
-
 
 class SiglipVision(Siglip):
     """SiglipVisionModel, the image side alone."""
 
-    model_class, config_class = "SiglipVisionModel", "SiglipVisionConfig"
-    grid, row = "embeddings.position_embedding.weight", ""
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[SiglipImage, SiglipText | None]:
-        return SiglipImage(model, architecture), None
+    grid, row, text_encoder = "embeddings.position_embedding.weight", "", None
 
 
 _VOCAB_2 = 256_000  # tokens of SigLIP 2
@@ -140,18 +128,11 @@ _IN_TIMM_BLOCKS = ((".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."),
 
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A SigLIP of open_clip by the names of transformers."""
-    state: dict[str, Tensor] = {}
-    for name, x in tensors.items():
-        ours = clip.renamed(name, _TIMM, () if ".attn_pool." in name else _IN_TIMM_BLOCKS)
-        joint = re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours)
-        if joint:
-            parts = zip("qkv", x.chunk(3), strict=True)
-            state |= {f"{joint[1]}{letter}_proj.{joint[2]}": part for letter, part in parts}
-        else:
-            state[ours] = x.reshape(1) if name in ("logit_scale", "logit_bias") else x
+    state = clip.from_open_clip_names(tensors, _TIMM, _IN_TIMM_BLOCKS)
     pool, table = "vision_model.head.", "vision_model.embeddings.position_embedding.weight"
     for part in ("weight", "bias"):
         both = [state.pop(f"{pool}{name}.{part}") for name in ("q", "kv") if f"{pool}{name}.{part}" in state]
         if both:
             state[f"{pool}attention.in_proj_{part}"] = torch.cat(both)
-    return state | {table: state[table].flatten(0, -2)}
+    scalars = {name: state[name].reshape(1) for name in ("logit_scale", "logit_bias") if name in state}
+    return state | scalars | {table: state[table].flatten(0, -2)}

@@ -1,6 +1,6 @@
 """Text encoders of the transformers library that know no images, also in folders of sentence-transformers.
 
-A new kind is a row of `CLASSES` and one of `KINDS`: widths and tables are read off the library's model.
+A new kind is a row of `KINDS`: widths and tables are read off the library's model.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,6 @@ from grainline.encoders.pretrained.library import LibraryKind
 from grainline.encoders.pretrained.siglip_towers import SiglipText
 from grainline.errors import UserError
 
-CLASSES = {
-    "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta",
-    "deberta-v2": "DebertaV2", "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert",
-    "mpnet": "MPNet", "mt5": "MT5", "roberta": "Roberta", "t5": "T5", "umt5": "UMT5",
-    "xlm-roberta": "XLMRoberta", "clip_text_model": "CLIPText", "siglip_text_model": "SiglipText",
-    "siglip2_text_model": "Siglip2Text",
-}  # fmt: skip
-"""Beginnings of the names of the library's classes, by `model_type`."""
-
-HEADLESS = ("albert", "bert", "camembert", "mpnet", "roberta", "xlm-roberta")  # they may lack their pooler
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # positions begin behind the id of padding
 TABLE = "embeddings.position_embeddings"
 CONTEXT = 512  # where neither a table nor a file limits the length of texts
@@ -77,21 +67,16 @@ class LibraryText(TextEncoder):
 class Text(LibraryKind):
     """A model that reads a text as a whole, summed up by its first token."""
 
-    grid, suffix, pool, part = None, "Model", "cls", ""
+    grid, pool, part = None, "cls", ""
     left_out = (
         r"(pooler|cls|(pre_)?classifier|qa_outputs|(lm_|mask_)?predictions|lm_head|sop_classifier|"
         r"(generator|discriminator)_\w+|vocab_\w+|(classification_)?head|decoder)\b.*"
     )
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.model_class, self.config_class = CLASSES[name] + self.suffix, CLASSES[name] + "Config"
-        self.headless = name in HEADLESS
-
     def check(self, name: str, config: dict[str, Any], options: Options) -> None:
         super().check(name, config, options)
         if self.name in SHIFTED and config.get("pad_token_id") is None:
-            raise UserError(f"{name} names no pad_token_id, and positions of a {self.name} begin behind it")
+            raise UserError(f"{name} names no pad_token_id, and positions of {self.name} begin behind it")
 
     def read(self, folder: Path, options: Options) -> Source:
         source = super().read(place := folders.transformer_of(folder), options)
@@ -112,15 +97,16 @@ class Text(LibraryKind):
         return model
 
     def fit(self, source: Source, options: Options) -> Source:
-        architecture, config, state = source.architecture, source.architecture["config"], source.state
+        architecture, config = source.architecture, source.architecture["config"]
         if options.context is not None:
             architecture["context"] = options.context
-            if (table := state.get(f"{TABLE}.weight")) is not None:
-                if config.get("max_relative_positions", 0) < 0:  # DeBERTa's are as many as its positions
-                    config["max_relative_positions"] = config["max_position_embeddings"]
+            if config.get("max_relative_positions", 0) < 0:  # DeBERTa's are as many as its positions
+                config["max_relative_positions"] = config["max_position_embeddings"]
+            if (table := source.state.get(f"{TABLE}.weight")) is not None:
                 offset = _offset(architecture)
                 config["max_position_embeddings"] = offset + options.context
-                state[f"{TABLE}.weight"] = torch.cat([table[:offset], longer(table[offset:], options)])
+                table = torch.cat([table[:offset], longer(table[offset:], options)])
+                source.state[f"{TABLE}.weight"] = table
         if options.pool is not None:
             width = _width(config)
             read = [step["in_features"] for step in architecture.get("head", []) if step]
@@ -130,7 +116,7 @@ class Text(LibraryKind):
             architecture["pool"] = [options.pool]
         return super().fit(source, options._replace(pool=None))
 
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
+    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, Any]:
         return None, LibraryText(model.get_submodule(self.part.rstrip(".")), architecture)
 
 
@@ -148,10 +134,7 @@ class TextSide(LibraryKind):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.model_class, self.config_class = f"{CLASSES[name]}Model", f"{CLASSES[name]}Config"
-
-    def sides(self, model: Any, architecture: Mapping[str, Any]) -> tuple[None, TextEncoder]:
-        return None, (ClipText if self.name == "clip_text_model" else SiglipText)(model, architecture)
+        self.text_encoder = ClipText if name == "clip_text_model" else SiglipText
 
 
 def _width(config: Mapping[str, Any]) -> int:

@@ -145,7 +145,7 @@ function show(answer, query) {
   const count = answer.hits.length, number = (match) => answer.hits.filter((hit) => hit.match === match).length;
   const sure = number("sure"), part = number("in part");
   if (!count) status.textContent = "Nothing was found.";
-  else if (answer.match === "none") status.textContent = "Nothing in this index matches well. The nearest are:";
+  else if (answer.match === "none") status.textContent = "No sure match. The nearest images are:";
   else {
     const matches = [[sure, sure === count ? "all of them sure" : `${sure} of them sure`], [part, `${part} in part`]];
     const words = matches.filter(([some]) => some).map(([, said]) => said).join(", ");
@@ -462,7 +462,8 @@ async function start() {
     const index = await ask("api/index");
     limits = index.limits;
     canShow = index.heat;
-    at("about").textContent = `${index.name}: ${plural(index.images, "image")}, ${index.method}`;
+    const model = index.model ? `model ${index.model} (${index.method})` : index.method;
+    at("about").textContent = `${index.name}: ${plural(index.images, "image")}, ${model}`;
     at("validated").textContent = index.validated;
     at("validated").hidden = !index.validated;
     if (!index.images) return complain("This index holds no images yet; `grainline index add` takes some in.", start);
