@@ -662,8 +662,6 @@ FAULTS = [
     Fault("training/run.py _run", "test_initial_weights.py::test_a_stopped_run_goes_on_from_its_own_weights",
           "a resumed run begins anew", "if recipe.init_from and resume_from is None else None",
           "if recipe.init_from else None"),
-    Fault("training/step.py Objective.forward", "test_contract.py::test_learns_one_batch_by_heart",
-          "weights of the terms are ignored", "x.weight * ddp_mean(x.mean)", "ddp_mean(x.mean)"),
     Fault("training/step.py Objective.forward",
           "test_many_ranks.py::test_any_number_of_processes_chunks_and_passes_has_the_noise_of_one",
           "each process draws the noise of texts by place, not by id", "rows_of(clock, TEXTS, part.item)",
