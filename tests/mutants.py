@@ -77,7 +77,7 @@ def planted(fault: Fault) -> tuple[Path, str]:
     places = functions()[name]
     places = [place for place in places if place[0] == Path("grainline", file)] or places
     if len(places) != 1:
-        raise ValueError(f"{len(places)} functions of this name in the package, and not one in this file")
+        raise ValueError(f"{len(places)} functions of this name in the package, not one")
     path, start, end = places[0]
     text = (ROOT / path).read_text(encoding="utf-8")
     pattern = r"\s+".join(map(re.escape, fault.old.split()))  # lines may be broken anywhere
