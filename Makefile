@@ -34,7 +34,7 @@ kernels-test: $(READY)
 	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 tests/test_kernel*.py
 	$(BIN)/python -m pytest -q -n 2 tests/test_kernel*.py
 
-# Plants faults one at a time; the tests must catch each. Minutes, and outside CI.
+# Plants faults one at a time; the tests must catch each. A quarter of an hour at most on two cores, and outside CI.
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
