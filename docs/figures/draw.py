@@ -137,22 +137,27 @@ def badges() -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="20" role="img" aria-label="{said}"><style>{BADGE}</style>{"".join(parts)}</svg>\n'
 
 
+def below(page: str, head: str) -> list[list[str]]:
+    """The rows of the table of a page whose head has this cell."""
+    rows = cells(page)
+    first = next(k for k, row in enumerate(rows) if head in row)
+    return [row for row in rows[first + 2 :] if len(row) == len(rows[first])]
+
+
 def results() -> str:
-    """rSum of every method on every set, from the first table of results.md with that many columns."""
-    rows = [row for row in cells("results.md") if len(row) == 10][2:]
+    """rSum of every method on every set, from results.md."""
     chance = {"Scenes, rSum": 6.4, "OpenStax, rSum": 5.6, "Flickr8k, rSum": 3.2}
     panels = []
-    for column, (title, mark) in zip((1, 4, 7), chance.items(), strict=True):
+    for column, (title, mark) in zip((1, 3, 5), chance.items(), strict=True):
+        rows = below("results.md", "beside clip")
         values = {row[0]: interval(row[column]) for row in rows if row[column] != "not run"}
         panels.append((title, mark, dict(sorted(values.items(), key=lambda item: -float(item[1][0])))))
     return dots(panels, label=80, wide=130)
 
 
 def performance() -> str:
-    """The last table of performance.md: what is compared, the usual way, how many times as fast."""
-    rows = cells("performance.md")
-    first = next(k for k, row in enumerate(rows) if "the usual way" in row) + 2
-    values = {row[0]: interval(row[2]) for row in rows[first:]}
+    """How many times as fast each row of the last table of performance.md is."""
+    values = {row[0]: interval(row[2]) for row in below("performance.md", "the usual way")}
     return dots([("Times as fast as the usual way", 1.0, values)], label=330, wide=330)
 
 
