@@ -218,8 +218,8 @@ def suites() -> str:
     ]
     for name in SUITES:
         cls = suite_class(name)
-        protocol = inspect.getdoc(sys.modules[cls.__module__]) or ""
-        parts.append(f"## {name}\n\n{summary(cls)}\n\n```text\n{protocol}\n```\n")
+        protocol = (inspect.getdoc(sys.modules[cls.__module__]) or "").replace("\n  1. ", "\n\n1. ")
+        parts.append(f"## {name}\n\n{summary(cls)}\n\n{protocol}\n")
         rows = list(rows_of(cls.Options, ""))
         parts.append(table(["option", "default", "meaning"], rows) if rows else "No options.\n")
     return "\n".join(parts)
