@@ -6,7 +6,7 @@
 A GPU may be there for a quarter of an hour. So the blocks that decide most come first, each runs in a process
 of its own and ends after some minutes, and what it has printed is in OUT. While a block runs, the process of
 the next one imports what it needs, and waits. A block that ended well is not run again.
-`--table` prints what has a gate as a table for docs/performance.md. `--rehearse` runs all blocks on a CPU in
+`--table` prints what has a goal as a table of Markdown. `--rehearse` runs all blocks on a CPU in
 tiny shapes.
 """
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, EXECUTED = ROOT / "docs", ROOT / "build/notebooks"
@@ -157,7 +157,16 @@ def rows_of(config: Any, prefix: str, leave: tuple[str, ...] = ()) -> Iterator[l
             if field.is_required()
             else f"`{yaml_text(field.get_default(call_default_factory=True))}`"
         )
-        yield [f"`{prefix}{name}`", cell(value), cell(field.description or said.get(name, ""))]
+        allowed = " or ".join(f"`{one}`" for one in choices(field.annotation))
+        meaning = [part for part in (field.description or said.get(name), allowed) if part]
+        yield [f"`{prefix}{name}`", cell(value), cell("; ".join(meaning))]
+
+
+def choices(kind: Any) -> list[str]:
+    """The names that a field of this type may hold."""
+    if getattr(kind, "__origin__", None) is Literal:
+        return [one for one in get_args(kind) if isinstance(one, str)]
+    return [one for part in get_args(kind) for one in choices(part)]
 
 
 def yaml_text(value: Any) -> str:
@@ -181,12 +190,14 @@ def origins(kind: Any) -> set[Any]:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """The comment behind each field in the source of a class and of those that it derives from."""
+    """The comment above or behind each field in the source of a class and of those that it derives from."""
     out: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if each.__module__.startswith("grainline"):
-            found = re.findall(r"^    (\w+): .*?  # (?!noqa|type:)(.*)$", inspect.getsource(each), re.M)
-            out |= dict(found)
+            source = inspect.getsource(each)
+            above = re.findall(r"((?:^    # .*\n)+)    (\w+): ", source, re.M)
+            out |= {name: " ".join(re.findall("# (.*)", lines)) for lines, name in above}
+            out |= dict(re.findall(r"^    (\w+): .*?  # (?!noqa|type:)(.*)$", source, re.M))
     return out
 
 
@@ -203,11 +214,12 @@ def suites() -> str:
 
     parts = [
         "# Suites and their options\n\nMade from the code of this version. `grainline evaluate MODEL --data DATA"
-        " --suite NAME --set option=value` sets an option. What each suite measures: [evaluation](../evaluation.md).\n"
+        " --suite NAME --set option=value` sets an option. Commands and results: [evaluation](../evaluation.md).\n"
     ]
     for name in SUITES:
         cls = suite_class(name)
-        parts.append(f"## {name}\n\n{summary(cls)}\n")
+        protocol = (inspect.getdoc(sys.modules[cls.__module__]) or "").replace("\n  1. ", "\n\n1. ")
+        parts.append(f"## {name}\n\n{summary(cls)}\n\n{protocol}\n")
         rows = list(rows_of(cls.Options, ""))
         parts.append(table(["option", "default", "meaning"], rows) if rows else "No options.\n")
     return "\n".join(parts)

@@ -41,13 +41,6 @@ def test_lines_say_their_block_and_how_it_ended(tmp_path: Path) -> None:
     assert failures(lines_of(out)) == ["# bad did not end well: almost"]
 
 
-def test_the_page_on_performance_has_the_tables_of_all_results() -> None:
-    root = Path(__file__).parents[1]
-    page, results = root / "docs/performance.md", list((root / "benchmarks/results").glob("gpu-*.jsonl"))
-    assert len(results) >= 2
-    assert all(table(lines_of(file)) in page.read_text(encoding="utf-8") for file in results)
-
-
 def test_a_block_that_takes_too_long_keeps_its_lines(tmp_path: Path) -> None:
     code = GOOD + "import time; time.sleep(60)"
     run("slow", Block(("-c", code), ""), tmp_path / "x.jsonl", 0.05)

@@ -69,18 +69,6 @@ line{stroke:#557;stroke-width:2}circle{fill:#d2541b}
 @media(prefers-color-scheme:dark){text{fill:#eee}path{stroke:#778}line{stroke:#aac}circle{fill:#ff8a50}}"""
 ROW, VALUE = 26, 62
 Interval = tuple[str, float, float]  # value as the page has it, low, high
-SHOWN = {
-    "1,000,000: time of FAISS Flat / our scan in bfloat16": "exact search of a million vectors",
-    "5,000 x 25,000 ranks": "ranks of 5,000 x 25,000",
-    "texts of beta-CLIP": "texts of beta-CLIP in groups",
-    "197 patches: the same": "attention in bfloat16 on a CPU",
-    "640 x 480 JPEG": "reading a JPEG for training",
-    "all captions, 8 heads, B = 128: time": "images pooled by every text",
-    "HiDe forward and backward, 1,024": "principal parts of HiMo-CLIP",
-    "cross-entropy, 2,304; 4,608": "beta-CAL, cross-entropy",
-    "cross-entropy over 49,408 entries": "cross-entropy over a vocabulary",
-}
-"""Start of the second cell of a row of performance.md -> its label in the figure."""
 
 
 def cells(page: str) -> list[list[str]]:
@@ -149,25 +137,28 @@ def badges() -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="20" role="img" aria-label="{said}"><style>{BADGE}</style>{"".join(parts)}</svg>\n'
 
 
+def below(page: str, head: str) -> list[list[str]]:
+    """The rows of the table of a page whose head has this cell."""
+    rows = cells(page)
+    first = next(k for k, row in enumerate(rows) if head in row)
+    return [row for row in rows[first + 2 :] if len(row) == len(rows[first])]
+
+
 def results() -> str:
-    """rSum of every method on every set, from the first table of results.md with that many columns."""
-    rows = [row for row in cells("results.md") if len(row) == 10][2:]
+    """rSum of every method on every set, from results.md."""
     chance = {"Scenes, rSum": 6.4, "OpenStax, rSum": 5.6, "Flickr8k, rSum": 3.2}
     panels = []
-    for column, (title, mark) in zip((1, 4, 7), chance.items(), strict=True):
+    for column, (title, mark) in zip((1, 3, 5), chance.items(), strict=True):
+        rows = below("results.md", "beside clip")
         values = {row[0]: interval(row[column]) for row in rows if row[column] != "not run"}
         panels.append((title, mark, dict(sorted(values.items(), key=lambda item: -float(item[1][0])))))
     return dots(panels, label=80, wide=130)
 
 
 def performance() -> str:
-    """Times as fast as the usual way, from the tables of performance.md."""
-    rows = [row for row in cells("performance.md") if len(row) >= 5]
-    values = {
-        label: interval(next(row[2] for row in rows if row[1].startswith(start)))
-        for start, label in SHOWN.items()
-    }
-    return dots([("Times as fast as the usual way", 1.0, values)], label=260, wide=330)
+    """How many times as fast each row of the last table of performance.md is."""
+    values = {row[0]: interval(row[2]) for row in below("performance.md", "the usual way")}
+    return dots([("Times as fast as the usual way", 1.0, values)], label=330, wide=330)
 
 
 if __name__ == "__main__":
