@@ -123,11 +123,11 @@ def padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
     """Ids and mask [M, S, L] of texts, parts and tokens, with padding on the right of each."""
     parts = max((len(text) for text in texts), default=1)
     length = max((len(part) for text in texts for part in text), default=1)
-    numbers = [[part + [0] * (length - len(part)) for part in text] for text in texts]
     lengths = [[len(part) for part in text] + [0] * (parts - len(text)) for text in texts]
-    ids = torch.tensor([text + [[0] * length] * (parts - len(text)) for text in numbers], dtype=torch.int64)
     mask = torch.arange(length) < torch.tensor(lengths, dtype=torch.int64).view(len(texts), parts, 1)
-    return ids.view(len(texts), parts, length), mask
+    ids = torch.zeros(mask.shape, dtype=torch.int64)
+    ids[mask] = torch.tensor([i for text in texts for part in text for i in part], dtype=torch.int64)
+    return ids, mask
 
 
 def each(f: Callable[[Tensor], Tensor], batch: T) -> T:

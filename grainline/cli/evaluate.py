@@ -69,7 +69,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     scoring: Annotated[
         str | None,
         typer.Option(
-            help="How pairs are scored, for methods with several ways: vectors, conditioned, conditioned:0.5."
+            help="How to score pairs or read texts: vectors, conditioned, conditioned:0.5, whole, sentences."
         ),
     ] = None,
     patches: Annotated[
