@@ -70,13 +70,13 @@ def test_however_far_apart_the_logits_are(
 def test_exponentials_are_shared_where_logits_are_near(
     largest: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, whole = [], normalised._exp_from
+    taken, whole = [], normalised.exp_from
 
     def counted(logits: Tensor, zero: Tensor) -> Tensor:
         taken.append(logits)
         return whole(logits, zero)
 
-    monkeypatch.setattr(normalised, "_exp_from", counted)
+    monkeypatch.setattr(normalised, "exp_from", counted)
     v, t = spread(largest, torch.float32)
     sum(m.total for m in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), blocks(36))).backward()
     assert len(taken) == 2 * times  # one tile, met twice
@@ -101,6 +101,7 @@ class Known(Dot):
     """Which logits were there already in the second pass, and how many tiles there were."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known: list[Tensor] = []
         self.met = 0
 

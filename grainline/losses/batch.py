@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grainline.distributed import rank
 from grainline.losses.contrastive import sigmoid, soft_info_nce, touched, triplet
-from grainline.types import Clock, Encoded, Mean, Pair, Term, mirror, same_image
+from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
 
 
 def both_ways(
@@ -120,7 +120,7 @@ def both_triplets(
     alone = local.images is gathered.images and local.texts is gathered.texts  # one process: scored once
     first_image, first_text = (0 if alone else rank() * len(side.item) for side in local)
 
-    owner = mirror(owner_of, gathered.texts.image, gathered.images.image)  # [M]
+    owner = owner_of(gathered.texts.image, gathered.images.image)  # [M]
 
     def of_images(local: Tensor, item: Tensor, owner: Tensor) -> Tensor:
         real = (local >= 0)[:, None] & (item >= 0)
@@ -153,7 +153,7 @@ def both_triplets(
 def _direction(rows: Encoded, columns: Encoded, positive: Callable[..., Tensor], owner: Tensor) -> _Direction:
     """positive  the pairs [n, M] bool, from the items of rows and of columns, and the owner of each text"""
     real = (rows.item >= 0)[:, None] & (columns.item >= 0)
-    return _Direction(mirror(positive, rows.item, columns.item, owner), real & ~same_image(rows, columns))
+    return _Direction(positive(rows.item, columns.item, owner), real & ~same_image(rows, columns))
 
 
 def _all(ids: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ from grainline.losses import calibrated
 from grainline.losses.batch import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
 from grainline.losses.molo import MoLo, molo
 from grainline.losses.text_conditioned import Negatives, flair_means, part_loss, part_pairs
-from grainline.losses.tiled.operands import exact
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
+from grainline.losses.tiled.scores import exact
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.selector import Selector
 from grainline.nn.patch_selection.types import SelectionExtra, gumbel_decisions

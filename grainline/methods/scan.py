@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.losses.tiled.operands import exact
+from grainline.losses.tiled.scores import exact
 from grainline.methods.base import Method
 from grainline.methods.patch_selection.training import (
     WordsConfig,

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.kernel_dots import KernelDots
-from grainline.losses.tiled.operands import exact, fused, on_gpu
+from grainline.kernels.launch import fused
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.scores import Parts, Score, only_once
+from grainline.losses.tiled.scores import Parts, Score, exact, on_gpu, only_once
 from grainline.types import Mean, full
 
 TINY = 1e-30
@@ -41,15 +40,6 @@ class TileWalk(NamedTuple):
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
-    kernel: KernelDots | None = None  # in place of tiles
-
-    def by_torch(self, tensors: Parts) -> "TileWalk":
-        """With tiles in place of a kernel that was refused."""
-        if self.kernel is None:
-            return self
-        rows, cols = tensors[: self.counts[0]], tensors[self.counts[0] : sum(self.counts)]
-        tiles = self.blocks.tiles(*self.score.sides(rows, cols, self.blocks.wide))
-        return self._replace(tiles=tuple(tiles), kernel=None)
 
     def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
         """Each tile; its rows, columns and all shared parameters; its pairs, or None if `tile.plain`."""
@@ -95,13 +85,8 @@ def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
 
 
 def scaled(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The sums of a backward pass times the gradient of the loss; without a copy, if it is the last pass."""
-    if ctx.sums is None:
-        raise RuntimeError("the gradient of pair_loss was asked for again without retain_graph")
-    if torch._C._autograd._get_current_graph_task_keep_graph():
-        return [None if x is None else grad * x for x in ctx.sums]
-    sums, ctx.sums = ctx.sums, None
-    return [None if x is None else x.mul_(grad) for x in sums]
+    """The sums of gradients of a forward pass times the gradient of the loss."""
+    return [None if x is None else grad * x for x in ctx.sums]
 
 
 class SoftmaxLoss(NamedTuple):
@@ -122,17 +107,8 @@ class TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         sides = [_Side(walk, side, tensors[0].dtype) for side in range(1 + walk.loss.columns)]
-        kernel, known = walk.kernel, []
         with exact(tensors[0]):
-            operands = () if kernel is None else kernel.operands(tensors)
-            sums = None if kernel is None else kernel.sums(operands, walk.loss.columns)
-            if sums is None:
-                walk = walk.by_torch(tensors)
-                known = _first_pass(walk, sides, tensors, learns)
-            else:
-                tensors = operands
-                for side, (lse, hit, mass) in zip(sides, sums, strict=True):
-                    side.lse, side.hit, side.mass = lse, hit, mass
+            known = _first_pass(walk, sides, tensors, learns)
         ctx.job, ctx.sides, ctx.known = walk, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
@@ -144,13 +120,7 @@ class TwoPasses(torch.autograd.Function):
         only_once()
         walk, tensors, wanted = ctx.job, ctx.saved_tensors, ctx.needs_input_grad[2:]
         with exact(tensors[0]):
-            second = _second(ctx.sides, grads[::2], walk.kernel is None)
-            if (kernel := walk.kernel) is not None:
-                facts = [torch.stack(x, 1) for x in zip(second.lse, second.force, second.pull, strict=True)]
-                if (by_kernel := kernel.gradients(tensors, facts, wanted)) is not None:
-                    return None, None, *by_kernel
-                tensors = kernel.full(tensors)
-                walk = walk.by_torch(tensors)
+            second = _second(ctx.sides, grads[::2])
             sums = zeros(tensors, wanted)
             for number, (tile, here, where) in enumerate(walk.each(tensors)):
                 logits, pull = walk.score.forward_with_vjp(
@@ -208,7 +178,7 @@ def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
         return [fused(log_sum)(logits, 1 - side) for side in range(sides)]
     tops = [logits.amax(1 - side) for side in range(sides)]
     if (zero := _near(tops)) is not None:
-        exps = _exp_from(logits, zero)
+        exps = exp_from(logits, zero)
         return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
     return [log_sum(logits, 1 - side, top) for side, top in enumerate(tops)]
 
@@ -217,7 +187,7 @@ def log_sum(logits: Tensor, axis: int, top: Tensor | None = None) -> Tensor:
     """The log of the sum of exponentials over an axis. top: the largest of them"""
     top = logits.amax(axis) if top is None else top
     zero = top.masked_fill(top.abs() == torch.inf, 0.0)
-    return _exp_from(logits, zero.unsqueeze(axis)).sum(axis).log() + zero
+    return exp_from(logits, zero.unsqueeze(axis)).sum(axis).log() + zero
 
 
 def _near(sides: list[Tensor]) -> Tensor | None:
@@ -229,7 +199,7 @@ def _near(sides: list[Tensor]) -> Tensor | None:
     return top if 0 <= float(top - bottom) <= NEAR else None
 
 
-def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
+def exp_from(logits: Tensor, zero: Tensor) -> Tensor:
     """exp(logits - zero)"""
     return torch.add(-LOG2E * zero, logits, alpha=LOG2E).exp2_()
 
@@ -245,7 +215,7 @@ class _Second(NamedTuple):
     def slopes(self, logits: Tensor, tile: Tile, where: PairMask | None) -> Tensor:
         """The gradient by the logits of a tile."""
         if self.near is not None:
-            out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
+            out = exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
         else:
             out = fused(forced)(logits, _across(self.lse, tile), _across(self.force, tile))
         if where is None:
@@ -255,7 +225,7 @@ class _Second(NamedTuple):
 
 def forced(logits: Tensor, lse: list[Tensor], force: list[Tensor]) -> Tensor:
     """The sum over the sides of exp(logits - lse) * force"""
-    return _added([_exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
+    return _added([exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
 
 
 def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
@@ -268,7 +238,7 @@ def _added(sides: list[Tensor]) -> Tensor:
     return sides[0] if len(sides) == 1 else sides[0] + sides[1]
 
 
-def _second(sides: list[_Side], grads: Sequence[Tensor], may_share: bool) -> _Second:
+def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
     asks = [side.mass > 0 for side in sides]
     force = [
         torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
@@ -277,7 +247,7 @@ def _second(sides: list[_Side], grads: Sequence[Tensor], may_share: bool) -> _Se
     pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
     # No exponential of a row that is no query is more than 0.
     lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
-    near = _near([side.lse for side in sides]) if may_share else None
+    near = _near([side.lse for side in sides])
     if near is not None:
         force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
     return _Second(near, lse, force, pull)
@@ -365,10 +335,8 @@ def pair_loss(
     rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tensors = (*rows, *cols, *shared)
-    usual = isinstance(loss, SoftmaxLoss | SigmoidLoss)
-    kernel = KernelDots.of(score, blocks, tensors) if usual else None
-    tiles = () if kernel is not None else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
-    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]), kernel)
+    tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
+    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     sums = function.apply(walk, torch.is_grad_enabled(), *tensors)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
@@ -381,10 +349,7 @@ class _OnePass(torch.autograd.Function):
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         wanted, shares = [learns and want for want in ctx.needs_input_grad[2:]], walk.shares[0]
         with exact(tensors[0]):
-            out = None
-            if (kernel := walk.kernel) is not None:
-                out = kernel.binary(kernel.operands(tensors), shares.to(tensors[0].dtype), wanted)
-            losses, sums = out or _only_pass(walk.by_torch(tensors), tensors, wanted)
+            losses, sums = _only_pass(walk, tensors, wanted)
         ctx.sums = sums
         number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)
