@@ -16,7 +16,8 @@ class Fault(NamedTuple):
 # fmt: off
 LOSSES = [
     Fault("losses/tiled/conditioned_cosine.py", "tests/test_pooled.py",
-          "the output bias counts once in the gradient", "2 * full(weighted).sum(0)", "full(weighted).sum(0)"),
+          "the output bias counts once in the gradient",
+          "2 * full(weighted).sum(0)", "full(weighted).sum(0)"),
     Fault("losses/tiled/conditioned_cosine.py", "tests/test_pooled.py",
           "the softmax has the gradient of fixed weights",
           "by.addcmul_(full(weight), by.sum(-1, keepdim=True), value=-1)", "by"),
@@ -27,7 +28,7 @@ LOSSES = [
           "x.dtype == torch.float32 and on_gpu(x)", "x.dtype == torch.float32"),
     Fault("losses/tiled/scores.py", "tests/test_half_losses.py", "losses under autocast are exact",
           "_HALF.get() or torch.is_autocast_enabled(kind)", "_HALF.get()"),
-    Fault("losses/calibrated.py", "tests/test_calibrate.py", "foils see the images of their slots",
+    Fault("losses/calibrated.py", "tests/test_beta_clip.py", "foils see the images of their slots",
           "torch.where(texts.item < 0, row_by_position", "torch.where(texts.image < 0, row_by_position"),
     Fault("losses/contrastive.py", "tests/test_losses.py", "InfoNCE has the wrong sign",
           "Mean(-(target * log_prob).sum()", "Mean((target * log_prob).sum()"),
