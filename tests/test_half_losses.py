@@ -23,7 +23,7 @@ HALF = 1e-2
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (conditioned_cosine, pair_losses, scores):
+    for place in (conditioned_cosine, scores):
         monkeypatch.setattr(place, "on_gpu", lambda _: True)
 
 

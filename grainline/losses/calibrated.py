@@ -131,20 +131,16 @@ class Repeated(Score):
     Rows and columns of one owner are no pair.
     """
 
-    closed = True
-
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
 
-    def forward_with_vjp(
-        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Vjp]:
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             add_product(sums[0], by_logits, cols[0])
             add_product(sums[2], by_logits.T, rows[0])  # owners learn nothing
 
-        return self.tile(rows, cols, shared) if known is None else known, pull
+        return self.tile(rows, cols, shared), pull
 
 
 def cross_image_bce(

@@ -77,13 +77,7 @@ class ConditionedCosine(Score):
         along, square = fused(lengths)(z, y, u.flatten(-2), shared[1])
         return TilePools(weight, z, y, along + c, square + shared[2])
 
-    def forward_with_vjp(
-        self,
-        rows: Parts,
-        cols: Parts,
-        shared: Parts,
-        known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Vjp]:
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         key, value = rows[:2]
         (query, u, c), (_, shift, _, scale, bias) = cols, shared
         weight, z, y, along, square = self.read(rows, cols, shared)

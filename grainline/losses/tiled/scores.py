@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -80,9 +79,6 @@ def add_product(into: Tensor | None, a: Tensor, b: Tensor, half: bool = False) -
 class Score(ABC):
     """The logits of tiles. Abstract."""
 
-    closed: ClassVar[bool] = False
-    """Whether `forward_with_vjp` can use known logits, rather than compute the tile again."""
-
     @abstractmethod
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         """The logits of r rows with c columns: [r, c], differentiable"""
@@ -92,17 +88,8 @@ class Score(ABC):
         side = LARGE if on_gpu(rows[0]) else CACHED
         return side, side
 
-    def forward_with_vjp(
-        self,
-        rows: Parts,
-        cols: Parts,
-        shared: Parts,
-        known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Vjp]:
-        """The logits of a tile, and how a gradient passes through it: here by autograd.
-
-        known  [r, c] the logits, if they are there already; only where `closed`
-        """
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
+        """The logits of a tile, and how a gradient passes through it: here by autograd."""
         everything = (*rows, *cols, *shared)
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in everything]
@@ -122,8 +109,6 @@ class Score(ABC):
 class Dot(Score):
     """Inner products of rows [n, D] with columns [M, D]; the caller scales the rows beforehand."""
 
-    closed = True
-
     def __init__(self, half: bool = False) -> None:
         """half: operands of products in bfloat16"""
         self.half = half
@@ -131,14 +116,12 @@ class Dot(Score):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         return product(rows[0], cols[0].T, self.half)
 
-    def forward_with_vjp(
-        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Vjp]:
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             add_product(sums[0], by_logits, cols[0], self.half)
             add_product(sums[1], by_logits.T, rows[0], self.half)
 
-        return self.tile(rows, cols, shared) if known is None else known, pull
+        return self.tile(rows, cols, shared), pull
 
 
 def only_once() -> None:
