@@ -259,15 +259,15 @@ def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds
     ids = item.masked_fill(~with_image, -1)
     if padding:
         ids = torch.where(empty, item.max() + 1 + row, ids)
-    of = _group(torch.where(with_image, place, row_by_position(image, images)), group)
+    number = _group(torch.where(with_image, place, row_by_position(image, images)), group)
     slot, slots = slots_of(image, images), slots_in(image, images)
     places = max(1, len(images)) * slots
-    to = torch.where(with_image, of * slots + slot, places)
-    used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, to, True)
+    index = torch.where(with_image, number * slots + slot, places)
+    used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, index, True)
     return RowIds(
         ids,
         image.masked_fill(~with_image, -1),
-        of.masked_fill(~(with_image | (empty & used[of * slots + slot])), -1),
+        number.masked_fill(~(with_image | (empty & used[number * slots + slot])), -1),
         row,
     )
 

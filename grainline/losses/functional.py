@@ -14,7 +14,7 @@ In all of them:
                processes, as DistributedDataParallel takes it, is that of one process with the whole batch.
                Processes may have different numbers of rows. False: each process for itself
 Computed at least in float32, whatever autocast says; under autocast on a GPU, operands of large products are
-float16 and their sums float32 (`losses/tiled/operands.py`). UserError for a wrong shape, type or id.
+bfloat16 and their sums float32 (`losses/tiled/scores.py`). UserError for a wrong shape, type or id.
 """
 
 from collections.abc import Callable, Sequence

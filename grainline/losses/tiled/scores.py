@@ -1,7 +1,7 @@
 """Scores of tiles of pairs, how gradients pass through them, and the precision of their products.
 
 Losses are computed at least in float32. In training in half precision on a GPU the operands of large products
-are bfloat16, with the range of float32, and sums stay float32: gradients are right to about 1e-2 then.
+are bfloat16, with the range of float32, and sums stay float32: gradients are right to about 4e-3 then.
 """
 
 from abc import ABC, abstractmethod
