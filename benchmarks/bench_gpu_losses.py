@@ -24,7 +24,7 @@ from benchmarks.bench_gpu import GPU, arguments, cost, profiled, speed
 from benchmarks.harness import report
 from grainline.losses.tiled.scores import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
-from grainline.methods.patch_selection.training import summary
+from grainline.methods.patch_words import summary
 from grainline.nn.patch_selection.scoring import score
 from grainline.types import Encoded
 

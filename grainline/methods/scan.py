@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grainline.losses.tiled.scores import exact
 from grainline.methods.base import Method
-from grainline.methods.patch_selection.training import (
+from grainline.methods.patch_words import (
     WordsConfig,
     encoded_patches,
     encoded_words,

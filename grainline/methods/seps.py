@@ -22,7 +22,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.contrastive import Shares, keep_ratio
-from grainline.methods.patch_selection.training import (
+from grainline.methods.patch_words import (
     PatchesConfig,
     PatchMethod,
     encoded_patches,
