@@ -239,13 +239,6 @@ def superpixels(number: int, repeats: int) -> None:
     flops = number * x.shape[1] ** 2 * x.shape[2]  # of a triangle of each product
     facts = {"mib": found.mib} | speed(flops, found.ms)
     report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, **facts)
-    if GPU.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            farthest_points(x, None, 65)
-        found = cost(graph.replay, repeats)
-        facts = speed(flops, found.ms)
-        report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5, **facts)
     pixels = _photos(number)
     found = cost(lambda: kmeans(pixels, 16), repeats)
     report(f"k-means, {len(pixels)} images", found.ms, "ms", at_most=15.0, mib=found.mib)
@@ -300,7 +293,7 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | Non
         with torch.profiler.profile(activities=activities) as record:
             call()
     events = record.key_averages()
-    launches = sum(event.count for event in events if re.search("LaunchKernel|GraphLaunch", event.key))
+    launches = sum(event.count for event in events if re.search("LaunchKernel", event.key))
     report(f"{name}: launches", launches, "", at_most=gate)
     report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
     busy = sum(x.self_cpu_time_total for x in events if x.key not in WAITS) / 1e3
