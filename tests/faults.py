@@ -2196,7 +2196,7 @@ SELECTING = [
           "for place, part in parts:\n", "for place, part in [(p.sort().values, x) for p, x in parts]:\n"),
     Fault("nn/patch_selection/scoring.py", "tests/test_near_ties.py",
           "some pairs that the loss touches get no gradient",
-          "_places(count, number)", "_places(count.tril(), int(count.tril().sum()))"),
+          "count.nonzero(as_tuple=True)", "count.tril().nonzero(as_tuple=True)"),
     Fault("losses/batch.py", "tests/test_near_ties.py", "rounding of first scores decides what counts",
           "NEAR = 1e-4", "NEAR = 0.0"),
     Fault("losses/contrastive.py", "tests/test_triplet.py",
