@@ -58,7 +58,7 @@ class ConditionedCosine(Score):
         heads, slots, width = rows[0].shape[1:]
         pairs = CACHED
         if on_gpu(rows[0]):  # weights and their gradients, z, y and the gradient by z
-            pairs = ROOM // ((2 if self.half else 4) * heads * (2 * slots + 3 * width))
+            pairs = ROOM // (4 * heads * (2 * slots + 3 * width))
         width = max(1, min(pairs, wide))
         return max(1, pairs // width), width
 
