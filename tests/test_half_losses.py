@@ -168,13 +168,26 @@ def test_without_a_compiler_parts_run_as_they_are(
     ]
 
 
-def test_a_product_is_in_float32_whatever_its_operands_are() -> None:
-    a, b = torch.randn(2, 1, 3, 8), torch.randn(4, 8, 5)
-    half = scores.product(a, b, half=True)
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, a.bfloat16().float() @ b.bfloat16().float())
-    into = torch.ones(3, 5)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_product_is_in_float32_whatever_its_operands_are(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leading axes broadcast, as torch.bmm with a type of its own does not."""
+    if gpu:
+        bmm = torch.bmm
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(torch, "bmm", lambda a, b, out_dtype: bmm(a.to(out_dtype), b.to(out_dtype)))
+    for left, right in (
+        ((2, 1, 3, 8), (4, 8, 5)),
+        ((3, 8), (8, 5)),
+        ((0, 2, 3, 8), (1, 2, 8, 5)),
+        ((2, 0, 8), (8, 5)),
+    ):
+        a, b = torch.randn(left), torch.randn(right)
+        half = scores.product(a, b, half=True)
+        assert half.dtype == torch.float32
+        torch.testing.assert_close(half, a.bfloat16().float() @ b.bfloat16().float())
+    a, b, into = torch.randn(3, 8), torch.randn(8, 5), torch.ones(3, 5)
     for operands in (False, True):
-        scores.add_product(into, a[0, 0], b[0], operands)
-    both: list[Tensor] = [scores.product(a[0, 0], b[0], operands) for operands in (False, True)]
-    torch.testing.assert_close(into, 1 + both[0] + both[1])
+        scores.add_product(into, a, b, operands)
+    torch.testing.assert_close(into, 1 + a @ b + scores.product(a, b, half=True))

@@ -62,7 +62,7 @@ def product(a: Tensor, b: Tensor, half: bool = False) -> Tensor:
     if not (a.is_cuda and "dtype" in torch.ops.aten.bmm.overloads()):  # torch 2.8 and newer
         return a.float() @ b.float()
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
+    a, b = (x.expand(*lead, *x.shape[-2:]).reshape(lead.numel(), *x.shape[-2:]) for x in (a, b))
     return torch.bmm(a, b, out_dtype=torch.float32).view(*lead, a.shape[1], b.shape[2])
 
 
