@@ -431,7 +431,7 @@ def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsy
     [
         (["--suite", "cola", "--set", "noise_seed=0"], "--suite cola has no options"),
         (["--suite", "stability", "--captions", "each"], "reads one text an image; allowed: whole, first"),
-        (["--suite", "stability", "--set", "noise_seed=-1"], "must be 0 or more"),
+        (["--suite", "stability", "--set", "noise_seed=-1"], "must be greater than or equal to 0"),
     ],
     ids=" ".join,
 )
