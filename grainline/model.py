@@ -349,7 +349,11 @@ class Model:
     ) -> str:
         """Upload the model with its card to the Hugging Face hub and return the address of the commit.
 
-        name  owner/model; the repository is made if it is not there
+        name     owner/model; the repository is made if it is not there
+        private  make a new repository a private one
+        licence  for the card, as the hub has it: apache-2.0
+        results  for the card: files of `grainline evaluate --json`
+        message  of the commit
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """

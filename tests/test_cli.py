@@ -1,5 +1,6 @@
 """The command line: every bad input is one line and exit code 2; a small journey through all commands."""
 
+import inspect
 import json
 import os
 import re
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 import yaml
 from PIL import Image
 from runs import call, complaint, recipe
 from safetensors.torch import load_file
 
 import grainline
+from grainline.cli.main import app
 from grainline.cli.options import QUIET, next_step
 from grainline.errors import UserError
 from grainline.model import Model
@@ -732,6 +735,20 @@ def test_h_is_help_and_every_command_has_an_example(capsys: Capture) -> None:
     for command in COMMANDS:
         assert call(command, "-h") == 0
         assert f"Example: grainline {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_has_a_help_and_the_default_of_the_function() -> None:
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for option in command.params:
+            assert len(option.help) > 6, (command.name, option.name)
+    (evaluation,) = (command for command in commands if command.name == "evaluate")
+    options = {option.name: option for option in evaluation.params}
+    python = inspect.signature(grainline.evaluate).parameters
+    for name in ("captions", "scoring", "patches", "context", "similarity"):
+        assert options[name].default == python[name].default
+    assert "FG-CLIP" in options["context"].help
 
 
 def test_the_next_command_is_named_on_a_terminal_only(

@@ -417,6 +417,8 @@ def write_vectors(
     describes each row in a line. OUT/notes.jsonl lists skipped samples and counts truncated texts. Images of
     a folder are encoded without texts too; where nothing has a text, only `images` are written.
 
+    images        folder of the images, for files that name them by path
+    captions      texts of a source, as in `evaluate`: auto, whole, each or first
     descriptions  of the images, for a model that reads them
 
     Returns the number of images, of texts, and of skipped samples. Raises UserError where `out` holds

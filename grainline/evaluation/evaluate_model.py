@@ -69,23 +69,27 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model with a suite and return the metrics, with intervals and chance.
 
     model         a `Model`, run folder, weights inside one, or a checkpoint: folder, file or name
-    data, images  a source by its path, several, a `Source`, or a list of (image, captions); and the folder of
-                  the images for data that name them by path
+    data          a source by its path, several, a `Source`, or a list of (image, captions)
+    images        folder of the images, for data that name them by path
     suite         a name that `grainline suites` lists, `my_module:MySuite`, or a `Suite`
     options       of the suite, by their names: protocol="coco-5k"
-    vectors, pairs, scores, similarity  vectors of another program in place of model and data, for the suite
-                  retrieval (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
-    captions      the texts of a record: "auto" (the long one, else each caption), "whole", "each" or "first";
-                  None: the default of the suite, "auto" for retrieval
+    vectors, pairs, scores  vectors of another program in place of model and data, for the suite retrieval
+                  (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
+    similarity    of vectors of another program: cosine, or dot for products of the vectors as they are
+    captions      the texts of a record: auto (the long one, else each caption), whole (all as one), each or
+                  first (default: that of the suite, auto for retrieval)
     batch_size    images and texts encoded at a time
     seed          of the bootstrap
     max_corrupt   share of samples that may be skipped
     memory        bytes of a tile of scores
-    scoring       how pairs are scored, for methods with several ways
-    patches       image tokens of a CLIP: "attention" or "values"
-    context, walk_type  longest text in tokens, for a checkpoint of others; and the texts of an FG-CLIP 2
-    compare_to    path of an earlier result on the same data; the differences are added to the result
-    json, html    files for the result and the page
+    scoring       how to score pairs or read texts: vectors, conditioned, conditioned:0.5, whole, sentences
+    patches       image tokens of a CLIP: attention, or values, those of the last layer without its attention,
+                  as published for fg-ovd (default: as the model has them)
+    context       longest text in tokens, for a checkpoint of others: 77 reads FG-CLIP by its short way
+    walk_type     of an FG-CLIP 2: short, long or box texts (default: by the context)
+    compare_to    earlier result (--json) on the same data; the differences are added to the result
+    json          file for the result: settings, data, versions and numbers
+    html          file for the page: the numbers, and outcomes from best to worst
     descriptions  of the images, for a model that reads them
     show_progress_bar  None: in a terminal and in a notebook
 

@@ -65,10 +65,10 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     data        what to train on, in place of the recipe's `data.paths`: a path or several (docs/data.md), a
                 list of (image, captions), a data set of PyTorch or of Hugging Face
     validation  the same, to validate on, in place of the recipe's `data.validation`
-    images      folder of the images, for sources that hold only file names
+    images      folder of the images, for files that name them by path
     changes     other fields of the recipe by path: {"model.text.context": 128}, or as `--set` takes them
     resume      continue from the newest checkpoint in `out`, or from step 0 if there is none
-    checkpoint  with `resume`: the name of the checkpoint to continue from, such as `step-00000200`
+    checkpoint  with `resume`: the checkpoint to continue from, such as step-00000200
     callbacks   one or several objects of `grainline.Callback`, or functions that are called after every step
                 with its `TrainingState`; each may raise or return `grainline.StopTraining`
     settings    fields of the recipe under `train` and `data` by their name (max_steps, global_batch_size,
