@@ -86,7 +86,7 @@ class Toy:
 
     def __init__(self, pairwise: bool = False, leaks: bool = False, seed: int = 0) -> None:
         self.method, self.seed = Pooler(pairwise, leaks), seed
-        self.cut, self.texts = 0, list[str]()
+        self.texts = list[str]()
 
     def read(self, texts: Sequence[str]) -> TokenizedParts:
         return TokenizedParts([[[1]] for _ in texts], [0 for _ in texts])
@@ -106,9 +106,9 @@ class Toy:
             self.texts += texts
             tokens = torch.stack([self.drawn(text, 1) for text in texts])
             vector = tokens[:, 0]
-            self.cut += sum(len(text) > 100 for text in texts)
         number = torch.arange(len(vector))
-        return Encoded(vector, tokens, torch.ones(tokens.shape[:2]).bool(), number, number)
+        cut = None if texts is None else torch.tensor([len(text) > 100 for text in texts])
+        return Encoded(vector, tokens, torch.ones(tokens.shape[:2]).bool(), number, number, truncated=cut)
 
 
 class Told:

@@ -56,7 +56,7 @@ class Reader:
     def __init__(self, pairwise: bool = False, context: int = 1000, seed: int = 0, lean: float = 0.5) -> None:
         self.method, self.context, self.seed = Cosine(pairwise), context, seed
         self.lean = lean  # how much all words look one way, which keeps scores away from 0
-        self.cut, self.texts = 0, list[str]()
+        self.texts = list[str]()
 
     def word(self, word: str) -> Tensor:
         g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {word}".encode()))
@@ -74,13 +74,13 @@ class Reader:
             return encoded(torch.stack([self.word(str(image.getpixel((0, 0)))) for image in images]))  # type: ignore[union-attr]
         assert texts is not None
         self.texts += texts
-        self.cut += sum(self.read(texts).truncated)
         tokens = [torch.stack([self.word(word) for word in text.split()[: self.context]]) for text in texts]
         length = max(map(len, tokens))
         mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
         padded = torch.stack([F.pad(x, (0, 0, 0, length - len(x)), value=9.0) for x in tokens])
         vector = torch.stack([F.normalize(x.mean(0), dim=0) for x in tokens])
-        return encoded(vector)._replace(tokens=padded, mask=mask)
+        cut = torch.tensor(self.read(texts).truncated)
+        return encoded(vector)._replace(tokens=padded, mask=mask, truncated=cut)
 
     def score(self, colour: str, text: str) -> float:
         """The same in float64, of one image and one text."""

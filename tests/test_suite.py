@@ -47,14 +47,12 @@ class Colours:
 
     def __init__(self, pairwise: bool = False) -> None:
         self.method = Cosine(pairwise)
-        self.cut = 7
         self.batches: list[int] = []
 
     def encode(
         self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
     ) -> Encoded:
         if texts is not None:
-            self.cut += sum(len(text.split()) > 4 for text in texts)
             vectors = [[float(word) for word in text.split()[:3]] for text in texts]
             length = max(len(text.split()) for text in texts)
         else:
@@ -64,7 +62,9 @@ class Colours:
         vector = F.normalize(torch.tensor(vectors), dim=1)
         n = len(vector)
         tokens = torch.ones(n, length, 3)
-        return Encoded(vector, tokens, torch.ones(n, length).bool(), torch.arange(n), torch.full((n,), -1))
+        cut = None if texts is None else torch.tensor([len(text.split()) > 4 for text in texts])
+        mask, item, image = torch.ones(n, length).bool(), torch.arange(n), torch.full((n,), -1)
+        return Encoded(vector, tokens, mask, item, image, truncated=cut)
 
 
 class InMemory:

@@ -73,7 +73,7 @@ class Drawn:
     """Every text has a random vector and some random tokens of its own; the same text always the same."""
 
     def __init__(self, pairwise: bool = False) -> None:
-        self.method, self.cut, self.read = Cosine(pairwise), 3, list[str]()
+        self.method, self.read = Cosine(pairwise), list[str]()
 
     def encode(
         self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
@@ -85,12 +85,12 @@ class Drawn:
             return encoded(F.normalize(torch.tensor(vectors), dim=1))
         assert texts is not None
         self.read += texts
-        self.cut += sum(len(text) > 40 for text in texts)
         vectors, tokens = zip(*map(self.of, texts), strict=True)
         length = max(map(len, tokens))
         mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
         padded = torch.stack([F.pad(x, (0, 0, 0, length - len(x)), value=9.0) for x in tokens])
-        return encoded(torch.stack(vectors))._replace(tokens=padded, mask=mask)
+        cut = torch.tensor([len(text) > 40 for text in texts])
+        return encoded(torch.stack(vectors))._replace(tokens=padded, mask=mask, truncated=cut)
 
     def of(self, text: str) -> tuple[Tensor, Tensor]:
         g = torch.Generator().manual_seed(zlib.crc32(text.encode()))
@@ -461,9 +461,9 @@ def test_a_model_that_knows_the_classes_is_perfect(pairwise: bool, tmp_path: Pat
 def with_classes(
     model: Any, data: Encodings, templates: Sequence[str] = TEMPLATES, listed: Any = None, batch: int = 64
 ) -> Encodings:
-    before = model.cut
-    classes = PromptCollector(model, templates, listed, batch).result(data)
-    return data._replace(collected={"zeroshot": classes}, cut=data.cut + model.cut - before)
+    prompts = PromptCollector(model, templates, listed, batch)
+    classes = prompts.result(data)
+    return data._replace(collected={"zeroshot": classes}, cut=data.cut + prompts.truncated)
 
 
 def classified(seed: int, labels: Sequence[str] = LABELS, images: int = 0) -> Result:
