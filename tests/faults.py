@@ -217,7 +217,7 @@ TRAINING = [
     Fault("training/loop.py", "tests/test_resume.py", "a resumed run notes damage again",
           'self.noted = set(state.extra.get("noted", ()))', "pass"),
     Fault("training/inputs.py", "tests/test_resume.py", "a refused run removes files that were there",
-          '"wandb"} - there:', '"wandb"}:'),
+          "{*INITIAL_FILES, LOG_FILE} - there:", "{*INITIAL_FILES, LOG_FILE}:"),
     Fault("training/inputs.py", "tests/test_resume.py", "a refused run leaves the parents of its folder",
           "for folder in new:", "for folder in new[:1]:"),
     Fault("training/inputs.py", "tests/test_resume.py", "a run that fails after a step is removed",

@@ -81,7 +81,7 @@ class Callbacks:
                 f" validation are {', '.join(metrics)}"
             )
         value = -metrics[name] if name.endswith("rank") else metrics[name]  # lower ranks are better
-        if self.best is None or value > self.best + cfg.min_delta:
+        if self.best is None or value > self.best:
             self.best, self.waited = value, 0
         else:
             self.waited += 1

@@ -153,7 +153,6 @@ class EarlyStopping(Config):
 
     metric: str | None = None  # None: the first one, rSum, which also selects the best checkpoint
     patience: int = Field(3, gt=0)  # validations in a row without an improvement
-    min_delta: float = Field(0.0, ge=0)  # by how much it has to improve: recalls in %
 
 
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
