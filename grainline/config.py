@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -98,13 +98,13 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> 
     where  the file or option of the values, for the message
     field  the field of that file with the values; empty: they are the whole file
 
-    true and false are no numbers, and numbers no true and false.
+    true and false are no numbers, numbers no true and false, and no text is empty.
     """
     try:
         config = cls.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {_first(error, values, [field] * bool(field))}") from None
-    for path, given, kind in _swapped(values, config, [field] * bool(field)):
+    for path, given, kind in _unlike(values, config, [field] * bool(field)):
         raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(given)}: it must be {kind}")
     return config
 
@@ -207,6 +207,42 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_whole(
+    path: Path,
+    find: Callable[[str], Path],
+    typed: list[Any] | None = None,
+    above: tuple[Path, ...] = (),
+) -> dict[str, Any]:
+    """The fields of a recipe over those of its `base`, a path relative to the file or a name.
+
+    find   the file of a recipe, by path or name
+    typed  gets the values of files that are the user's own: neither they nor recipes that have them as a base
+           lie in a run, which has a model.json
+    above  the recipes that have this one as a base, in order
+    """
+    chain = (*above, path.resolve())
+    if path.resolve() in above:
+        raise UserError(
+            f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
+        )
+    values = read_yaml(path)
+    folders = (*path.absolute().parents[:3], *chain[-1].parents[:3])  # it may be a link
+    if any(os.path.lexists(folder / "model.json") for folder in folders):
+        typed = None
+    if typed is not None:
+        typed.append(values)
+    if "base" not in values:
+        return values
+    base = values.pop("base")
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base is {base!r}; it must be the name of a recipe or a .yaml file")
+    try:
+        below = find(str(path.parent / base) if base.endswith((".yaml", ".yml")) else base)
+    except UserError as error:
+        raise UserError(f"{path}: base: {error}") from None
+    return deep_merge(read_whole(below, find, typed, chain), values)
+
+
 TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
 
 
@@ -295,14 +331,16 @@ def _value(text: str, change: str) -> Any:
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
-def _swapped(given: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
-    """Fields of which pydantic made a number of true or false, or the other way round, and what they take."""
+def _unlike(given: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
+    """Empty texts, and what pydantic made a number of true or false, or the other way round."""
     if isinstance(config, BaseModel) and isinstance(given, Mapping):
         for name in filter(type(config).model_fields.__contains__, given):
-            yield from _swapped(given[name], getattr(config, name), [*path, name])
+            yield from _unlike(given[name], getattr(config, name), [*path, name])
     elif isinstance(config, tuple) and isinstance(given, list | tuple):
         for i, (one, read) in enumerate(zip(given, config, strict=False)):
-            yield from _swapped(one, read, [*path, str(i)])
+            yield from _unlike(one, read, [*path, str(i)])
+    elif isinstance(config, str) and not config.strip():
+        yield path, given, "a value, or null: an unset shell variable is empty"
     elif isinstance(config, bool) and not isinstance(given, bool):
         yield path, given, "true or false"
     elif isinstance(config, int | float) and isinstance(given, bool) and not isinstance(config, bool):

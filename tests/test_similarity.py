@@ -1,6 +1,5 @@
 """How alike images look to their texts, and images pooled by their own captions, against slow loops."""
 
-import io
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from conditioned_method import NAME, Seer, known
 from indexes import saved, tiny_model
 from PIL import Image
-from rich.console import Console
 from runs import call, complaint
 from test_intervals import interval
 from test_viz import Page
@@ -29,7 +27,7 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.evaluate_model import table
+from grainline.evaluation.evaluate_model import as_text
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
@@ -297,10 +295,9 @@ def test_a_difference_is_that_of_the_same_images() -> None:
 
 
 def test_the_table_names_the_unit_and_no_better_side() -> None:
-    out = io.StringIO()
     result = measured(Toy())
-    Console(file=out, width=200).print(table(result))
-    line = next(line for line in out.getvalue().splitlines() if f"{SIM}, {PHRASES}" in line)
+    out = as_text(result)
+    line = next(line for line in out.splitlines() if f"{SIM}, {PHRASES}" in line)
     assert f" {result.metric(f'{SIM}, {PHRASES}').value:.3f} " in line
     assert " none " in line
     assert "better" not in line
@@ -338,9 +335,8 @@ def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_
     leaky = own_captions(Toy(leaks=True), texts)
     assert {metric.value for metric in leaky.metrics} == {100}
     assert NOTE in leaky.notes
-    out = io.StringIO()
-    Console(file=out, width=300).print(table(leaky))
-    assert NOTE in " ".join(out.getvalue().split())
+    out = as_text(leaky)
+    assert NOTE in " ".join(out.split())
     blind = Toy(pairwise=True, leaks=True)
     fair = RetrievalSuite().measure(blind.method, encode_source(blind, Told(texts)))
     assert fair.metric("text to image R@1").value == 0.0

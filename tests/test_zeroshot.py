@@ -1,6 +1,5 @@
 """Classification by prompts against loops in float64, its files and options; results against earlier ones."""
 
-import io
 import json
 import zlib
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from rich.console import Console
 from runs import call, complaint, recipe
 from test_intervals import interval
 from torch import Tensor
@@ -21,7 +19,7 @@ from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.evaluate_model import difference_table, table
+from grainline.evaluation.evaluate_model import as_text
 from grainline.evaluation.intervals import Interval, replicates, replicates_of_classes, wilson
 from grainline.evaluation.result import Result, from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of
@@ -534,12 +532,11 @@ def test_a_noted_difference_stands_in_the_json_and_in_a_table() -> None:
     assert (entry["path"], entry["step"], entry["model"]) == ("b.json", 7, "old")
     assert entry["differences"][0]["after"] == after.metric("top-1 accuracy").value
     assert result.notes[-1] == "b.json was made with other templates: ['{}']"
-    out = io.StringIO()
-    Console(file=out, width=200).print(difference_table(result))
-    row = next(line for line in out.getvalue().splitlines() if "top-1" in line)
+    out = as_text(result).partition("compared to")[2]
+    row = next(line for line in out.splitlines() if "top-1" in line)
     change = after.metric("top-1 accuracy").value - before.metric("top-1 accuracy").value
     assert f"{change:+.1f} " in row
-    assert "95 % interval, paired" in out.getvalue()
+    assert "95 % interval, paired" in out
 
 
 def test_a_comparison_names_the_fields_in_which_recipes_differ(
@@ -678,10 +675,9 @@ def test_short_texts_of_a_table_are_classes_and_one_is_not_enough(
 
 
 def test_the_table_takes_results_of_classification() -> None:
-    out = io.StringIO()
-    Console(file=out, width=200).print(table(classified(1)))
-    assert PER_CLASS in out.getvalue()
-    assert "most often confused: " in out.getvalue()
+    out = as_text(classified(1))
+    assert PER_CLASS in out
+    assert "most often confused: " in out
 
 
 def test_written_results_are_read_again(tmp_path: Path) -> None:

@@ -62,10 +62,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             "no MODEL and no --vectors; give a run folder or a checkpoint, or vectors of another program"
         )
     check_sources(data)
-    from rich.console import Console
-
+    from grainline.evaluation.evaluate_model import as_text
     from grainline.evaluation.evaluate_model import evaluate as run
-    from grainline.evaluation.evaluate_model import tables
     from grainline.evaluation.suite import load_suite
     from grainline.training.recipe import descriptions_for
 
@@ -74,8 +72,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         batch_size=batch_size, seed=seed, max_corrupt=max_corrupt, memory=memory * 2**20,
         descriptions=lambda opened: descriptions_for(opened, str(model), descriptions), **settings,
     )  # fmt: skip
-    for table in tables(result):
-        Console().print(table)
+    print(as_text(result))
     for path in filter(None, (settings["json"], settings["html"])):
         print(f"written: {path}")
     what = (

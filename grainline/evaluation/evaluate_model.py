@@ -1,6 +1,6 @@
 """`grainline.evaluate`: load a model, encode a source, measure it with a suite, and write result and page.
 
-The same file shows a result: as tables in the terminal, and as a page.
+The same file shows a result: as text for the terminal, and as a page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from rich.markup import escape
-from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
@@ -23,17 +21,23 @@ from grainline.evaluation.compare import (
     with_comparison,
 )
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, notes_on_training, origin, validation_summary, writable, write
+from grainline.evaluation.result import (
+    Result,
+    notes_on_training,
+    origin,
+    text_table,
+    writable,
+    write,
+)
 from grainline.evaluation.score import MEMORY
 from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite, suite_class
 from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
 from grainline.loading import load
 from grainline.model import Model
 from grainline.progress import progress
-from grainline.report.case import Table as CaseTable
-from grainline.report.case import table_html
+from grainline.report.case import Table, table_html
 from grainline.report.charts import whisker
-from grainline.report.page import Section, hint, render, render_page, summary, write_page
+from grainline.report.page import Section, render, render_page, summary, write_page
 
 IN_MEMORY = "in-memory"
 """The name of a model that no run folder belongs to, in results."""
@@ -204,59 +208,21 @@ def _refuse_options(suite: Suite[Any], scoring: str | None, html: str | Path | N
             raise UserError(f"{name} says what the page shows; give --html FILE with it")
 
 
-def tables(result: Result) -> list[Table]:
-    """The metrics; the card of a protocol and the differences to an earlier result where there are such."""
-    out = [table(result)]
-    out += [card_table(result)] if "card" in result.settings else []
-    return out + ([difference_table(result)] if "compared_to" in result.settings else [])
+def as_text(result: Result) -> str:
+    """The metrics, notes, card of the protocol and differences to an earlier result, where it has them."""
+    card = (f"{name}: {text}" for name, text in result.settings.get("card", {}).items())
+    lines = [str(result), *map(escape_controls, (*result.notes, *card))]
+    if "compared_to" in result.settings:
+        changes = _differences(result)
+        lines += [text_table(changes.caption, changes.head, changes.rows)]
+    return "\n".join(lines)
 
 
-def table(result: Result) -> Table:
-    """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
-    interval = f"{100 * result.settings['level']:g} % interval"
-    title = f"{result.suite}, protocol {result.protocol}, {result.size}"
-    out = _metric_table(title, ("value", interval, "chance", "queries", "ties"))
-    out.caption = escape("\n".join(map(escape_controls, result.notes))) or None
-    for metric in result.metrics:
-        out.add_row(
-            escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
-            f"{metric.queries:,}", f"{metric.ties:,}",
-        )  # fmt: skip
-    return out
-
-
-def card_table(result: Result) -> Table:
-    """Which texts and images were compared, and how, line by line."""
-    out = Table(title=escape(f"protocol {result.protocol}"), show_header=False)
-    out.add_column(no_wrap=True)
-    out.add_column(overflow="fold")
-    for name, text in result.settings["card"].items():
-        out.add_row(escape(name), escape(escape_controls(text)))
-    return out
-
-
-def difference_table(result: Result) -> Table:
-    """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
-    table = _differences(result)
-    out = _metric_table(table.caption, table.head[1:])
-    for label, *values in table.rows:
-        out.add_row(escape(label), *values)
-    return out
-
-
-def _differences(result: Result) -> CaseTable:
+def _differences(result: Result) -> Table:
     entry = result.settings["compared_to"]
     differences = Differences(Difference(**fields) for fields in entry["differences"])
     cells = differences.cells(f"{100 * result.settings['level']:g} % interval, paired")
-    return CaseTable(f"{result.suite}, compared to {entry['path']}", *cells)
-
-
-def _metric_table(title: str, columns: Sequence[str]) -> Table:
-    out = Table(title=escape(title), caption_justify="left")
-    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
-    for column in columns:
-        out.add_column(column, justify="right", no_wrap=True)
-    return out
+    return Table(f"{result.suite}, compared to {entry['path']}", *cells)
 
 
 def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
@@ -265,8 +231,7 @@ def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> N
     name = suite.title or suite.name.capitalize()
     about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
     result = evaluation.result
-    validation = validation_summary(result.settings["model"], result.data["path"])
-    lead = summary(headline(suite, result)) + (hint(validation) if validation else "")
+    lead = summary(headline(suite, result))
     write_page(path, render_page(f"{name} of {result.settings['model']}", lead, sections, [about]))
 
 

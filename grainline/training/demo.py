@@ -14,7 +14,7 @@ from rich.console import Console
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import metrics_section, table
+from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation, look_at
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
@@ -77,7 +77,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
     *tables, novel = results.values()
     tables.append(novel._replace(suite=f"{novel.suite}, combinations never trained on"))
     for result in tables if verbose else ():
-        console.print(table(result))
+        print(result)
     page = out / REPORT_FILE
     numbers = _numbers(
         results, encodings, f"{recipe.train.max_steps:,} steps of {recipe.train.global_batch_size}"
