@@ -48,6 +48,15 @@ HUB_FILE = re.compile(rf"{HUB_NAME.pattern}|\w[\w.-]*/\w[\w.-]*/\w[\w./-]*\.(pt|
 """And of a file of weights there, `owner/model/file.pt`, or inside a Python package, `pip:NAME`."""
 
 
+def require_model_name(name: str | Path) -> None:
+    """UserError for a path that is not there and that no model of the hub can have as a name."""
+    if HUB_FILE.fullmatch(str(name)) is None:
+        raise UserError(
+            f"no model at {Path(name).resolve()}, and that is no name of the Hugging Face hub; give the"
+            " folder that `grainline train --out` wrote, or a checkpoint of others by its folder, file or name"
+        )
+
+
 class Config(BaseModel):
     """The settings of one class: defined above it, and the first argument of its constructor."""
 

@@ -158,14 +158,10 @@ def check_changes(changes: Sequence[str] | None) -> None:
 
 def check_model(name: str) -> None:
     """UserError for a path that is not there and that no model of the Hugging Face hub can have as a name."""
-    from grainline.config import HUB_FILE
+    from grainline.config import require_model_name
 
-    place = Path(name)
-    if not place.exists() and HUB_FILE.fullmatch(name) is None:
-        raise UserError(
-            f"no model at {place.resolve()}, and that is no name of the Hugging Face hub; give the folder"
-            " that `grainline train --out` wrote, or a checkpoint of others by its folder, file or name"
-        )
+    if not Path(name).exists():
+        require_model_name(name)
 
 
 def check_hub_name(name: str) -> None:
