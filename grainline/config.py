@@ -53,7 +53,8 @@ def require_model_name(name: str | Path) -> None:
     if HUB_FILE.fullmatch(str(name)) is None:
         raise UserError(
             f"no model at {Path(name).resolve()}, and that is no name of the Hugging Face hub; give the"
-            " folder that `grainline train --out` wrote, or a checkpoint of others by its folder, file or name"
+            " folder that `grainline train --out` wrote, or a checkpoint of others by its folder, file or"
+            " name"
         )
 
 
