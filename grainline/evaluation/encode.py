@@ -251,7 +251,17 @@ def joined(parts: Sequence[Read]) -> Read:
     out = Read()
     for part in parts:
         out.owner += [len(out.keys) + row for row in part.owner]
-        for name in ("keys", "positions", "strings", "described", "failed", "blank", "cut", "several", "long"):
+        for name in (
+            "keys",
+            "positions",
+            "strings",
+            "described",
+            "failed",
+            "blank",
+            "cut",
+            "several",
+            "long",
+        ):
             setattr(out, name, getattr(out, name) + getattr(part, name))
         out.error = out.error or part.error
     return out
