@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -45,11 +46,9 @@ def from_signature(like: str = "", without: Sequence[str] = ()) -> Callable[[F],
     """
 
     def decorate(function: F) -> F:
-        doc, parameters = (
-            inspect.getdoc(function) or "",
-            inspect.signature(function, eval_str=True).parameters,
-        )
-        own = {name: one for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+        doc = inspect.getdoc(function) or ""
+        parameters = inspect.signature(function, eval_str=True).parameters.items()
+        own = {name: one for name, one in parameters if one.kind is not one.VAR_KEYWORD}
         others, outer_doc = _read(like) if like else ({}, "")
         own |= {name: one for name, one in others.items() if name not in (*own, *without)}
         help_of = {name: " ".join(text.split()) for name, text in ROW.findall(f"{outer_doc}\n{doc}")}
@@ -63,7 +62,7 @@ def from_signature(like: str = "", without: Sequence[str] = ()) -> Callable[[F],
 def _read(like: str) -> tuple[dict[str, inspect.Parameter], str]:
     """Parameters with a plain type and a default of the function "file.py:function", and its docstring."""
     file, _, names = like.partition(":")
-    node: Any = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+    node: Any = _parsed(file)
     for name in names.split("."):
         node = next(one for one in node.body if getattr(one, "name", "") == name)
     shape, out = node.args, {}
@@ -76,17 +75,21 @@ def _read(like: str) -> tuple[dict[str, inspect.Parameter], str]:
         kind: Any = next((x for x in (Path, bool, int, float) if x.__name__ in inner), str)
         kind = list[kind] if annotation.startswith("Sequence") else kind | None if "None" in inner else kind
         value = list(x) if isinstance(x := ast.literal_eval(default), tuple) else x
-        out[one.arg] = inspect.Parameter(
-            one.arg, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind
-        )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        out[one.arg] = inspect.Parameter(one.arg, keyword, default=value, annotation=kind)
     return out, ast.get_docstring(node) or ""
+
+
+@cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
 
 
 def _as_typer(one: inspect.Parameter, meaning: str) -> inspect.Parameter:
     """A parameter with typer's `Argument` or `Option`, made here or completed with the help."""
-    kind, info = (
-        get_args(one.annotation) if get_origin(one.annotation) is Annotated else (one.annotation, None)
-    )
+    kind, info = one.annotation, None
+    if get_origin(kind) is Annotated:
+        kind, info = get_args(kind)
     if info is None and one.kind is not one.KEYWORD_ONLY:
         info = typer.Argument(show_default=one.default is not None)
     elif info is None:  # no --no-NAME
