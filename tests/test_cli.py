@@ -145,8 +145,6 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
             "train.stesp=4",
             "unknown field 'train.stesp'; allowed here: max_steps, global_batch_size, optimizer,",
         ),
-        ("model.image.hight=4", "unknown field 'model.image.hight'; allowed here: name, width, heads,"),
-        ("train.max_step=4", "unknown field 'train.max_step' (did you mean max_steps"),
         ("train.max_steps=soon", "field 'train.max_steps' is 'soon': it must be a valid integer"),
         ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: it must be greater than 0"),
         ("train.precision=fp8", "field 'train.precision' is 'fp8': it must be 'auto', 'fp32' or 'bf16'"),
@@ -161,7 +159,6 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
         ("train.global_batch_size=64", "train.global_batch_size 64 is more than the 36 images of the data"),
         ("data.crop.scale=[0.5,2]", "must be two numbers in order, above 0 and at most 1"),
-        ("data.crop.scale=[0,0]", "must be two numbers in order, above 0 and at most 1"),
         ("data.crop.ratio=[2,1]", "must be two numbers in order, above 0 and at most 100"),
         ("data.texts={foils: 1, captions: first}", "needs per_image above 1"),
         ("data.texts.per_image=1000000", "texts; at most 1,000 are allowed"),
@@ -172,22 +169,12 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
             "train.global_batch_size=1",
             "train.global_batch_size 1 with train.grad_accum 1 leaves a contrastive loss one image",
         ),
-        (
-            "train.grad_accum=8",
-            "train.global_batch_size 8 with train.grad_accum 8 leaves a contrastive loss one image",
-        ),
         ("data.workers=1000", "data.workers is 1000; with the "),
         (
             "model.text.vocab=1e11",
             "'model.text.vocab' is 100000000000.0: it must be less than or equal to 10000000",
         ),
-        (
-            "model.text.depth=1e11",
-            "'model.text.depth' is 100000000000.0: it must be less than or equal to 1000",
-        ),
         ("model.text.context=1e14", "this clip is too large for the memory here: lower its sizes"),
-        ("train.max_steps", "--set 'train.max_steps': write it as name.of.field=value"),
-        ("train.max_steps=[1", "--set 'train.max_steps=[1': the value is not valid YAML"),
     ],
 )
 def test_a_wrong_field_or_value_is_named_with_what_is_allowed(

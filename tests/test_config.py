@@ -2,8 +2,10 @@
 
 import importlib
 import itertools
+import math
 import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -287,6 +289,20 @@ def configs() -> list[type[Config]]:
     return sorted((cls for cls in whole if cls.__module__.startswith("grainline.")), key=str)
 
 
+def test_every_mistake_in_every_field_is_one_line_that_names_it() -> None:
+    bad = [None, True, -1e9, 10**400, math.inf, "x", "9" * 5000, "\ud800", [[1]], {1: 2}, {"kind": "x"}]
+    number = 0
+    for cls in configs():
+        for name, value in itertools.product([*cls.model_fields, "no_such"], bad):
+            with suppress(ValidationError, UserError):
+                cls.model_validate({name: value})
+                continue
+            number += 1
+            with pytest.raises(UserError, match=r"^(my.yaml: (unknown )?field 'at|kind: )[^\n]*$"):
+                parse(cls, {name: value}, "my.yaml", "at")
+    assert number > 1000
+
+
 class Loose(Config):
     time: float | Literal["never"] = 1.0
 
@@ -318,14 +334,11 @@ def test_true_is_no_number_and_no_number_is_true() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("train.max_steps=true", "field 'train.max_steps' is true: it must be a number"),
-        ("train.optimizer.lr=true", "field 'train.optimizer.lr' is true: it must be a number"),
         (
             "train.optimizer.betas=[0.9, false]",
             "field 'train.optimizer.betas.1' is false: it must be a number",
         ),
         ("train.compile=1", "field 'train.compile' is 1: it must be true or false"),
-        ("train.fsdp='no'", "field 'train.fsdp' is 'no': it must be true or false"),
         (
             "train.optimizer.rules=[{pattern: .*, lr_factor: true}]",
             "rules.0.lr_factor' is true: it must be a number",
