@@ -114,8 +114,8 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> 
         config = cls.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {_first(error, values, [field] * bool(field))}") from None
-    for path, given, kind in _unlike(values, config, [field] * bool(field)):
-        raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(given)}: it must be {kind}")
+    for path, value, kind in _unlike(values, config, [field] * bool(field)):
+        raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(value)}: it must be {kind}")
     return config
 
 
@@ -341,20 +341,20 @@ def _value(text: str, change: str) -> Any:
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
-def _unlike(given: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
+def _unlike(value: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
     """Empty texts, and what pydantic made a number of true or false, or the other way round."""
-    if isinstance(config, BaseModel) and isinstance(given, Mapping):
-        for name in filter(type(config).model_fields.__contains__, given):
-            yield from _unlike(given[name], getattr(config, name), [*path, name])
-    elif isinstance(config, tuple) and isinstance(given, list | tuple):
-        for i, (one, read) in enumerate(zip(given, config, strict=False)):
+    if isinstance(config, BaseModel) and isinstance(value, Mapping):
+        for name in filter(type(config).model_fields.__contains__, value):
+            yield from _unlike(value[name], getattr(config, name), [*path, name])
+    elif isinstance(config, tuple) and isinstance(value, list | tuple):
+        for i, (one, read) in enumerate(zip(value, config, strict=False)):
             yield from _unlike(one, read, [*path, str(i)])
     elif isinstance(config, str) and not config.strip():
-        yield path, given, "a value, or null: an unset shell variable is empty"
-    elif isinstance(config, bool) and not isinstance(given, bool):
-        yield path, given, "true or false"
-    elif isinstance(config, int | float) and isinstance(given, bool) and not isinstance(config, bool):
-        yield path, given, "a number"
+        yield path, value, "a value, or null: an unset shell variable is empty"
+    elif isinstance(config, bool) and not isinstance(value, bool):
+        yield path, value, "true or false"
+    elif isinstance(config, int | float) and isinstance(value, bool) and not isinstance(config, bool):
+        yield path, value, "a number"
 
 
 def plain(error: Mapping[str, Any]) -> str:

@@ -136,9 +136,9 @@ def phrases(
     from grainline.distributed import usable_cores
 
     _require_jsonl(out, "phrases")
-    opened, by = open_source(source, images=images, size=32), open_provider(provider)
+    opened, splitter = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
-        result = make_phrases(opened, by, out, processes or usable_cores(), step)
+        result = make_phrases(opened, splitter, out, processes or usable_cores(), step)
     _print_written(out, result)
 
 

@@ -100,12 +100,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     Raises UserError for a wrong model, source, suite or option, before the model is loaded where possible.
     """
     suite = _suite(suite, options)
-    given = {"model": model, "data": data, "captions": captions, "scoring": scoring}
+    arguments = {"model": model, "data": data, "captions": captions, "scoring": scoring}
     others = vectors is not None or scores is not None
-    _refuse_missing(suite, others, pairs, given)
+    _refuse_missing(suite, others, pairs, arguments)
     if batch_size < 1 or seed < 0 or not 0 <= max_corrupt <= 1:
-        given_numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
-        raise UserError(f"{given_numbers}; they must be at least 1, at least 0, and 0 to 1")
+        numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
+        raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
     _refuse_options(suite, scoring, html)
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
@@ -142,9 +142,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 def _loaded(model: Any, **options: Any) -> Model:
     if not isinstance(model, Model):
         return load(str(model), **options)
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UserError(f"{given[0]} goes with the path of a model: grainline.load(PATH, {given[0]}=...)")
+    name = next((name for name, value in options.items() if value is not None), "")
+    if name:
+        raise UserError(f"{name} goes with the path of a model: grainline.load(PATH, {name}=...)")
     return model
 
 
@@ -174,7 +174,7 @@ def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
     return load_suite(suite, **values)
 
 
-def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[str, Any]) -> None:
+def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, arguments: Mapping[str, Any]) -> None:
     """Raise UserError without a model or data, and for what does not go with vectors of another program.
 
     others  there are vectors, or scores, of another program
@@ -182,14 +182,14 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[
     if not others:
         if pairs is not None:
             raise UserError("pairs go with vectors, or scores, of another program; a model takes data")
-        if given["model"] is None:
+        if arguments["model"] is None:
             raise UserError("no model; give a run folder, a checkpoint, or the vectors of another program")
-        if given["data"] is None or (isinstance(given["data"], Sequence) and not given["data"]):
+        if arguments["data"] is None or (isinstance(arguments["data"], Sequence) and not arguments["data"]):
             raise UserError('no data; give --data PATH..., such as --data photos/ (data="photos/" in Python)')
         return
     if not suite.takes_vectors:
         raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise UserError(f"{name} does not go with vectors of another program; leave it out")
     if getattr(suite.options, "shortlist", None) is not None:

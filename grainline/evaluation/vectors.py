@@ -249,8 +249,8 @@ def _array(arrays: Mapping[str, Any], side: str, where: str, both: bool = False)
     if name is None and len(arrays) == 1 and not both:
         return next(iter(arrays.values()))
     if name is None:
-        there = some(list(filter(None, arrays))) or "one array without a name"
-        raise UserError(f"{where} has no array {' or '.join(NAMES[side])}; there is {there}")
+        others = some(list(filter(None, arrays))) or "one array without a name"
+        raise UserError(f"{where} has no array {' or '.join(NAMES[side])}; there is {others}")
     return arrays[name]
 
 

@@ -80,7 +80,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
             if rank() == 0:
                 _require_run_or_empty(out, resume)
                 new = [folder for folder in (out, *out.parents) if not folder.exists()]
-                there = set() if new else {path.name for path in out.iterdir()}
+                existing = set() if new else {path.name for path in out.iterdir()}
                 out.mkdir(parents=True, exist_ok=True)
                 hint = "wait until it ends, or choose another --out"
                 try:
@@ -88,7 +88,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
                 except NoLocks as error:  # as on some cluster file systems, where training has to work too
                     print(f"{error}; another process could train into it too", file=sys.stderr)
                 _require_run_or_empty(out, resume)  # another process may have started a run before the lock
-                stack.enter_context(_left_as_it_was(out, there, new))
+                stack.enter_context(_left_as_it_was(out, existing, new))
                 if is_run(out):
                     _require_same(recipe, out, resume)
         except UserError as error:
@@ -102,10 +102,10 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator[None]:
+def _left_as_it_was(out: Path, existing: set[str], new: Sequence[Path]) -> Iterator[None]:
     """If the block fails before a step is logged, remove what a run writes until then.
 
-    there  names that the folder had before, which stay
+    existing  names that the folder had before, which stay
     new    the folder and its parents that were made for the run, the innermost first; they go if empty
     """
     try:
@@ -113,7 +113,7 @@ def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator
     except BaseException:
         with suppress(OSError):
             if not has_steps(out):
-                for name in {*INITIAL_FILES, LOG_FILE} - there:
+                for name in {*INITIAL_FILES, LOG_FILE} - existing:
                     discard(out / name)
                 for folder in new:
                     folder.rmdir()
@@ -141,13 +141,13 @@ def _require_run_or_empty(out: Path, resume: bool) -> None:
     """UserError unless the folder holds a run, the files at the start of one, or nothing."""
     if is_run(out):
         return
-    there = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if resume and "checkpoints" in there:
+    existing = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if resume and "checkpoints" in existing:
         missing = " and ".join(name for name in ("recipe.yaml", LOG_FILE) if not (out / name).is_file())
         raise UserError(f"{out} has checkpoints but no {missing}, so it cannot be resumed; put it back")
     if resume and not out.exists():
         raise UserError(f"{out} holds no run to resume; leave out --resume to start one")
-    if not there <= INITIAL_FILES or (out.exists() and not out.is_dir()):
+    if not existing <= INITIAL_FILES or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} is not an empty folder; choose another --out")
 
 
