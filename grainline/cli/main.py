@@ -72,13 +72,12 @@ def top(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
     changes: RecipeChanges = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics as tables.")] = False,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
     check_recipe("maxsim/scenes", changes)
     from grainline.training.demo import demo as run
 
-    run(out, changes or [], verbose=verbose)
+    run(out, changes or [])
     next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
     print(
         'On photographs: pip install "grainline[starter]" -c constraints.txt && '

@@ -72,7 +72,7 @@ class Encodings(NamedTuple):
         return tuple(notes)
 
     def counts(self) -> str:
-        """How many texts of how many images there are, and what became of several captions of an image."""
+        """The numbers of texts and images in words, and the use of several captions of an image."""
         images = amount(len(self.keys), "image")
         if self.captions == "each":
             return f"{amount(len(self.strings), 'caption')} of {images}, each ranked"
@@ -108,7 +108,7 @@ class Collector(ABC):
 
     @abstractmethod
     def result(self, data: Encodings) -> Any:
-        """What was collected, once all images are encoded. It stands in `Encodings.collected`.
+        """The result of collecting, once all images are encoded. It stands in `Encodings.collected`.
 
         data  all of the walk but `collected`
 
@@ -227,7 +227,7 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
 
 @dataclass
 class Read:
-    """What was read of some consecutive samples of a source."""
+    """The content of some consecutive samples of a source, and the numbers of skipped ones."""
 
     keys: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)  # in the source

@@ -114,7 +114,7 @@ class Result(NamedTuple):
 
     @property
     def size(self) -> str:
-        """How many images and texts were measured, and what became of several captions of an image."""
+        """The numbers of images and texts in words, and the use of several captions of an image."""
         texts = f"{amount(self.data['images'], 'image')}, {amount(self.data['texts'], 'text')}"
         return str(self.data.get("counts", texts))
 

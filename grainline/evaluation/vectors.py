@@ -70,7 +70,7 @@ class ScoreMatrix:
 
 
 class Embeddings(NamedTuple):
-    """What takes the place of a model and its encodings."""
+    """Vectors or scores with their pairs, in place of a model and its encodings."""
 
     method: Any  # a `Scorer`
     data: Encodings
@@ -99,7 +99,7 @@ class VectorEvaluation(Evaluation):
 
 
 def evaluation_of(embeddings: Embeddings, result: Any) -> Evaluation:
-    """What a page is made of."""
+    """The evaluation of a page about vectors."""
     return VectorEvaluation(cast(Model, embeddings), embeddings.source, embeddings.data, result)
 
 

@@ -76,7 +76,7 @@ class Callbacks:
         self._stop_early()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores, as JSON; empty without early stopping."""
+        """The entry of a checkpoint, as JSON; empty without early stopping."""
         if self.early_stopping is None:
             return {}
         return {"early_stopping": {"best": self.best, "waited": self.waited}}

@@ -1,4 +1,4 @@
-"""What a run starts from: its folder, training data, tokenizer, weights of an earlier run (`init_from`).
+"""The beginning of a run: its folder, training data, tokenizer, weights of an earlier run (`init_from`).
 
 recipe.yaml, model.json and tokenizer.json are written before the first step. During training checkpoints/ and
 log.jsonl grow; best/ and last/ hold the weights to use.
@@ -166,7 +166,7 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
 
 
 class Beginning(NamedTuple):
-    """What training starts from."""
+    """The data and the model that training starts from."""
 
     source: Source
     described: Source  # the same with the descriptions of the recipe
@@ -252,7 +252,7 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
 def new_tokenizer(
     recipe: Recipe, start_point: Start, source: Source, source_run: Model | None
 ) -> TextTokenizer:
-    """That of the earlier run, of the checkpoint or of the recipe, or a BPE trained on the captions."""
+    """The tokenizer of the earlier run, the checkpoint or the recipe, or a BPE trained on the captions."""
     name = recipe.data.tokenizer
     if source_run is not None:
         return source_run.tokenizer

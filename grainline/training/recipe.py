@@ -128,7 +128,7 @@ class TrainConfig(Config):
         return self
 
     def remarks(self) -> list[str]:
-        """What is other than the recipe says, in words: warm-ups that are cut."""
+        """Notes on settings that are changed: warm-ups that are longer than the run."""
         fields: dict[str, Any] = {"": self.optimizer.schedule}
         fields |= {f"rules.{i}.": rule.schedule for i, rule in enumerate(self.optimizer.rules)}
         warmups = {
@@ -195,12 +195,12 @@ class Recipe(Config):
         image = self.model.get("image")
         mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
         others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
-        remark = (
-            "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
-            if others and mean == DRAWN_MEAN
-            else ""
-        )
-        return (*self.train.remarks(), *([remark] if remark else []))
+        notes = self.train.remarks()
+        if others and mean == DRAWN_MEAN:
+            notes.append(
+                "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
+            )
+        return tuple(notes)
 
     def settings(self) -> dict[str, Any]:
         """All fields by dotted name."""
