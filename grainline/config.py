@@ -67,7 +67,7 @@ class Config(BaseModel):
     @classmethod
     def _has_fields(cls, values: Any) -> Any:
         """Refuse unknown names before missing ones: a mistyped name makes the correct one missing too."""
-        known = list(cls.model_fields)
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         for name in values if isinstance(values, Mapping) else ():
             if name not in known:
                 raise PydanticCustomError(
