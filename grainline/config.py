@@ -108,13 +108,13 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> 
     where  the file or option of the values, for the message
     field  the field of that file with the values; empty: they are the whole file
 
-    true and false are no numbers, numbers no true and false, and no text is empty.
+    true and false are no numbers, and numbers no true and false.
     """
     try:
         config = cls.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {_first(error, values, [field] * bool(field))}") from None
-    for path, value, kind in _unlike(values, config, [field] * bool(field)):
+    for path, value, kind in _swapped(values, config, [field] * bool(field)):
         raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(value)}: it must be {kind}")
     return config
 
@@ -341,16 +341,14 @@ def _value(text: str, change: str) -> Any:
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
-def _unlike(value: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
-    """Empty texts, and what pydantic made a number of true or false, or the other way round."""
+def _swapped(value: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
+    """Fields of which pydantic made a number of true or false, or the other way round, and what they take."""
     if isinstance(config, BaseModel) and isinstance(value, Mapping):
         for name in filter(type(config).model_fields.__contains__, value):
-            yield from _unlike(value[name], getattr(config, name), [*path, name])
+            yield from _swapped(value[name], getattr(config, name), [*path, name])
     elif isinstance(config, tuple) and isinstance(value, list | tuple):
         for i, (one, read) in enumerate(zip(value, config, strict=False)):
-            yield from _unlike(one, read, [*path, str(i)])
-    elif isinstance(config, str) and not config.strip():
-        yield path, value, "a value, or null: an unset shell variable is empty"
+            yield from _swapped(one, read, [*path, str(i)])
     elif isinstance(config, bool) and not isinstance(value, bool):
         yield path, value, "true or false"
     elif isinstance(config, int | float) and isinstance(value, bool) and not isinstance(config, bool):

@@ -182,6 +182,10 @@ class Recipe(Config):
             raise ValueError(
                 f"the tokenizer comes from {self.init_from}, with its weights: leave data.tokenizer out"
             )
+        for name, value in self.settings().items():
+            texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
+            if not all(map(str.strip, texts)):
+                raise ValueError(f"{name} is empty, as an unset shell variable is: give a value, or null")
         return self
 
     @property
