@@ -71,7 +71,7 @@ class Config(BaseModel):
         for name in values if isinstance(values, Mapping) else ():
             if name not in known:
                 raise PydanticCustomError(
-                    "unknown_field", "no such field", {"name": str(name), "allowed": known}
+                    "unknown_field", "no field {name}", {"name": str(name), "allowed": known}
                 )
         return values
 
@@ -361,7 +361,8 @@ def plain(error: Mapping[str, Any]) -> str:
     >>> plain({"type": "greater_than", "msg": "Input should be greater than 0"})
     'it must be greater than 0'
     """
-    return str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it must")
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text.replace("Input should", "it must").replace("valid tuple", "valid list")
 
 
 def located(error: Mapping[str, Any], values: Any) -> tuple[list[str], Any]:
