@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
     places: Tensor | None = None  # [N, H, W] token of each pixel, for images whose tokens lie on no grid
     precomputed: Any = None  # a NamedTuple of tensors [N, ...] in place of tokens and extra in `Method.score`
-    truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
+    truncated: Tensor | None = None  # [N] bool, texts longer than the method reads, or such descriptions
 
     def __repr__(self) -> str:  # shapes: numbers would fill screens
         shapes = (f"{name} {list(x.shape)}" for name, x in self._asdict().items() if isinstance(x, Tensor))

@@ -200,14 +200,6 @@ def test_noise_and_crops_go_on_where_they_were(copy: Path) -> None:
     assert weights(copy.parent / "plain") != before
 
 
-def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = complaint(capsys, *resume(copy, "--checkpoint", "step-00000003"))
-    assert "no checkpoint 'step-00000003'" in text
-    assert "there are: step-00000002, step-00000004, step-00000006, last" in text
-
-
 @pytest.mark.parametrize(
     "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", ".", "../.saving-x"]
 )
@@ -282,7 +274,6 @@ REFUSED = {
     "memory": ("--set", "model.text.context=1e14"),
     "rule": ("--set", "train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]"),
     "adapters": ("--set", "train.lora={rank: 2, layers: nothing}"),
-    "package": ("--set", "train.log.wandb=x"),
     "damaged": ("--data", "damaged"),
     "resume": ("--resume",),
     "resume from": ("--resume", "--checkpoint", "step-00000002"),
@@ -295,7 +286,6 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "wandb", None)
     Path("damaged").mkdir()
     for i in range(36):
         Path("damaged", f"{i}.png").write_bytes(b"no image")
@@ -421,15 +411,6 @@ def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
     assert "--resume --checkpoint step-00000004" in text
     assert call(*resume(copy, "--checkpoint", "step-00000004")) == 0
     assert weights(copy) == before
-
-
-def test_a_checkpoint_of_another_method_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = copy.parent / "siglip"
-    assert call("train", recipe(copy.parent, "siglip"), "--out", out, "--set", "train.max_steps=2") == 0
-    shutil.rmtree(out / "checkpoints")
-    shutil.copytree(copy / "checkpoints", out / "checkpoints")
-    text = complaint(capsys, *resume(out, "--set", "train.max_steps=2", method="siglip"))
-    assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
 
 
 EXPLODE = "train.optimizer.schedule={kind: step, milestones: [4], factor: 1.0e+30}"

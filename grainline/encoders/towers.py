@@ -36,13 +36,14 @@ def _tag(value: Any) -> str | None:
     fields = value if isinstance(value, dict) else {}
     if isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(fields.get("kind")):
         return "custom"
-    return "pretrained" if isinstance(value, PretrainedConfig) or "pretrained" in fields else None
+    return "from checkpoint" if isinstance(value, PretrainedConfig) or "pretrained" in fields else None
 
 
 def image_kind(value: Any) -> str:
     """The tag of an image side.
 
-    "custom" with kind "module:Class", "pretrained" with that field, "cast" by name or field, else "vit"
+    "custom" with kind "module:Class", "from checkpoint" with `pretrained`, "cast" by name or superpixels,
+    else "vit"
     """
     fields = value if isinstance(value, dict) else {}
     cast = "superpixels" in fields or fields.get("name") in [*CastConfig.sizes]  # names of a ViT have a slash
@@ -52,7 +53,7 @@ def image_kind(value: Any) -> str:
 ImageSide = Annotated[
     Annotated[ViTConfig, Tag("vit")]
     | Annotated[CastConfig, Tag("cast")]
-    | Annotated[PretrainedImageConfig, Tag("pretrained")]
+    | Annotated[PretrainedImageConfig, Tag("from checkpoint")]
     | Annotated[
         SerializeAsAny[ImageEncoderConfig],
         BeforeValidator(partial(_load_custom, ImageEncoderConfig)),
@@ -63,15 +64,15 @@ ImageSide = Annotated[
 
 
 def text_kind(value: Any) -> str:
-    """The tag of a text side: "custom", "pretrained" or "groups" as for images, else "scratch"."""
+    """The tag of a text side: "custom" or "from checkpoint" as for images, "with groups", else "scratch"."""
     groups = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
-    return _tag(value) or ("groups" if groups else "scratch")
+    return _tag(value) or ("with groups" if groups else "scratch")
 
 
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")]
-    | Annotated[GrouperConfig, Tag("groups")]
-    | Annotated[PretrainedTextConfig, Tag("pretrained")]
+    | Annotated[GrouperConfig, Tag("with groups")]
+    | Annotated[PretrainedTextConfig, Tag("from checkpoint")]
     | Annotated[
         SerializeAsAny[TextEncoderConfig],
         BeforeValidator(partial(_load_custom, TextEncoderConfig)),

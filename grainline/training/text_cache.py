@@ -207,9 +207,9 @@ class CachedTexts:
         """The number of each text in the index: [M] int64 on the host; EMPTY without tokens, or MISSING."""
         keys, lengths = _digests(ids.cpu(), mask.cpu())
         wanted = np.array(keys, np.uint64)
-        at = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
-        fits = (self.keys[at] == wanted) & (self.rows[at, 1] == np.array(lengths))
-        return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, at, MISSING)))
+        row = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+        fits = (self.keys[row] == wanted) & (self.rows[row, 1] == np.array(lengths))
+        return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, row, MISSING)))
 
     def _read(self, place: int) -> np.ndarray:
         """The rows [1 + L, W] of a text, or its summary [1, W]. UserError where the file was cut."""
