@@ -80,7 +80,7 @@ def training(args: argparse.Namespace, out: Path, device: torch.device) -> _Trai
     every = {"log_every": args.steps, "save_every": NEVER}
     cfg = TrainConfig.model_validate({"max_steps": NEVER, "global_batch_size": args.batch} | every)
     loop = _Training(Run(out, method, data, cfg, 1, 0.02, None), device)
-    loop.log = Log(out, cfg.max_steps, console=Console(file=io.StringIO()))
+    loop.log = Log(out, cfg.log, cfg.max_steps, console=Console(file=io.StringIO()))
     train_mode(loop.method)
     return loop
 

@@ -1,4 +1,4 @@
-"""The log file, its resumption, and the progress display."""
+"""The log file, its resumption, the progress display, TensorBoard and wandb."""
 
 import errno
 import io
@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,13 @@ import torch
 from rich.console import Console
 
 from grainline.errors import UserError
-from grainline.training.log import TIMES, Log, read_log
+from grainline.training.log import TIMES, Log, LogConfig, read_log
 
 QUIET = Console(file=io.StringIO())
 
 
 def open_log(out: Path, **options: Any) -> Log:
-    return Log(out, options.pop("total", 10), console=options.pop("console", QUIET), **options)
+    return Log(out, LogConfig(), options.pop("total", 10), console=options.pop("console", QUIET), **options)
 
 
 def message(call: Callable[[], Any]) -> str:
@@ -188,8 +190,7 @@ def test_a_full_disk_ends_the_run_with_one_line(
 
 
 def shown(console: Console, out: Path, every: float = 0.0, step: int = 0) -> str:
-    with Log(out, 8, step=step, console=console) as log:
-        log._display.every = every
+    with Log(out, LogConfig(plain_every=every), 8, step=step, console=console) as log:
         for done in range(step + 1, 9):
             log.progress(done, {"loss": 1.0 / done, "i2t": math.nan}, 123.4)
         log.note("validation: better", 8, 1.0)
@@ -236,7 +237,7 @@ def test_a_bar_starts_no_thread(tmp_path: Path) -> None:
 
 def test_a_notebook_shows_a_bar_with_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(file=io.StringIO(), force_jupyter=True)
-    with open_log(tmp_path, total=3, console=console) as log:
+    with Log(tmp_path, LogConfig(plain_every=0), 3, console=console) as log:
         log.note("a remark", 0, 0.0)
         log.progress(3, {"loss": 1.5}, 40.0)
     bar = capsys.readouterr().err
@@ -252,7 +253,105 @@ def test_the_time_left_follows_the_speed_since_this_process_began(
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     console = Console(file=io.StringIO())
-    with open_log(tmp_path, total=100, step=40, console=console) as log:
+    with Log(tmp_path, LogConfig(plain_every=0), 100, step=40, console=console, lines=0) as log:
         now[0] += 30.0
         log.progress(50, {}, 0.0)  # 10 steps in 30 s, so 50 more take 150 s
     assert console.file.getvalue().rstrip().endswith("ETA 0:02:30")  # type: ignore[attr-defined]
+
+
+# TensorBoard
+
+
+def scalars(folder: Path) -> list[tuple[str, int, float]]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = []
+    for file in sorted(folder.iterdir()):
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                found.append((value.tag, event.step, value.tensor.float_val[0]))
+    return found
+
+
+def test_tensorboard_gets_every_finite_number_under_its_kind_and_name(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with Log(tmp_path, LogConfig(tensorboard=True), 3, console=QUIET) as log:
+        log.write("train", 2, 0.5, terms={"i2t": 0.25, "t2i": math.nan}, lr=0.125, note="text", flag=True)
+    assert sorted(scalars(tmp_path / "tensorboard")) == [("train/lr", 2, 0.125), ("train/terms.i2t", 2, 0.25)]
+
+
+def test_asking_for_tensorboard_without_it_names_the_extra_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    text = message(lambda: Log(tmp_path / "out", LogConfig(tensorboard=True), 3, console=QUIET))
+    assert text.endswith("which is not installed: pip install 'grainline[tb]'")
+    assert not (tmp_path / "out").exists()
+
+
+class FakeRun:
+    """Records what it is asked."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.calls = settings, list[Any]()
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.calls.append((name, step_metric))
+
+    def log(self, numbers: dict[str, float]) -> None:
+        self.calls.append(numbers)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+def test_wandb_gets_every_finite_number_and_a_resumed_run_goes_on_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[FakeRun] = []
+
+    def init(**settings: Any) -> FakeRun:
+        runs.append(FakeRun(**settings))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    cfg = LogConfig(wandb="captions")
+    with Log(tmp_path / "run", cfg, 3, console=QUIET) as log:
+        log.write("train", 2, 0.5, terms={"i2t": 0.25, "t2i": math.nan}, lr=0.125, note="text", flag=True)
+        log.note("words", 2, 0.5)
+    with Log(tmp_path / "run", cfg, 3, step=1, lines=1, console=QUIET) as log:
+        log.write("train", 2, 0.5, lr=0.5)
+    with Log(tmp_path / "other", cfg, 3, console=QUIET):
+        pass
+    first, second, other = runs
+    assert (first.settings["project"], first.settings["name"]) == ("captions", "run")
+    assert (first.settings["dir"], first.settings["resume"]) == (tmp_path / "run", "allow")
+    numbers = {"train/terms.i2t": 0.25, "train/lr": 0.125, "step": 2}
+    assert first.calls == [("*", "step"), numbers, "finish"]
+    assert second.settings["id"] == first.settings["id"] != other.settings["id"]
+    assert second.calls == [("*", "step"), {"train/lr": 0.5, "step": 2}, "finish"]
+
+
+def test_a_wandb_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("no API key\ncall this or that")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=ValueError))
+    text = message(lambda: Log(tmp_path / "out", LogConfig(wandb="captions"), 3, console=QUIET))
+    assert text.startswith("wandb does not start: no API key; call `wandb login`")
+
+
+def test_asking_for_wandb_without_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    text = message(lambda: Log(tmp_path / "out", LogConfig(wandb="captions"), 3, console=QUIET))
+    assert text.endswith("which is not installed: pip install 'grainline[wandb]'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensorboard_is_not_imported_unless_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with open_log(tmp_path) as log:
+        log.write("train", 1, 0.0, terms={"a": 1.0})
+    assert not (tmp_path / "tensorboard").exists()

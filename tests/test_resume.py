@@ -274,6 +274,7 @@ REFUSED = {
     "memory": ("--set", "model.text.context=1e14"),
     "rule": ("--set", "train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]"),
     "adapters": ("--set", "train.lora={rank: 2, layers: nothing}"),
+    "package": ("--set", "train.log.wandb=x"),
     "damaged": ("--data", "damaged"),
     "resume": ("--resume",),
     "resume from": ("--resume", "--checkpoint", "step-00000002"),
@@ -286,6 +287,7 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     Path("damaged").mkdir()
     for i in range(36):
         Path("damaged", f"{i}.png").write_bytes(b"no image")

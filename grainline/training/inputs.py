@@ -58,7 +58,7 @@ def as_changes(
     return [*changes, *(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())]
 
 
-MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log_every")
+MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so a resumed run may change them."""
 
 INITIAL_FILES = {LOCK, CONTENT, META, CONFIG, "model.json", "recipe.yaml"}
@@ -113,7 +113,7 @@ def _left_as_it_was(out: Path, existing: set[str], new: Sequence[Path]) -> Itera
     except BaseException:
         with suppress(OSError):
             if not has_steps(out):
-                for name in {*INITIAL_FILES, LOG_FILE} - existing:
+                for name in {*INITIAL_FILES, LOG_FILE, "tensorboard", "wandb.id", "wandb"} - existing:
                     discard(out / name)
                 for folder in new:
                     folder.rmdir()

@@ -1,4 +1,4 @@
-"""The log of a run: OUT/log.jsonl and a progress bar. A callback may log elsewhere.
+"""The log of a run: OUT/log.jsonl, a progress bar, and on request TensorBoard and Weights & Biases.
 
 Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "corrupt", "note", ...),
 `step`, `epoch`, `time` (seconds since 1970), and further fields such as `terms`, `lr`, `images_per_s`.
@@ -8,21 +8,25 @@ On resume the file is truncated to the lines before the checkpoint. The log is t
 run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
 """
 
+import importlib
 import json
 import math
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor
 
+from grainline.config import Config, flatten
 from grainline.errors import UserError
 from grainline.files import read_plain, writing
 
@@ -31,8 +35,12 @@ TIMES = ("time", "images_per_s")
 """The fields that differ between two runs of the same recipe."""
 
 
-PLAIN_EVERY = 10.0
-"""Seconds between lines of progress where the output is no terminal."""
+class LogConfig(Config):
+    """Where to log in addition to the file."""
+
+    tensorboard: bool = False  # also write OUT/tensorboard; needs the extra `tb`
+    wandb: str = ""  # also log to this project of Weights & Biases; needs the extra `wandb`
+    plain_every: float = Field(10.0, ge=0)  # seconds between progress lines if the output is no terminal
 
 
 class Log:
@@ -41,6 +49,7 @@ class Log:
     def __init__(
         self,
         out: Path,
+        cfg: LogConfig,
         total: int,
         *,
         step: int = 0,
@@ -54,12 +63,18 @@ class Log:
         lines  lines to which the log is truncated: of a resumed run `TrainState.log_lines`
         """
         self.path = out / LOG_FILE
+        boards = _boards(cfg)
         with writing(self.path):
             out.mkdir(parents=True, exist_ok=True)
             self.lines = _truncate(self.path, lines)
             # Unbuffered, so that a killed process leaves whole lines.
             self._file = self.path.open("ab", buffering=0)
-        self._display = _Display(console or Console(), total, step)
+        try:
+            self._boards = [board(out, step, cfg) for board in boards]
+        except BaseException:
+            self._file.close()
+            raise
+        self._display = _Display(console or Console(), total, step, cfg.plain_every)
         if self.lines < lines:
             text = f"the log had {self.lines} lines where the checkpoint counts {lines}"
             self.write("note", step, 0.0, text=text)
@@ -82,6 +97,10 @@ class Log:
             while data:
                 data = data[os.write(self._file.fileno(), data) :]
         self.lines += 1
+        flat = flatten(values, f"{kind}/")
+        numbers = {k: x for k, x in flat.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+        for board in self._boards:
+            board.add(numbers, step)
 
     def note(self, text: str, step: int, epoch: float, kind: str = "note", **fields: Any) -> None:
         """Add a line with a text, and print the text."""
@@ -99,9 +118,11 @@ class Log:
         return self.lines
 
     def close(self) -> None:
-        """Close the file and the bar. A second call does nothing."""
+        """Close the file, the bar, TensorBoard and wandb. A second call does nothing."""
         self._display.close()
         self._file.close()
+        while self._boards:
+            self._boards.pop().close()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -153,14 +174,81 @@ def _plain(value: Any, where: str, non_finite: dict[str, str]) -> Any:
     return value
 
 
+class _TensorBoard:
+    """Writes OUT/tensorboard."""
+
+    def __init__(self, out: Path, step: int, _: LogConfig) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # TensorBoard hides what a killed run wrote after its checkpoint.
+        self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _Wandb:
+    """Logs to wandb, with its files in OUT/wandb; with WANDB_MODE=offline it does not use the network.
+
+    A resumed run continues under the id in OUT/wandb.id. The x axis of charts is the field `step`, because
+    wandb's own counter never goes back to the step of a checkpoint.
+    """
+
+    def __init__(self, out: Path, step: int, cfg: LogConfig) -> None:
+        import wandb  # the extra `wandb`
+
+        place = out / "wandb.id"
+        name = place.read_text(encoding="utf-8") if step and place.exists() else uuid.uuid4().hex[:8]
+        place.write_text(name, encoding="utf-8")
+        try:
+            self.run = wandb.init(project=cfg.wandb, name=out.name, id=name, resume="allow", dir=out)
+        except wandb.Error as error:
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"wandb does not start: {message}; call `wandb login`, set WANDB_MODE=offline, or leave"
+                " train.log.wandb out"
+            ) from None
+        self.run.define_metric("*", step_metric="step")
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        if numbers:
+            self.run.log({**numbers, "step": step})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
+    """The loggers that the config selects. UserError if a package is missing, before the log is written."""
+    selected: list[tuple[str, str, str, type[_TensorBoard] | type[_Wandb]]] = []
+    if cfg.tensorboard:
+        selected.append(("tensorboard=true", "torch.utils.tensorboard", "tb", _TensorBoard))
+    if cfg.wandb:
+        selected.append((f"wandb={cfg.wandb}", "wandb", "wandb", _Wandb))
+    for setting, module, extra, _ in selected:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            package = setting.partition("=")[0]
+            raise UserError(
+                f"{setting} needs the package {package}, which is not installed: "
+                f"pip install 'grainline[{extra}]'"
+            ) from None
+    return [board for *_, board in selected]
+
+
 class _Display:
-    """The progress of a run: a bar in a terminal and a notebook, else a plain line every few seconds.
+    """The progress of a run: a bar in a terminal and a notebook, else a plain line every `every` seconds.
 
     The bar has no refresh thread, because threads do not survive the forks of the data loader.
     """
 
-    def __init__(self, console: Console, total: int, step: int) -> None:
-        self.console, self.total, self.first, self.every = console, total, step, PLAIN_EVERY
+    def __init__(self, console: Console, total: int, step: int, every: float) -> None:
+        self.console, self.total, self.first, self.every = console, total, step, every
         self.start, self.refreshed = time.monotonic(), -math.inf
         self.bar: Progress | None = None
         self.notebook: Any = None

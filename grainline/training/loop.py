@@ -160,7 +160,7 @@ class _Training:
             set_rng_state(state.rng[rank()])
         if rank() == 0:
             lines = 0 if state is None else state.log_lines  # 0 drops lines from before a first checkpoint
-            self.log = Log(self.out, cfg.max_steps, step=self.step, lines=lines)
+            self.log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
         answer = "stopping after this step with a checkpoint; a second signal stops at once"
         with (
             requests(answer if rank() == 0 else "") as self.request,

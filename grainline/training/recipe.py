@@ -33,6 +33,7 @@ from grainline.errors import UserError, suggestion
 from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
+from grainline.training.log import LogConfig
 from grainline.training.optim import EarlyStopping, OptimizerConfig, steps_of
 from grainline.training.parallel import Precision
 from grainline.training.step import LoraConfig
@@ -114,6 +115,7 @@ class TrainConfig(Config):
     early_stopping: EarlyStopping | None = None  # on the metrics of validation; None: train all steps
     seed: int = Field(0, ge=0, lt=2**31)
     reshuffle: bool = True  # a new order for each epoch; false repeats that of the first
+    log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
     def _divides(self) -> "TrainConfig":
@@ -184,7 +186,7 @@ class Recipe(Config):
             )
         for name, value in self.settings().items():
             texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
-            if not all(map(str.strip, texts)):
+            if name != "train.log.wandb" and not all(map(str.strip, texts)):
                 raise ValueError(f"{name} is empty, as an unset shell variable is: give a value, or null")
         return self
 
