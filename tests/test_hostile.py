@@ -124,7 +124,6 @@ SAID = {
     "foils": [{"text": "A cat.", "true": "A dog.", "kind": "noun"}],
 }
 ROWS = [{"image": "a.png", **SAID}, {"image": "b.png", "caption": ["A cat."]}]
-BOARD = [0] * 180
 NOTE = {"id": 1, "image_id": 1, "caption": "A dog."}
 IMAGES = [{"id": n, "file_name": f"{c}.png", "width": 8, "height": 8} for n, c in ((1, "a"), (2, "b"))]
 SHAPES = [
@@ -172,12 +171,6 @@ KINDS: tuple[Kind, ...] = (  # how it is opened, its file, its content, how that
     ),
     ("refcoco", "refs(x).json", REFS, dumped),
     (
-        "hexagons",
-        "h.jsonl",
-        [{"index": n, "drawing_procedure": [[0, "", BOARD], [1, "Paint.", [1, *BOARD[1:]]]]} for n in (1, 2)],
-        lines,
-    ),
-    (
         "foil-coco",
         "foil.json",
         {
@@ -210,7 +203,7 @@ KINDS: tuple[Kind, ...] = (  # how it is opened, its file, its content, how that
     ),
     ("iiw", "i.jsonl", [{"image": "a.png", "IIW": "A."}, {"image": "b.png", "IIW": "B."}], lines),
 )
-IMAGELESS = ("texts", "hexagons")
+IMAGELESS = ("texts",)
 
 
 def image_folder(folder: Path) -> Path:
@@ -252,8 +245,6 @@ def test_a_hostile_value_in_any_field_is_damage_or_one_line(kind: Kind, tmp_path
     path.write_text(write(content))
     assert not walked(f"{name}:{path}", images) or name == "texts"
     for turn, place in enumerate(places(content)):
-        if name == "hexagons" and len(place) > 4 and place[-1] > 1:
-            continue  # digits that are alike
         for number, value in values(content, place, turn):
             if name == "json" and (number - turn) % 3:
                 continue  # "table" has the same rows and readers of fields
@@ -368,13 +359,11 @@ def header(**fields: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("field", ["size", "mtime", "mode"])
 @pytest.mark.parametrize("start", [b"\x80", b"\xff", b"\x81"])
-def test_numbers_of_a_tar_beyond_63_bits_are_damage(field: str, start: bytes, tmp_path: Path) -> None:
+def test_sizes_in_a_tar_beyond_63_bits_are_damage(start: bytes, tmp_path: Path) -> None:
     for value in (start + b"\xff" * 11, start + b"\0\0\0" + b"\x80" + b"\0" * 7, start + b"\0" * 11):
-        (tmp_path / "t.tar").write_bytes(header(**{field: value}))
-        said = walked(str(tmp_path / "t.tar"), None)
-        assert bool(said) == (field == "size"), "only sizes are read"
+        (tmp_path / "t.tar").write_bytes(header(size=value))
+        assert walked(str(tmp_path / "t.tar"), None)
 
 
 def test_pax_numbers_of_thousands_of_digits_are_damage(tmp_path: Path) -> None:

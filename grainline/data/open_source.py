@@ -54,7 +54,6 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "iiw": "grainline.data.benchmarks.long_captions:IIW",
     "long-captions": "grainline.data.benchmarks.long_captions:Rows",
     "sharegpt4v": "grainline.data.benchmarks.long_captions:ShareGPT4V",
-    "hexagons": "grainline.data.benchmarks.hexagons:Hexagons",
     "svo-probes": "grainline.data.benchmarks.contests:SvoProbes",
     "texts": "grainline.data.formats.table:TextsAlone",
     "hf": "grainline.data.pairs:HuggingFace",

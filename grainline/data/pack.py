@@ -12,7 +12,7 @@ import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,11 @@ from grainline.files import discard, move_into_place, temporary_path, writing
 from grainline.system import open_regular
 
 
-def write_shard(
-    path: Path, files: Iterable[tuple[str, bytes]], header: Mapping[str, str] | None = None
-) -> None:
+def write_shard(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write names with their bytes, without times and owners. An OSError leaves the old file."""
     try:
         with temporary_path(path).open("wb") as draft:
-            headers = dict(header or {})
-            with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
+            with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=HEADER) as tar:
                 for name, data in files:
                     member = tarfile.TarInfo(name)
                     member.size = len(data)
@@ -90,7 +87,7 @@ class _Writer:
         faults: list[CorruptSample] = []
         before = len(self.keys)
         path = _name(self.out, number)
-        write_shard(path, self._files(number, faults), HEADER)
+        write_shard(path, self._files(number, faults))
         samples = len(self.keys) - before
         if not samples:
             path.unlink()

@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from grainline.data.formats.checked import strings
-from grainline.data.formats.common import FileSource, digest, read_captions, split_query
+from grainline.data.formats.common import FileSource, described, digest, read_captions, split_query
 from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.formats.table import COLUMNS, choose_columns, fields_of, unnamed
 from grainline.data.image_inputs import ImageLike, open_image
@@ -136,8 +136,7 @@ class Pairs(FileSource):
         captions = read_captions(fields, where)
         if captions.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        record = captions.record(str(number), b"")
-        return record._replace(image=_opened(image, where))
+        return described(captions, str(number), b"")._replace(image=_opened(image, where))
 
     def keys(self) -> Iterable[str]:
         return map(str, range(len(self)))

@@ -7,8 +7,7 @@ Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressio
 list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}. In the same folder,
 instances.json has images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox
 where boxes are needed. A record is an image with a region for each sentence; it has no caption. `split` may
-name several, by commas, and is `val` by default. `masks=coco` draws polygons with pycocotools, as published
-code does (extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
+name several, by commas, and is `val` by default. A pixel belongs to a polygon where its centre lies inside.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ from grainline.data.formats.checked import (
     strings,
 )
 from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
-from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
+from grainline.data.formats.masks import polygons_mask, read_mask
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
@@ -88,7 +87,7 @@ class RefCoco(ListedImages):
     """The images of some splits that have expressions, in the order of the file. Raises UserError."""
 
     form = f"a file of expressions: a list of rows with {', '.join(_Ref.model_fields)}"
-    options = ("split", "images", "instances", "masks")
+    options = ("split", "images", "instances")
     sized = "masks"
 
     @staticmethod
@@ -112,11 +111,6 @@ class RefCoco(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         """Images with their expressions, then each row that is wrong."""
-        self._masks = self._query.get("masks", "")
-        if self._masks not in ("", "coco"):
-            raise data_error(f"masks={self._masks} is unknown; leave it out, or give masks=coco")
-        if self._masks:
-            require_pycocotools()
         self._instances = self._query.get("instances") or os.path.join(self.folder(), INSTANCES)
         refs = list(checked(_Ref, content, "refs"))
         wanted = self.choose_splits((ref.split for _, ref, _ in refs if ref), "val")
@@ -199,8 +193,7 @@ class RefCoco(ListedImages):
         outline = self._outlines[number].segmentation
         try:
             if isinstance(outline, list):
-                draw = coco_polygons_mask if self._masks else polygons_mask
-                mask = draw(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
+                mask = polygons_mask(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
             else:
                 mask = read_mask(outline)
         except ValueError as error:
@@ -211,8 +204,6 @@ class RefCoco(ListedImages):
         return mask
 
     def parts(self) -> Iterator[str | int]:
-        if self._masks:
-            yield self._masks
         for i, entry in enumerate(self.entries):
             texts = self._expressions[i] if i < len(self._expressions) else []
             yield from (entry.record.key, len(texts))

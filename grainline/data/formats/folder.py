@@ -16,13 +16,14 @@ from functools import cache
 
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
-    Captions,
     FileSource,
+    described,
     digest,
     expand,
     name_and_size,
     read_image,
     split_query,
+    text_parts,
     texts_beside,
 )
 from grainline.data.formats.plain import data_error, read_plain
@@ -73,9 +74,9 @@ class Folder(FileSource):
         if texts.silent and not self.allow_bare:
             raise CorruptSample(MISSING_CAPTION, path)
         image = read_image([path], path)
-        return Record(name, image, ()) if texts.silent else texts.record(name, image)
+        return Record(name, image, ()) if texts.silent else described(texts, name, image)
 
-    def _texts(self, name: str) -> Captions:
+    def _texts(self, name: str) -> Record:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
         return texts_beside(stem, lambda kind: _beside(stem, kind), lines=True)
 
@@ -88,7 +89,7 @@ class Folder(FileSource):
         for name in self._names:
             parts += name_and_size(self.path, name)
             try:
-                parts += self._texts(name).texts
+                parts += text_parts(self._texts(name))
             except CorruptSample as error:
                 parts.append(error.cause)
         return digest(parts)

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple, cast
 
 from grainline.data.formats.common import (
     Parts,
+    described,
     digest,
     divide,
     read_captions,
     read_image,
     require_images,
     split_query,
+    text_parts,
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
@@ -113,7 +115,7 @@ class Parquet(Parts):
             raise CorruptSample(MISSING_IMAGE, where)
         if not isinstance(image, bytes):
             image = read_image([os.path.join(self._root, str(image))], where)
-        return texts.record(key, image)
+        return described(texts, key, image)
 
     def _key(self, group: int, row: int) -> str:
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
@@ -146,7 +148,7 @@ class Parquet(Parts):
                 continue
             for fields in rows:
                 with contextlib.suppress(CorruptSample):
-                    parts += read_captions(fields_of(fields, self._columns), self.path).texts
+                    parts += text_parts(read_captions(fields_of(fields, self._columns), self.path))
         return digest(parts)
 
 
