@@ -90,7 +90,7 @@ def test_items_that_cannot_be_used_are_corrupt_samples() -> None:
     ("data", "message"),
     [
         ([], "is empty"),
-        ({"image": []}, "data of type dict; give a path, a list of"),
+        ({"image": []}, "data of type dict; give a path, a list of pairs"),
         ([{"photo": 1, "text": "a"}], "has no image column among photo, text"),
         (iter([]), "data of type list_iterator"),
         (3, "data of type int"),
@@ -118,7 +118,7 @@ def test_pairs_with_blank_captions_alone_are_corrupt_samples() -> None:
 
 
 def test_an_item_of_another_form_is_named() -> None:
-    with pytest.raises(UserError, match=r"pairs: item 0 is of type str; give pairs \(image, caption\)"):
+    with pytest.raises(UserError, match=r"pairs: item 0 is of type str; a pair is"):
         Pairs(["a.jpg"])[0]
 
 

@@ -469,7 +469,7 @@ def test_the_fingerprint_changes_with_every_parameter() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("scenes:val", "no split 'val'; the splits of scenes are train, dev, test, compose"),
+        ("scenes:val", "no split 'val'; there are train, dev, test, compose"),
         ("scenes:", "no split ''"),
         ("scenes:dev?colour=3", "no key 'colour'; scenes has count, size, seed, regions"),
         ("scenes:dev?", "no key ''"),

@@ -592,18 +592,18 @@ ROW = {"image": "a.jpg", "caption": "A."}
 @pytest.mark.parametrize(
     ("make", "path", "message"),
     [
-        ({}, "gone.tar", r"nothing at .*gone\.tar \(from .*\): name a file, a folder, a pattern or 'scenes'"),
+        ({}, "gone.tar", r"nothing at .*gone\.tar \(from .*\): name a file, a folder or a pattern"),
         ({}, "gone-*.tar", r"gone-\*\.tar stands for .*gone-\*\.tar, where nothing is"),
         ({"t-0.csv": "x"}, "t-{0..2}.csv", r"stands for .*t-1\.csv, .*t-2\.csv, where nothing is"),
         ({}, "t-{2..0}.csv", r"\{2\.\.0\} in .* is no range"),
-        ({"a.xyz": "x"}, "a.xyz", r"a\.xyz is of no known kind: allowed are \.tar, \.jsonl"),
+        ({"a.xyz": "x"}, "a.xyz", r"a\.xyz is of no known kind: \.tar, \.jsonl"),
         ({"a.tar.gz": "x"}, "a.tar.gz", r"a\.tar\.gz is of no known kind: .*unpack it first"),
         (
             {"empty/x/y.md": "", "empty/z": ""},
             "empty",
-            r"no images .* but 2 files of the kinds md, without a suffix",
+            r"holds no images, no tars and no parquet files, but 2 files of the kinds md, without a suffix",
         ),
-        ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
+        ({}, "sub", r"sub holds 1 images without captions \(NAME\.txt, \.json"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
         ({"t.csv": "image,caption\n"}, "t.csv", r"t\.csv has no rows below the names of its columns"),
         ({"t.csv": "\nimage,caption\na.jpg,A.\n"}, "t.csv", r"first line of t\.csv is blank; it must hold"),
@@ -655,7 +655,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
         (
             {"t.csv": "image,caption\na.jpg,One, two.\n"},
             "t.csv",
-            r"t\.csv has 3 fields in row 1, and 2 columns .*put quotes around",
+            r"t\.csv has 3 fields in row 1, and 2 columns: put quotes around",
         ),
         ({"t.json": {"images": [ROW]}}, "coco-karpathy:t.json", r"t\.json is not Karpathy's file"),
         ({"t.json": {"images": [ROW]}}, "coco-val2017:t.json", r"t\.json is not a caption file of COCO"),

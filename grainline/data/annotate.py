@@ -306,8 +306,7 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
     }
     if key is None or not columns:
         raise UserError(
-            f"--texts {path} needs a column of keys ({', '.join(KEYS[:4])}, ...) and one of texts "
-            f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"
+            f"--texts {path} needs a column of keys and one of texts, it has {', '.join(names) or 'none'}"
         )
     for row in rows:
         try:

@@ -85,10 +85,7 @@ class Descriptions:
         if self.own:
             if record.long:
                 return record.long
-            raise UserError(
-                f"{record.key} has no long caption to be its description: name a file of descriptions in "
-                f"place of {LONG_CAPTIONS!r}, and {AGAIN}"
-            )
+            raise UserError(f"{record.key} has no long caption to be its description: name a file, {AGAIN}")
         return self.require(record.key)
 
 
@@ -107,10 +104,8 @@ class WithDescriptions(SourceWrapper):
 def require_fit(method: str, describes: bool, descriptions: Descriptions | None, option: str) -> None:
     """Raises UserError for a method that reads descriptions and has none, and for the opposite."""
     if describes and descriptions is None:
-        raise UserError(
-            f"{method} reads a description of each image: name a file of `grainline data describe` with "
-            f"{option}, or {LONG_CAPTIONS} for the long captions of the records"
-        )
+        how = f"name a file of `grainline data describe` with {option}, or {LONG_CAPTIONS}"
+        raise UserError(f"{method} reads a description of each image: {how} for long captions")
     if descriptions is not None and not describes:
         raise UserError(f"{option} names descriptions, but {method} reads none: leave it out")
 

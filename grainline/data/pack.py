@@ -116,9 +116,7 @@ class _Writer:
 
     def _sample(self, record: Record) -> Iterator[tuple[str, bytes]]:
         if record.key in self.keys:
-            raise UserError(
-                f"{self.source.path} has the key {record.key} twice; a tar tells its samples by keys"
-            )
+            raise UserError(f"{self.source.path} has the key {record.key} twice; a tar needs each once")
         self.keys.add(record.key)
         name = quoted(record.key)
         data = record.image if isinstance(record.image, bytes) else as_png(decode(record))

@@ -58,36 +58,22 @@ class TextsConfig(Config):
                 f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
             )
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
-            raise ValueError(
-                "per_image 0 means sampled captions alone: it needs sampled_captions above 0, and goes with "
-                "no foils, sentences or phrases"
-            )
+            raise ValueError("per_image 0 needs sampled_captions above 0, and no foils, sentences or phrases")
         if self.foils and self.per_image == 1 and self.captions != "whole":
-            raise ValueError(
-                f"with foils one text is the caption that they change: captions {self.captions!r} needs "
-                "per_image above 1"
-            )
+            raise ValueError(f"with foils captions {self.captions!r} needs per_image above 1")
         if self.captions == "sampled" and (not self.sentences or self.foils):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.splits_captions and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
         how = self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
         if how and not self.sampled_captions:
-            raise ValueError(
-                "drop_first, sampling and pad_front change sampled captions (drop_first subsets too): set "
-                "sampled_captions above 0"
-            )
+            raise ValueError("drop_first, sampling and pad_front change sampled captions: it is 0")
         changes = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
         if changes and (self.foils or self.splits_captions or self.chunks):
-            raise ValueError(
-                f"{changes[0]} is for plain captions: it goes with no foils, sentences, phrases or chunks"
-            )
+            raise ValueError(f"{changes[0]} goes with no foils, sentences, phrases or chunks")
         others = (self.captions, self.per_image, self.subset, self.foils, self.splits_captions)
         if self.chunks and others != ("whole", 1, 0, 0, False):
-            raise ValueError(
-                "with chunks an image has one long caption, and sampled captions beside it: captions "
-                "'whole', per_image 1, and neither subset, foils, sentences nor phrases"
-            )
+            raise ValueError("chunks goes with captions 'whole', per_image 1, no subset, foils, sentences")
         return self
 
     @property

@@ -183,10 +183,8 @@ class RefCoco(ListedImages):
         """The boxes of all annotations of an image, in the order of the file. Raises UserError without."""
         boxes = tuple(box for box in self._boxes_in[index] if box is not None)
         if len(boxes) < len(self._boxes_in[index]) or not boxes:
-            raise data_error(
-                f"{self._instances}: an annotation of {self.entries[index].record.key} has no image_id or no"
-                f" bbox [left, top, width, height]"
-            )
+            key = self.entries[index].record.key
+            raise data_error(f"{self._instances}: an annotation of {key} has no image_id or no bbox")
         return boxes
 
     def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:

@@ -267,16 +267,12 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     which  what else the error says of the folder
     """
     if not os.path.isdir(root):
-        raise data_error(
-            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}"
-        )
+        raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
-        raise data_error(
-            f"none of the {len(candidates)} images of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR{which}"
-        )
+        looked = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
+        raise data_error(f"none of the {len(candidates)} images of {source} is under {root} {looked}")
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -292,9 +288,7 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     for part in query.split("&"):
         name, _, value = part.partition("=")
         if name not in allowed or not value:
-            raise data_error(
-                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value"
-            )
+            raise data_error(f"'{part}' in {path} is no option: allowed are {', '.join(allowed)}")
         options[name] = unquote(value)
     return base, options
 

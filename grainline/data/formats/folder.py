@@ -44,18 +44,12 @@ class Folder(FileSource):
         if not self._names:
             kinds = sorted({suffix(name) or "without a suffix" for name in files})
             contents = f"{len(files)} files of the kinds {some(kinds, 8)}" if files else "nothing"
-            raise data_error(
-                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
-                f" but {contents}"
-            )
+            raise data_error(f"{path} holds no images, no tars and no parquet files, but {contents}")
         stems = {os.path.splitext(name)[0] for name in self._names}
         texts = [name for name in files if suffix(name) in ("json", "txt")]
         alone = [name for name in texts if os.path.splitext(name)[0] not in stems]
         if len(alone) == len(texts) and not allow_bare:
-            raise data_error(
-                f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
-                f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
-            )
+            raise data_error(f"{path} holds {len(self._names)} images without captions (NAME.txt, .json)")
         self.remarks += (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
 
     def _files(self, path: str) -> list[str]:
@@ -143,9 +137,7 @@ def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str
 
 
 def _refuse(error: OSError) -> None:
-    raise data_error(
-        f"{error.filename} cannot be read ({error.strerror}): correct name or permissions, or leave it out"
-    )
+    raise data_error(f"{error.filename} cannot be read ({error.strerror}): leave it out")
 
 
 def _beside(stem: str, kind: str) -> bytes | None:
@@ -185,10 +177,7 @@ class Classes(Folder):
         images = [name for name in self._files(path) if suffix(name) in IMAGE_SUFFIXES]
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
-            raise data_error(
-                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
-                f" class, and {len(images)} beside them"
-            )
+            raise data_error(f"{path} holds no images in subfolders, and {len(images)} beside them")
         loose = [name for name in images if not os.path.dirname(name)]
         self.remarks += (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
 

@@ -194,8 +194,5 @@ def _holds_paths(schema: Any, column: str, file: str) -> bool:
         return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
     if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
-        raise data_error(
-            f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
-            f" needed"
-        )
+        raise data_error(f"{file} has {kind} in its image column {column}, not bytes or paths")
     return False

@@ -85,10 +85,7 @@ class Table(ListedImages):
         for url in (entry.record.key for entry in entries if entry.places and "://" in entry.record.key):
             first = urls.setdefault(name_of(url), url)
             if first != url:
-                raise data_error(
-                    f"{self._file}: {url} and {first} have one file name, by which both would be found: "
-                    "download such sets as WebDataset tars that take the columns of the table along"
-                )
+                raise data_error(f"{self._file}: {url} and {first} have one file name")
         return entries
 
     def __getitem__(self, index: int) -> Record:
@@ -131,9 +128,9 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
             roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
         if role not in roles and not (role == "caption" and "long" in roles):
+            has = f"has no {role} column among {some(present, 12) or 'no columns'}"
             raise data_error(
-                f"{file} has no {role} column among {some(present, 12) or 'no columns'}: call it one of"
-                f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN"
+                f"{file} has {has}: call it one of {', '.join(COLUMNS[role])}, or ?{role}=COLUMN"
             )
     return roles
 
@@ -278,17 +275,13 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
         for number, row in enumerate(reader, 1):
             rest = row.pop(None, ())  # fields after the last column: a caption would lose its end
             if any(cell.strip() for cell in rest):
-                raise data_error(
-                    f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
-                    f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'"
-                )
+                has = f"{len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
+                raise data_error(f"{file} has {has}: put quotes around texts that hold '{delimiter}'")
             yield Row(number, row)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise data_error(
-            f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
-            f" holds one: {error}; write a quote inside a text twice"
-        ) from error
+        wrong = f"cannot be read as a table from line {line} on, where a quote is open ({error})"
+        raise data_error(f"{file} {wrong}; write a quote inside a text twice") from error
 
 
 # Captions without images: `texts:FILE`, for methods that learn from texts alone.

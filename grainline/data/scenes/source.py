@@ -197,9 +197,7 @@ def _parse(path: str) -> tuple[str, dict[str, int]]:
     if not colon:
         split = "train"
     if split not in SPLITS:
-        raise UserError(
-            f"data path {path!r}: no split {split!r}; the splits of scenes are {', '.join(SPLITS)}"
-        )
+        raise UserError(f"data path {path!r}: no split {split!r}; there are {', '.join(SPLITS)}")
     given: dict[str, int] = {}
     for pair in query.split("&") if "?" in path else ():
         key, _, value = pair.partition("=")
