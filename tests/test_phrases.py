@@ -305,26 +305,3 @@ def test_repetition_is_collapsed_as_in_the_published_code() -> None:
     assert remove_repetitions("y" * 120 + " ok") == "yyyy ok"
     assert remove_repetitions("  a\ncat\n") == "a cat"
     assert remove_repetitions("ha ha Ha") == "ha Ha"
-
-
-def test_only_long_texts_lose_repeated_pieces() -> None:
-    short, long = "abcabcabc " + "x" * 80, "abcabcabc " + " ".join("klmnopqrstuvwxyz0123456789" * 4)
-    assert remove_repetitions(short).startswith("abcabcabc")
-    assert remove_repetitions(long).startswith("abc k")
-
-
-def test_a_piece_that_stands_twice_stays() -> None:
-    text = (
-        "The quick one. The quick one. "
-        + "Something else is said here, and nothing of it comes again: one, two."
-    )
-    assert remove_repetitions(text) == text
-    three = "The quick one. " * 3 + text[30:]
-    assert remove_repetitions(three) == "The quick one. " + text[30:]
-
-
-def test_ten_pieces_are_collapsed_at_most() -> None:
-    pieces = [f"{chr(97 + i)}bcdefghi{chr(65 + i)}," for i in range(11)]
-    kept = remove_repetitions("|".join(piece * 3 for piece in pieces))
-    assert [kept.count(piece) for piece in pieces][:10] == [1] * 10
-    assert kept.count(pieces[10]) in (1, 3)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from PIL import Image
-from runs import call, complaint
 
 from grainline.data.benchmarks.pickled import read_pickle
 from grainline.data.benchmarks.refcoco import RefCoco
@@ -241,17 +240,6 @@ def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     pack(source, tmp_path / "out")
     again = open_source(str(tmp_path / "out"))
     assert [told(again[i]) for i in range(2)] == [told(source[i]) for i in range(2)]
-
-
-def test_the_command_measures_a_split_and_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = release(tmp_path)
-    model = saved(tiny_model("clip"), tmp_path / "model")
-    given = ["evaluate", model, "--suite", "referring", "--data"]
-    assert "has no split dev: it has testA (1)" in complaint(capsys, *given, f"{file}?split=dev")
-    assert "say where with --images DIR" in complaint(capsys, *given, file, "--images", tmp_path / "none")
-    assert call(*given, f"{file}?split=testA") == 0
 
 
 # Masks

@@ -67,7 +67,7 @@ class TextsConfig(Config):
             raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
         how = self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
         if how and not self.sampled_captions:
-            raise ValueError("drop_first, sampling and pad_front change sampled captions: it is 0")
+            raise ValueError("drop_first, sampling and pad_front need sampled_captions above 0")
         changes = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
         if changes and (self.foils or self.splits_captions or self.chunks):
             raise ValueError(f"{changes[0]} goes with no foils, sentences, phrases or chunks")

@@ -128,7 +128,7 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
             roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
         if role not in roles and not (role == "caption" and "long" in roles):
-            has = f"has no {role} column among {some(present, 12) or 'no columns'}"
+            has = f"no {role} column among {some(present, 12) or 'no columns'}"
             raise data_error(
                 f"{file} has {has}: call it one of {', '.join(COLUMNS[role])}, or ?{role}=COLUMN"
             )
