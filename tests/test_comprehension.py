@@ -16,7 +16,7 @@ from test_viz import Page
 
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.formats.masks import run_lengths
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import Boxed, boxes_of
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
@@ -45,7 +45,6 @@ from grainline.evaluation.suites.regions import (
 from grainline.methods.heat import on_pixels
 from grainline.model import Model
 from grainline.nn.upsample import unit_range
-from grainline.report.heatmap import dashed, ruled
 from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
@@ -410,12 +409,6 @@ def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None
         measure(tiny_model("maxsim"), open_source(f"refcoco:{tmp_path}"))
 
 
-def test_joined_sources_ask_their_parts_for_boxes() -> None:
-    joined = open_sources(["scenes:dev?count=2", "scenes:test?count=2"], size=40)
-    assert isinstance(joined, Boxed)
-    assert joined.boxes(2) == Scenes("scenes:test?count=2", 40).boxes(0)
-
-
 # Metrics
 
 
@@ -518,17 +511,3 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     assert gone.look is not None
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
-
-
-def test_boxes_are_drawn_where_they_lie() -> None:
-    grey = Image.new("RGB", (8, 7), (120, 120, 120))
-    found = np.asarray(ruled(grey, [(1.0, 2.0, 5.0, 6.0)]))[:, :, 0]
-    rim = np.zeros((7, 8), bool)
-    rim[2:6, 1:5] = True
-    rim[3:5, 2:4] = False
-    assert np.array_equal(found == 160, rim)
-    lines = np.asarray(dashed(grey, (0.0, 0.0, 8.0, 7.0)))[:, :, 0]
-    assert set(np.unique(lines)) == {0, 120, 255}
-    assert (lines[2:5, 2:6] == 120).all()
-    assert (lines[:2] != 120).all()
-    assert np.asarray(ruled(grey, [(-5.0, -5.0, 50.0, 50.0)])).max() <= 160

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from grainline.data.benchmarks.long_captions import HimoDocci
 from grainline.data.captions import sentences
-from grainline.data.check import check, render
 from grainline.data.formats.common import digest
 from grainline.data.open_source import open_source
-from grainline.data.record import CorruptSample, Record
+from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare
@@ -34,14 +33,13 @@ from grainline.evaluation.suites.monotonicity import (
     LONG,
     MonotonicitySuite,
     correlation,
-    labels,
     rises,
     ties,
 )
 from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.loading import load
 from grainline.report.case import cases_html
-from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
+from grainline.report.charts import Line, SubtextScores, added, subtext_case
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -218,23 +216,6 @@ def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
     assert data.cut == 8, "texts that were cut, encoded or not"
 
 
-def test_subtexts_that_several_images_share_are_encoded_once() -> None:
-    model = Reader()
-    same = [record._replace(captions=("A dog runs. It is wet.",)) for record in records((1, 1, 1))]
-    found = told(model, same).collected["monotonicity"]
-    assert found is not None
-    assert model.texts == ["A dog runs.", "A dog runs. It is wet."]
-    assert found.of[EACH] == ((0, 1),) * 3
-
-
-def test_the_first_caption_or_all_of_them() -> None:
-    one = Record("a", Image.new("RGB", (4, 4)), ("A dog runs.", "It is wet."))
-    for captions, number in (("whole", 2), ("first", 1)):
-        found = told(Reader(), [one, *records((2,))], captions=captions).collected["monotonicity"]
-        assert found is not None
-        assert len(found.of[EACH][0]) == number
-
-
 # --- metrics ---
 
 
@@ -311,12 +292,6 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
     assert result.metric(EACH).unit == "correlation"
 
 
-def test_blocks_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measured(Reader()).queries
-    monkeypatch.setattr("grainline.evaluation.suites.subtexts.IMAGES", 3)
-    assert measured(Reader()).queries == whole
-
-
 def test_a_model_that_reads_all_and_adds_up_is_perfect() -> None:
     light = [record._replace(image=Image.new("RGB", (4, 4), (255,) * 3)) for record in records((4, 5, 6))]
     result = measured(Taught(context=99), light)
@@ -336,17 +311,6 @@ def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
     assert f"{HALVES}: 2 samples have a tie, 2 of them where the longer text was cut" in notes
     assert f"{EACH}: 3 samples have a tie, 3 of them where the longer text was cut" in notes
     assert result.data["cut_texts"] == sum(sum(cut) for cut in result.queries["sequences"][EACH]["cut"]) == 13
-
-
-def test_ties_of_texts_that_were_read_whole_are_not_put_on_the_cut() -> None:
-    class Deaf(Reader):
-        def vector(self, text: str) -> list[float]:  # noqa: ARG002
-            return [1.0, 1.0, 1.0]
-
-    result = measured(Deaf(context=99), records((2, 3)))
-    assert f"{EACH}: 2 samples have a tie, 0 of them where the longer text was cut" in result.notes
-    assert "2 of 2 samples have equal scores throughout and count as 0" in "\n".join(result.notes)
-    assert [m.value for m in result.metrics] == [0, 0, 0]
 
 
 def test_captions_with_too_few_sentences_are_left_out_and_counted() -> None:
@@ -373,13 +337,6 @@ def test_what_cannot_be_measured_is_one_line() -> None:
 
     with pytest.raises(UserError, match="NaN"):
         measured(Broken())
-
-
-def test_equal_scores_stay_equal_in_the_file_and_others_apart() -> None:
-    scores = measured(Reader(context=6)).queries["sequences"][EACH]["scores"]
-    again = json.loads(json.dumps(scores))
-    assert [np.float32(one).tolist() for one in again] == [np.float32(one).tolist() for one in scores]
-    assert any(ties(one) for one in again)
 
 
 def test_models_of_other_contexts_are_compared_on_the_same_images() -> None:
@@ -443,15 +400,6 @@ def test_himo_docci_is_recognised(tmp_path: Path, images: Path, name: str, numbe
     assert named.fingerprint() == source.fingerprint()
 
 
-def test_damaged_rows_of_himo_docci_are_damaged_samples(tmp_path: Path, images: Path) -> None:
-    path = himo(tmp_path, [docci(0), '{"img_path": ', {"img_path": "test_00001.jpg", "caption": "A dog."}])
-    source = open_source(path, images=str(images))
-    assert source[0].subtexts
-    for i in (1, 2):
-        with pytest.raises(CorruptSample, match="corrupt row"):
-            source[i]
-
-
 def test_himo_docci_without_its_images_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     path = himo(tmp_path / "a", [docci(0)])
     said = complaint(capsys, "data", "check", path)
@@ -476,15 +424,6 @@ def test_subtexts_are_a_field_of_any_description(tmp_path: Path, images: Path) -
     assert source.fingerprint() == digest(
         ["test_00000.jpg", 1, "A dog. Wet.", "", 2, "A dog.", "A dog. Wet."]
     )
-
-
-def test_check_says_how_many_subtexts_there_are(tmp_path: Path, images: Path) -> None:
-    report = check(open_source(himo(tmp_path, [docci(0), docci(1)]), images=str(images)), sentences)
-    assert report.kind == "HimoDocci"
-    assert report.subtexts is not None
-    assert report.subtexts.most == 3
-    assert re.search(r"subtexts/image +3 ", render(report))
-    assert "subtexts" not in render(check(InMemory(records((2,))), sentences))
 
 
 def test_the_metrics_of_himo_docci_take_its_own_subtexts(tmp_path: Path, images: Path) -> None:
@@ -551,28 +490,10 @@ def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
     assert "p<1>" not in page
 
 
-def test_ticks_of_counts_are_whole_numbers() -> None:
-    for number, wanted in ((2, ["1", "2"]), (6, ["1", "2", "3", "4", "5", "6"])):
-        x = list(range(1, number + 1))
-        page = line_chart(Chart("t", "count", "score", [Series("a", x, [0.123] * number)], whole=True))
-        labels_below = re.findall(r'y="205" text-anchor="\w+">([^<]+)<', page)
-        assert labels_below == wanted
-
-
 def test_what_a_subtext_adds() -> None:
     assert added(["A dog.", "A dog. Wet.", "A dog. Wet. Old."]) == ["A dog.", "Wet.", "Old."]
     assert added(["It is red,", "It is red and big."]) == ["It is red,", "... red and big."]
     assert added(["One thing.", "Another thing. Two."]) == ["One thing.", "Another thing. Two."]
-
-
-def test_models_are_called_by_the_end_of_their_path() -> None:
-    def result(path: str, method: str = "clip") -> Result:
-        return measured(Reader(), records((2, 2)))._replace(settings={"model": path, "method": method})
-
-    assert labels([result("/a/b/run"), result("/a/c/run", "maxsim")]) == ["b/run (clip)", "c/run (maxsim)"]
-    assert labels([result("/a/b/c/run"), result("/x/b/c/run")]) == ["a/b/c/run (clip)", "x/b/c/run (clip)"]
-    assert labels([result("run")]) == ["run (clip)"]
-    assert labels([result("/a/run"), result("/a/run")]) == ["a/run (clip), 1", "a/run (clip), 2"]
 
 
 # --- the command ---

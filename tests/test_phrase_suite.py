@@ -22,10 +22,10 @@ from torch import Tensor
 from grainline.config import override
 from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
-from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenized, Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenized, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
@@ -91,12 +91,6 @@ NINE = gold_of(9, (0, 1), (3, 4, 5), (8,))
 )
 def test_captions_worked_out_by_hand(labels: list[int], groups: int, expected: tuple[float, ...]) -> None:
     assert overlap(np.array(labels), NINE, groups) == pytest.approx(expected)
-
-
-def test_the_pairing_is_not_greedy() -> None:
-    gold = gold_of(7, range(5), range(5, 7))
-    labels = np.array([0, 0, 0, 1, 1, 0, 0])  # IoU 3/7, 2/5, 2/5, 0; greedy has 3/14
-    assert overlap(labels, gold, 2).tiou == pytest.approx(0.4)
 
 
 def slow_overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> list[Overlap]:
@@ -254,15 +248,6 @@ class Pairs:
         return [(0, 0), *((i, min(i + 2, size)) for i in range(0, size, 2))][:context]
 
 
-def test_places_of_characters_are_used_where_words_alone_read_otherwise() -> None:
-    pairs: TextTokenizer = Pairs()  # type: ignore[assignment]
-    found = tokens_of(pairs, "A red Dog", 20)
-    assert found is not None
-    assert [(one.start, one.end) for one in found] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 9)]
-    assert [one.column for one in found] == [1, 2, 3, 4, 5]
-    assert tokens_of(pairs, "A red dog…", 20) is None, "cleaning changed more than case"
-
-
 def test_tokens_are_cut_with_the_text_and_parts_stand_one_behind_the_other() -> None:
     tokenizer = Tokenizer.train(["a red dog runs. a cat."] * 2, vocab=540)
     text = "A red dog runs.  A cat. A dog."
@@ -372,15 +357,6 @@ def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
     assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
 
 
-def test_joined_sources_leave_their_images_out_too(tmp_path: Path) -> None:
-    home = entities(tmp_path / "f")
-    paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
-    data, result = evaluate_phrases(grouping(by_id), open_sources(paths))
-    assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
-    assert result.queries["image"][:3] == [0, 0, 1]
-    assert data.damaged == {}, "no scene was drawn and no image opened"
-
-
 def caption_at(found: Record, span: tuple[str, int, int]) -> str:
     return found.captions[int(span[0].split(".")[1])][span[1] : span[2]]
 
@@ -421,14 +397,6 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=f"^line 3 has a bracket that {why}"):
             read_sentence(line, "line 3")
-
-
-def test_scenes_mark_what_they_say_without_drawing() -> None:
-    drawn = Scenes("scenes:dev?count=3&regions=1", 32)
-    for i in range(3):
-        bare, full = drawn.texts_only()[i], drawn[i]
-        assert (bare.key, bare.captions, bare.long, bare.image) == (full.key, full.captions, full.long, b"")
-        assert [(r.phrase, r.span) for r in bare.regions] == [(r.phrase, r.span) for r in full.regions]
 
 
 # The suite

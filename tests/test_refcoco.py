@@ -158,20 +158,6 @@ def test_splits_are_chosen_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_with_several_files_of_expressions_wants_one_named(tmp_path: Path) -> None:
-    release(tmp_path, name="refs(google)")
-    release(tmp_path, name="refs(umd)", form="json")
-    with pytest.raises(UserError, match=r"holds refs\(google\).p, refs\(umd\).json: name one of them"):
-        open_source(str(tmp_path))
-    assert len(open_source(str(tmp_path / "refs(umd).json"))) == 2
-    moved = tmp_path / "elsewhere.json"
-    (tmp_path / "instances.json").rename(moved)
-    given = f"refcoco:{tmp_path}/refs(google).p?instances={moved}&images={tmp_path}"
-    assert len(open_source(given)) == 2
-    with pytest.raises(UserError, match=r"instances.json cannot be read"):
-        open_source(str(tmp_path / "refs(google).p"))
-
-
 def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
     file = release(tmp_path, "json")
     refs = json.loads(file.read_text())

@@ -39,7 +39,6 @@ from grainline.evaluation.suites.referring import (
 from grainline.evaluation.suites.regions import HEAT
 from grainline.model import Model
 from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
-from grainline.report.heatmap import outlined
 
 Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
@@ -89,32 +88,11 @@ def test_otsus_threshold_is_that_of_brute_force() -> None:
     assert torch.equal(alone, found), "maps know nothing of each other"
 
 
-def test_the_lowest_of_equal_thresholds_is_taken_and_values_on_it_are_below() -> None:
-    four = [0.0, 0.5, 0.5 + 1 / 512, 1.0]  # the first and the last alone are parted equally well
-    mirrored = torch.tensor([[four]])
-    assert thresholds(unit_range(mirrored)).tolist() == [1 / 256] == [slow_threshold(four)]
-    two = torch.tensor([[[-3.0, 5.0, 5.0]]])  # all thresholds between do the same
-    assert thresholds(unit_range(two)).tolist() == [1 / 256]
-    edge = torch.tensor([[[0.0, 1 / 256, 1 / 256, 1.0]]])  # 1 / 256 is the last value of the first bin
-    assert thresholds(unit_range(edge)).tolist() == [1 / 256]
-    assert otsu_mask(edge).tolist() == [[[False, False, False, True]]]
-    assert otsu_mask(mirrored).tolist() == [[[False, True, True, True]]]
-
-
 def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
     flat = torch.full((2, 3, 4), -0.7)
     flat[1, 0, 0] = 0.5
     assert thresholds(unit_range(flat))[0] == 1
     assert otsu_mask(flat).sum((1, 2)).tolist() == [0, 1]
-
-
-def test_only_the_shape_of_heat_counts() -> None:
-    heat = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(otsu_mask(heat), otsu_mask(16 * heat - 4))
-    stretched = unit_range(heat)
-    assert stretched.dtype == torch.float64
-    assert stretched.amin((1, 2)).tolist() == [0, 0]
-    assert stretched.amax((1, 2)).tolist() == [1, 1]
 
 
 def test_overlaps_and_the_box_are_those_of_loops() -> None:
@@ -203,15 +181,6 @@ def test_outcomes_are_those_of_a_loop(method: str) -> None:
         box[10:30, 10:30] = True
         assert told["trivial"][BOX]["intersection"][i] == (mask & box).sum()
         assert told["trivial"][BOX]["union"][i] == (mask | box).sum()
-
-
-def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source = tiny_model("maxsim"), Scenes(SCENES)
-    one, other = (measure(model, source, batch)[0].collected["referring"].expressions for batch in (1, 64))
-    assert one is not None
-    assert one == other
-    monkeypatch.setattr("grainline.evaluation.suites.regions.PIXELS", 1)
-    assert measure(model, source, 64)[0].collected["referring"].expressions == one
 
 
 def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int] = (32, 12)) -> Any:
@@ -442,23 +411,6 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
     (gone,) = ReferringSuite().cases(Evaluation(model, wide, data, result))[0].cases
     assert gone.look is not None
     assert gone.look.heat is None
-
-
-def test_a_line_runs_around_a_mask() -> None:
-    grey = Image.new("RGB", (8, 7), (120, 120, 120))
-    mask = np.zeros((7, 8), bool)
-    mask[2:6, 0:4] = True
-    found = np.asarray(outlined(grey, mask))[:, :, 0]
-    assert found.tolist() == [
-        [120] * 8,
-        [255] * 4 + [120] * 4,
-        [0] * 4 + [255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [0] * 4 + [255] + [120] * 3,
-        [255] * 4 + [120] * 4,
-    ]
-    assert np.asarray(outlined(grey, ~mask & mask)).min() == 120
 
 
 def test_a_region_that_is_measured_has_its_words() -> None:

@@ -18,7 +18,7 @@ from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
-from test_viz import EVIL, Page
+from test_viz import Page
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
@@ -46,9 +46,6 @@ from grainline.evaluation.suites.fgovd import (
 from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
-from grainline.report.case import CaseImage, SentenceScore, look
-from grainline.report.heatmap import framed
-from grainline.report.page import MissingImage
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -196,14 +193,6 @@ def test_a_wrong_row_is_damage_and_leaves_the_others(
     at = list(keys_of(source)).index(place)
     with pytest.raises(CorruptSample, match=rf"color.json: {re.escape(place)} \(.*{re.escape(message)}"):
         source[at]
-
-
-def test_a_file_without_any_right_region_is_a_mistake(tmp_path: Path) -> None:
-    data = content(BOXES[:1])
-    data["annotations"][0]["bbox"] = None
-    (tmp_path / "color.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"color.json: annotations\[0\] \(bbox is null: .*no region is right"):
-        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(tmp_path))
 
 
 def test_images_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
@@ -499,12 +488,6 @@ def test_a_box_lies_where_its_pixels_lie_in_the_square(
         assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
 
 
-def test_a_box_of_a_pressed_image_in_units_of_its_grid() -> None:
-    """x, y, width, height of (64, 48, 320, 240) in an image of 640 x 480, by the numbers of FG-OVD."""
-    placed = EvalTransform(224, "squash", "bilinear", 1.0).place((64, 48, 64 + 320, 48 + 240), (640, 480))
-    assert [edge * 14 / 224 for edge in placed] == pytest.approx([1.4, 1.4, 8.4, 8.4])
-
-
 # The suite
 
 
@@ -557,15 +540,6 @@ def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) ->
     assert not any("missing caption" in note for note in result.notes)
     assert result.data["texts"] == 16
     assert data.images.tokens.shape[1] == 0, "tokens are not kept"
-
-
-def test_batches_do_not_matter() -> None:
-    model, source = tiny_model("clip"), Scenes("scenes:dev?count=3&size=40").with_foils()
-    one, other = (measure(model, source, batch=batch)[0].collected["fg-ovd"] for batch in (2, 64))
-    assert one.questions == other.questions
-    assert len({question.kind for question in one.questions}) == 4
-    assert torch.allclose(one.vector, other.vector, atol=1e-5)
-    assert one.image.tolist() == [i for i in range(3) for _ in source[i].regions]
 
 
 def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
@@ -737,36 +711,3 @@ def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture
     ):
         assert part in words
     assert source.difficulty in words
-
-
-def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    model = tiny_model("clip")
-    model.method.towers.image.grid = None
-    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", lambda _, **__: model)
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
-    assert "the image tokens of clip have no places" in said
-
-
-def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
-    grey = Image.new("RGB", (50, 30), (120, 120, 120))
-    found = framed(grey, (10.2, 5.0, 30.0, 24.6))
-    for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
-        corners = [(10 + inset, 5 + inset), (29 - inset, 24 - inset), (10 + inset, 15), (20, 24 - inset)]
-        assert {found.getpixel(corner) for corner in corners} == {colour}
-    assert found.getpixel((8, 15)) == (120, 120, 120)
-    assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = CaseImage(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
-    assert isinstance(small, Image.Image)
-    assert small.size == (224, 224)
-    assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
-    assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert CaseImage(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
-
-
-def test_compared_texts_are_marked_and_escaped() -> None:
-    told = [SentenceScore(f"a red {EVIL}", 0.5, role="foil", other="a blue"), SentenceScore("a blue", 0.25)]
-    element = look(CaseImage(Image.new("RGB", (8, 8)), "x", told), "n")
-    assert "a <mark>red &lt;script&gt;" in element
-    assert "foil, score 0.500" in element
-    assert '<span class="verdict">score 0.250' in element
-    assert "<script" not in element

@@ -340,18 +340,6 @@ def test_every_other_mistake_ends_in_one_line(toy: Tokenizer, tmp_path: Path) ->
         Tokenizer.train(["a"], 500)
 
 
-def test_no_tokenizer_anywhere_is_an_error_that_says_how_to_get_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [])  # no open_clip here, whatever is installed
-    with pytest.raises(
-        UserError, match=r"found; name a folder that .*`pip install --no-deps open_clip_torch`"
-    ):
-        load_tokenizer()
-    with pytest.raises(UserError, match=rf"no tokenizer found in {tmp_path}; name a folder"):
-        load_tokenizer(checkpoint=tmp_path)
-
-
 def test_files_of_two_tokenizers_side_by_side_are_an_error(toy: Tokenizer, tmp_path: Path) -> None:
     toy.save(tmp_path)
     (tmp_path / "tokenizer.json").write_text(Tokenizer.train(CORPUS, 550).to_json())
