@@ -3,13 +3,11 @@
 import json
 from collections import Counter
 from copy import copy
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_dataset import CROP, TOKENIZER, Shelf, random_image
 
@@ -21,7 +19,6 @@ from grainline.data.texts import (
     TextsConfig,
     balanced_chunks,
     encode_parts,
-    even_sizes,
     random_chunks,
     random_sizes,
     sampled_caption,
@@ -62,23 +59,9 @@ def test_random_chunks_keep_order_and_lose_only_what_is_beyond_them(count: int) 
     [(6, [2, 2, 1, 1]), (11, [3, 3, 3, 2]), (4, [1, 1, 1, 1]), (20, [5, 5, 5, 5]), (13, [4, 3, 3, 3])],
 )
 def test_balanced_sizes_are_those_of_the_paper(count: int, sizes: list[int]) -> None:
-    assert even_sizes([1] * count, 4) == sizes
     chunks = balanced_chunks(". ".join(PIECES[:count]), 4, Chunking(splitter="period_space"))
     assert [len(chunk.split(". ")) for chunk in chunks] == sizes
     assert ". ".join(chunks) == ". ".join(PIECES[:count])
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
-def test_even_sizes_are_the_best_of_all(lengths: list[int], number: int) -> None:
-    number = min(number, len(lengths))
-
-    def worth(sizes: tuple[int, ...]) -> tuple[int, list[int]]:
-        ends = [sum(sizes[:k]) for k in range(number + 1)]
-        told = [sum(lengths[a:b]) for a, b in pairwise(ends)]
-        return sum(length**2 for length in told), [-size for size in sizes]
-
-    assert tuple(even_sizes(lengths, number)) == min(cuts(len(lengths), number, len(lengths)), key=worth)
 
 
 def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:

@@ -355,12 +355,12 @@ def test_detections_are_read_in_every_form(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"1": [[0, 0, 0, 5]]}, "a box of 1 is [0, 0, 0, 5]; expected"),
-        ({"1": [[0, 0, 5]]}, "a box of 1 is [0, 0, 5]; expected"),
-        ({"1": [{"score": 1}]}, "a box of 1 is None; expected"),
-        ({"1": [[0, 0, float("inf"), 1]]}, "a box of 1 is [0, 0, inf, 1]; expected"),
-        ({"1": 7}, "the boxes of 1 are no list"),
-        ([{"box": [0, 0, 1, 1]}], "row 1: no image_id and no file_name"),
+        ({"1": [[0, 0, 0, 5]]}, "box is [0, 0, 0, 5]: a box is left, top, width, height; expected"),
+        ({"1": [[0, 0, 5]]}, "box is [0, 0, 5]: "),
+        ({"1": [{"score": 1}]}, "boxes[0]: no image_id and no file_name, or no box; expected"),
+        ({"1": [[0, 0, float("inf"), 1]]}, "box.2 is Infinity: "),
+        ({"1": 7}, "boxes[0]: box is 7: "),
+        ([{"box": [0, 0, 1, 1]}], "boxes[0]: no image_id and no file_name"),
         ([], "holds no boxes"),
         ("text", "holds no boxes"),
     ],

@@ -211,7 +211,7 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_whole_line(tmp_path: Path
     with pytest.raises(UserError, match="choose another --out"):
         make_descriptions(Images(), by_model(Fake(), seed=4), out)
     (tmp_path / "b.jsonl").write_text('{"image_id": "a", "text": "A."}\n')
-    with pytest.raises(UserError, match="is no file of `grainline data describe`"):
+    with pytest.raises(UserError, match="is not of the format 'descriptions 1'"):
         make_descriptions(Images(), by_model(Fake()), tmp_path / "b.jsonl")
 
 

@@ -34,14 +34,11 @@ def test_of_many_sentences_some_are_taken_in_random_order() -> None:
     assert len(three) == 6
 
 
-def test_phrases_are_the_first_or_any() -> None:
+def test_phrases_are_the_first() -> None:
     every = taken(TEXT, 0).phrases
     wanted = ["A dog", "a mat", "Two cats", "a box", "A bird", "the roof", "sits on", "flies over", "next to"]
     assert every == wanted
     assert taken(TEXT, 0, most=4).phrases == wanted[:4]
-    draws = {tuple(taken(TEXT, 0, seed, most=4, order="random").phrases) for seed in range(100)}
-    assert all(len(set(draw)) == 4 for draw in draws)
-    assert set().union(*draws) == set(wanted)
     assert taken(TEXT, 0, most=0).phrases == []
     assert taken("A dog. A dog.", 0).phrases == ["A dog"]
 

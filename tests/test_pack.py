@@ -210,7 +210,7 @@ def test_what_cannot_be_packed_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*/file: file exists"):
         pack(Listed([FULL]), tmp_path / "file")
     (tmp_path / "a" / "pack.jsonl.partial").write_text("{}\n")
-    with pytest.raises(UserError, match="is no log of tars of this version"):
+    with pytest.raises(UserError, match="is not of the format 1"):
         pack(Listed([FULL]), tmp_path / "a", 1)
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_file_of_phrases_is_an_error(tmp_path: Path, text: str) -> No
     with pytest.raises(UserError, match="cannot read"):
         open_provider(str(out))
     out.write_text(text)
-    with pytest.raises(UserError, match="is no file of phrases of this version"):
+    with pytest.raises(UserError, match="is not of the format 'phrases 1'"):
         open_provider(str(out))
 
 

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grainline.data import lines
 from grainline.data.formats.checked import strings
 from grainline.data.formats.joined import SourceWrapper
 from grainline.data.formats.plain import parse_json, read_plain, text_of
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason
-from grainline.system import open_regular
 
 FORMAT = "descriptions 1"
 LONG_CAPTIONS = "long"  # in the place of files: the long caption of each record
@@ -117,7 +117,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
     {'a.jpg': 'A dog runs.'}
     """
     texts: dict[str, str] = {}
-    lines: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):
         row = _row(path, number, line) if line.strip() else {}
         if "skipped" in row or not row or (number == 1 and _is_header(path, row)):
@@ -128,8 +128,8 @@ def read(path: str, data: bytes) -> dict[str, str]:
         if not text:
             raise UserError(f"{path}: line {number} has no text for {key}; {AGAIN}")
         if key in texts:
-            raise UserError(f"{path}: lines {lines[key]} and {number} both describe {key}: drop one")
-        texts[key], lines[key] = text, number
+            raise UserError(f"{path}: lines {numbers[key]} and {number} both describe {key}: drop one")
+        texts[key], numbers[key] = text, number
     if not texts:
         raise UserError(f"{path} holds no description; {AGAIN}")
     return texts
@@ -137,14 +137,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The header of a file of `grainline data describe`. Raises UserError for another file."""
-    try:
-        with open_regular(path) as file:
-            first = _row(str(path), 1, file.readline())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from None
-    if not _is_header(str(path), first) or any(name not in first for name in ("source", "by")):
-        raise UserError(f"{path} is no file of `grainline data describe`; choose another --out")
-    return first
+    return lines.read_header(path, FORMAT, {"source", "by"}, "choose another --out")
 
 
 def _is_header(path: str, row: dict[str, Any]) -> bool:

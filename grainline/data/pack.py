@@ -19,7 +19,7 @@ from typing import Any
 from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, Written, as_line, complete, require_same
+from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
 from grainline.files import discard, move_into_place, temporary_path, writing
@@ -162,14 +162,7 @@ def _name(out: Path, number: int) -> Path:
 
 def _check(path: Path, expected: dict[str, Any]) -> None:
     """Raises UserError where the folder was made otherwise, or its tars are not as they were written."""
-    try:
-        with open_regular(path) as file:
-            header = json.loads(file.readline())
-        whole = header["grainline"] == FORMAT and expected.keys() <= header.keys()
-    except (ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path} is no log of tars of this version; delete it, or choose another --out")
+    header = read_header(path, FORMAT, set(expected), "delete it, or choose another --out")
     differences = {"source": "from other data", "samples": f"with {header['samples']} samples in a tar"}
     require_same(path, header, expected, differences)
     for line in _lines(path):

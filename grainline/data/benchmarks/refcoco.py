@@ -11,10 +11,9 @@ name several, by commas, and is `val` by default. A pixel belongs to a polygon w
 """
 
 import hashlib
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -228,6 +227,13 @@ PROPOSALS = (
 )
 
 
+class _Proposal(Fields):
+    image_id: Id | None = None
+    file_name: Id | None = None
+    box: Extent | None = None
+    bbox: Extent | None = None
+
+
 class Proposals:
     """The boxes of each image, in the order of the file. Raises UserError for anything else.
 
@@ -242,9 +248,18 @@ class Proposals:
         self.path = path
         data = load_json(path)
         boxes: dict[str, list[Box]] = {}
-        for name, value in _rows(data, path):
-            boxes.setdefault(name, []).append(_box(value, name, path))
-        if not any(boxes.values()):
+        if isinstance(data, dict):
+            some = {name: value if isinstance(value, list) else [value] for name, value in data.items()}
+            pairs = ((name, one) for name, ones in some.items() for one in ones)
+            data = [(x if isinstance(x, dict) else {"box": x}) | {"image_id": name} for name, x in pairs]
+        for place, row, error in checked(_Proposal, data if isinstance(data, list) else (), "boxes"):
+            name = row and (row.file_name if row.image_id is None else row.image_id)
+            box = (row.box or row.bbox) if row else None
+            if name is None or box is None:
+                wrong = error or "no image_id and no file_name, or no box"
+                raise UserError(f"{path}: {place}: {wrong}; expected {PROPOSALS}")
+            boxes.setdefault(str(name), []).append(around(box))
+        if not boxes:
             raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
         self._boxes = boxes
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -268,35 +283,3 @@ def image_names(key: str) -> Iterator[str]:
     number = re.search(r"\d+$", path.stem)
     if number is not None:
         yield number[0].lstrip("0") or "0"
-
-
-def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Name of an image and one of its boxes."""
-    if isinstance(data, dict):
-        for name, boxes in data.items():
-            if not isinstance(boxes, list):
-                raise UserError(f"{path}: the boxes of {name} are no list; expected {PROPOSALS}")
-            yield from ((name, value) for value in boxes)
-        return
-    if not isinstance(data, list):
-        raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
-    for i, row in enumerate(data, 1):
-        name = _first(row, ("image_id", "file_name")) if isinstance(row, dict) else None
-        if name is None:
-            raise UserError(f"{path}, row {i}: no image_id and no file_name; expected {PROPOSALS}")
-        yield str(name), row
-
-
-def _box(value: Any, name: str, path: str) -> Box:
-    sides = _first(value, ("box", "bbox")) if isinstance(value, dict) else value
-    try:
-        extent = tuple(float(x) for x in sides)
-    except (TypeError, ValueError):
-        extent = ()
-    if len(extent) != 4 or not math.isfinite(sum(extent)) or min(extent[2:]) <= 0:
-        raise UserError(f"{path}: a box of {name} is {str(sides)[:80]}; expected {PROPOSALS}")
-    return around(extent)
-
-
-def _first(row: dict[str, Any], fields: Iterable[str]) -> Any:
-    return next((row[name] for name in fields if row.get(name) is not None), None)
