@@ -261,7 +261,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
     drawn(tmp_path / "coco", [])
     drawn(tmp_path / "coco/val2017", ["a.png", "b.png", "c.png"])
-    for path in (str(file), f"fg-ovd:{file}"):
+    for path in (str(file), f"fg-ovd-lines:{file}"):
         found = open_source(path, images=str(tmp_path / "coco"))
         assert isinstance(found, FgOvdLines)
         assert list(found.keys()) == list(source.keys())

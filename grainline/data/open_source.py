@@ -43,6 +43,7 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "flickr-tokens": "grainline.data.formats.listed:FlickrTokens",
     "cola": "grainline.data.benchmarks.cola:Cola",
     "fg-ovd": "grainline.data.benchmarks.fgovd:FgOvd",
+    "fg-ovd-lines": "grainline.data.benchmarks.fgovd:FgOvdLines",
     "refcoco": "grainline.data.benchmarks.refcoco:RefCoco",
     "flickr30k-entities": "grainline.data.benchmarks.entities:Entities",
     "dci": "grainline.data.benchmarks.long_captions:DCI",

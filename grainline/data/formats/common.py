@@ -287,8 +287,8 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     options: dict[str, str] = {}
     for part in query.split("&"):
         name, _, value = part.partition("=")
-        if name not in allowed or not value:
-            raise data_error(f"'{part}' in {path} is no option: allowed are {', '.join(allowed)}")
+        if name not in allowed or not value or name in options:
+            raise data_error(f"'{part}' in {path} is no option: allowed are {', '.join(allowed)}, each once")
         options[name] = unquote(value)
     return base, options
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 from array import array
 from collections.abc import Iterator
 from itertools import chain
@@ -22,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.plain import data_error, regular
+from grainline.files import write_text
 from grainline.system import read_plain
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
@@ -276,14 +276,7 @@ def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
 
 def _write_cache(cache: Path, shard: Shard) -> None:
     """Written whole or not at all; a folder that refuses only costs the time to build the index again."""
-    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())]).encode()  # type: ignore[arg-type]
+    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())])  # type: ignore[arg-type]
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=cache.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-            os.replace(draft, cache)
-        except OSError:
-            os.unlink(draft)
-            raise
+        write_text(cache, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}")

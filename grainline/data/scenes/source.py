@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from grainline.data.formats.common import split_query
 from grainline.data.pack import pack
 from grainline.data.record import Box, Foil, Record, Region, box_of
 from grainline.data.scenes.draw import label_map, render
@@ -190,25 +191,15 @@ def _with_foils(
 
 
 def _parse(path: str) -> tuple[str, dict[str, int]]:
-    name, _, query = path.partition("?")
-    head, colon, split = name.partition(":")
-    if head != "scenes":
-        raise UserError(f"data path {path!r}: a path of the scenes source begins with 'scenes', {_USE}")
-    if not colon:
-        split = "train"
-    if split not in SPLITS:
-        raise UserError(f"data path {path!r}: no split {split!r}; there are {', '.join(SPLITS)}")
-    given: dict[str, int] = {}
-    for pair in query.split("&") if "?" in path else ():
-        key, _, value = pair.partition("=")
-        if key not in _LIMITS:
-            raise UserError(f"data path {path!r}: no key {key!r}; scenes has {', '.join(_LIMITS)}, {_USE}")
-        if key in given:
-            raise UserError(f"data path {path!r}: {key} is given twice; once is allowed")
+    base, options = split_query(path, tuple(_LIMITS))
+    head, _, split = base.partition(":")
+    split = "train" if base == "scenes" else split
+    if head != "scenes" or split not in SPLITS:
+        raise UserError(f"data path {path!r}: no split {split!r}; scenes have {', '.join(SPLITS)}, {_USE}")
+    for key, value in options.items():
         if not re.fullmatch(r"[0-9]{1,10}", value):
             raise UserError(f"data path {path!r}: {key} is {value!r}; it must be a whole number, {_USE}")
-        given[key] = _checked(key, int(value), path)
-    return split, given
+    return split, {key: _checked(key, int(value), path) for key, value in options.items()}
 
 
 def _checked(key: str, value: int, path: str) -> int:
