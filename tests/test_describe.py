@@ -256,7 +256,7 @@ def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     assert said(ByTexts(str(photos)), tmp_path / "c") == {"3.png": "From a folder."}
     (tmp_path / "bad.csv").write_text("name,words\na,b\n")
-    with pytest.raises(UserError, match="needs a column of keys"):
+    with pytest.raises(UserError, match="has no image column among name, words"):
         ByTexts(str(tmp_path / "bad.csv"))
     before = ByTexts(str(table)).by
     table.write_text("Filename,caption\n1.png,Another\n")

@@ -120,7 +120,9 @@ def read(path: str, data: bytes) -> dict[str, str]:
     numbers: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):
         row = _row(path, number, line) if line.strip() else {}
-        if "skipped" in row or not row or (number == 1 and _is_header(path, row)):
+        if number == 1 and row.get("grainline", FORMAT) != FORMAT:
+            raise UserError(f"{path} holds {row['grainline']!r}, not {FORMAT!r}; {AGAIN}")
+        if "skipped" in row or not row or (number == 1 and "grainline" in row):
             continue
         key, text = row.get("image_id"), next(iter(strings(row.get("text"))), "")
         if not isinstance(key, str) or not key:
@@ -138,12 +140,6 @@ def read(path: str, data: bytes) -> dict[str, str]:
 def read_header(path: Path) -> dict[str, Any]:
     """The header of a file of `grainline data describe`. Raises UserError for another file."""
     return lines.read_header(path, FORMAT, {"source", "by"}, "choose another --out")
-
-
-def _is_header(path: str, row: dict[str, Any]) -> bool:
-    if "grainline" in row and row["grainline"] != FORMAT:
-        raise UserError(f"{path} holds {row['grainline']!r}, not {FORMAT!r}; {AGAIN}")
-    return "grainline" in row
 
 
 def _row(path: str, number: int, line: bytes) -> dict[str, Any]:
