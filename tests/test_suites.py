@@ -197,6 +197,6 @@ def test_suites_are_listed_with_their_options(capsys: Capture) -> None:
 
 
 def test_options_take_the_name_of_the_suite_before_them() -> None:
-    assert load_suite("retrieval", ["retrieval.shortlist=5", "exact=true"]).options.shortlist == 5
+    assert load_suite("retrieval", ["retrieval.protocol=coco-5k"]).options.protocol == "coco-5k"
     with pytest.raises(UserError, match="unknown field 'stability'"):
         load_suite("retrieval", ["stability.noise_seed=1"])

@@ -184,8 +184,6 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[
     for name, value in given.items():
         if value is not None:
             raise UserError(f"{name} does not go with vectors of another program; leave it out")
-    if getattr(suite.options, "shortlist", None) is not None:
-        raise UserError("shortlist is for models that score pair by pair, not for vectors; leave it out")
 
 
 def _refuse_options(suite: Suite[Any], scoring: str | None, html: str | Path | None) -> None:

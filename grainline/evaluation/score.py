@@ -1,7 +1,5 @@
 """All images against all texts in tiles: ranks and best matches, never the whole score matrix.
 
-Where scoring every pair takes long, ranks among a shortlist of candidates by vector (`shortlist_ranks`).
-
 Ranks are counted, not sorted. A first pass finds the score of the best positive of every row and column
 (only tiles that hold a positive are computed), a second pass counts the negatives that reach it. Both
 passes cut the same tiles, so a pair has the same bits in both and equality means equality. Scores of pairs
@@ -13,7 +11,6 @@ vectors do tie.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -21,7 +18,7 @@ from torch import Tensor
 
 from grainline.distributed import max_over_workers, part_of, sum_over_workers, workers
 from grainline.errors import UserError
-from grainline.evaluation.ranks import Ranks, ranks, refuse_nan
+from grainline.evaluation.ranks import Ranks, refuse_nan
 from grainline.methods.base import dot
 from grainline.types import Encoded, rows, same_image, to
 
@@ -128,14 +125,10 @@ def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = 
     assert k >= 1, k
     side = tile_side(method, images, texts, memory)
     images, texts = prepared(method, images, texts)
-    return tops(tile_of(method, images, texts), side, (len(images.image), len(texts.image)), k)
-
-
-def tops(tile: Tile, side: int, shape: tuple[int, int], k: int) -> Both[Top]:
-    """The k best of every row and column of a matrix of shape [N, M], which comes in tiles."""
+    tile = tile_of(method, images, texts)
     of_rows: dict[int, Top] = {}
     of_columns: dict[int, Top] = {}
-    for r, c in _tiles(*shape, side):
+    for r, c in _tiles(len(images.image), len(texts.image), side):
         score = tile(r, c)
         of_rows[r.start] = _merged(of_rows.get(r.start), score, c.start, k)
         of_columns[c.start] = _merged(of_columns.get(c.start), score.T, r.start, k)
@@ -267,124 +260,3 @@ def _merged(so_far: Top | None, score: Tensor, offset: int, k: int) -> Top:
         row, value = torch.cat([so_far.row, row], 1), torch.cat([so_far.score, value], 1)
     best = value.topk(min(k, value.shape[1]), dim=1)
     return Top(row.gather(1, best.indices), best.values)
-
-
-# Two stages, for methods that score pair by pair (`pairwise`): candidates by vector, and their order by the
-# method's own score. Each direction takes the candidates of its own queries, and ranks them by their scores
-# with its own queries. Three rules:
-#   1. candidates are the images, or texts, whose vectors are closest to that of the query; where vectors tie,
-#      a false candidate goes before a true one, and then the earlier row;
-#   2. a true candidate that is not among them has the number of all candidates as its rank: its place by
-#      vector was never compared with the scores of the others;
-#   3. where the shortlist holds all candidates, the ranks are those of `retrieval_ranks`, to the last bit.
-
-LISTED = "listed"  # in the outcomes of queries: whether a true candidate stands in the shortlist
-EXACT = "exact"  # there too: ranks by the scores of all pairs
-KEY_MEMORY = 3  # times the memory that a key takes for each pair, of that of a product
-MAX_PLACES = 2**30  # images and texts together, at most
-
-
-class ListedRanks(NamedTuple):
-    """Ranks of one direction."""
-
-    ranks: Ranks  # [Q]
-    listed: Tensor  # [Q] bool, a true candidate stands in the shortlist
-
-
-def refuse_plain(method: Scorer, name: str) -> None:
-    """Raise UserError where vectors are all that is compared: they need no second stage."""
-    if not method.pairwise:
-        raise UserError(
-            f"shortlist is for methods that score pair by pair; {name} compares vectors, all of them: "
-            "leave it out, or choose another --scoring where the method has one"
-        )
-
-
-@torch.no_grad()
-def shortlist_ranks(
-    method: Scorer, images: Encoded, texts: Encoded, shortlist: int, memory: int = MEMORY
-) -> Both[ListedRanks]:
-    """Rank of the best positive of every image and every text among the candidates of its shortlist.
-
-    images  N rows, texts  M rows, as in `retrieval_ranks`; shortlist  candidates of a query
-
-    for each query:
-        near = the `shortlist` candidates whose vectors have the largest products with its own
-        if some of near are true:
-            best = the highest score of these
-            rank = 1 + number of false ones in near that score >= best
-        else:
-            rank = number of candidates, of images or of texts
-
-    Raises UserError as `retrieval_ranks` does, and for a method that does not score pair by pair.
-    """
-    refuse_plain(method, "this method")
-    check(images, texts)
-    images, _ = prepared(method, images, texts)
-    row = max(x.tokens.element_size() * x.tokens[0].numel() + 8 * x.vector.shape[1] for x in (images, texts))
-    block = max(1, min(tile_side(method, images, texts, memory) ** 2, memory // row))  # scored together
-    whole = [shortlist >= len(side.image) for side in (texts, images)]
-    dense = retrieval_ranks(method, images, texts, memory) if any(whole) else None
-    near = None if all(whole) else candidates(images, texts, shortlist, memory)
-    text = (texts.image >= 0).nonzero()[:, 0]
-
-    def score(way: int, query: int, near: Tensor) -> Tensor:
-        own = slice(query, query + 1)
-        if way == 0:
-            return method.score(rows(images, own), rows(texts, near))[0].float()
-        return method.score(rows(images, near), rows(texts, own))[:, 0].float()
-
-    image = torch.arange(len(images.image), device=text.device)
-    out = []
-    for way, (queries, side, others) in enumerate(((image, images, texts), (text, texts, images))):
-        if whole[way]:
-            assert dense is not None
-            out.append(ListedRanks(dense[way], torch.ones_like(dense[way].tied)))
-            continue
-        assert near is not None
-        out.append(_ranked(partial(score, way), near[way], queries, side, others, block))
-    return Both(*out)
-
-
-def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
-    """The texts closest to every image, and the images closest to every text, by vector: [N, k], [M, k]
-
-    Where products tie, false ones go before true ones, and then each in the order of their rows.
-    """
-    plain = Cosine()
-    side = tile_side(plain, images, texts, memory // KEY_MEMORY)
-    a, b = prepared(plain, images, texts)
-    tile = tile_of(plain, a, b)
-
-    def key(r: slice, c: slice) -> Tensor:
-        """Score, truth and place in one integer; in a row or column, r + c orders as the place does."""
-        bits = (tile(r, c) + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
-        order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # rises as the floats do
-        false = ~same_image(rows(a, r), rows(b, c))
-        place = [torch.arange(x.start, x.stop, device=bits.device) for x in (r, c)]
-        return (2 * order + false) * MAX_PLACES - (place[0][:, None] + place[1])
-
-    near = tops(key, side, (len(a.image), len(b.image)), number)
-    return near.i2t.row, near.t2i.row
-
-
-def _ranked(
-    score: Callable[[int, Tensor], Tensor],
-    near: Tensor,
-    queries: Tensor,
-    side: Encoded,
-    others: Encoded,
-    block: int,
-) -> ListedRanks:
-    """Ranks of some queries of a side among their candidates near [Q, k], rows of the others."""
-    total = len(others.image)
-    rank = torch.full_like(queries, total)
-    tied, listed = torch.zeros_like(queries).bool(), torch.zeros_like(queries).bool()
-    for place, query in enumerate(queries.tolist()):
-        row = near[query].to(others.image.device)
-        true = others.image[row] == side.image[query]
-        if bool(true.any()):
-            value = torch.cat([score(query, part) for part in row.split(block)])
-            one = ranks(value[None], true[None])
-            rank[place], tied[place], listed[place] = one.rank[0], one.tied[0], True
-    return ListedRanks(Ranks(rank, tied), listed)
