@@ -70,19 +70,6 @@ def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_array_equal(replicates(values, groups, statistic), before)
 
 
-def test_several_columns_are_resampled_together() -> None:
-    values = np.random.default_rng(0).standard_normal((20, 3))
-    together = replicates(values, resamples=30, seed=5)
-    for column in range(3):
-        np.testing.assert_allclose(together[:, column], replicates(values[:, column], resamples=30, seed=5))
-
-
-def test_equal_seeds_give_equal_intervals_and_others_do_not() -> None:
-    values = np.random.default_rng(0).standard_normal(50)
-    assert interval(values, seed=4) == interval(values, seed=4)
-    assert interval(values, seed=4) != interval(values, seed=5)
-
-
 def coverage(make: object, truth: float, trials: int, **settings: object) -> float:
     """Share of simulated data sets whose interval holds the truth."""
     inside = 0

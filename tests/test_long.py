@@ -23,7 +23,6 @@ from grainline.data.benchmarks.long_captions import (
     ShareGPT4V,
     Urban1k,
 )
-from grainline.data.captions import split_sentences
 from grainline.data.formats import plain as jsonlist
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.plain import elements
@@ -522,22 +521,6 @@ def test_results_with_other_sentences_are_compared_query_by_query(trained: Path,
     assert read(again).queries == result.queries
 
 
-def test_what_a_model_reads_first_decides() -> None:
-    """The right colour stands first, that of the next image fourth: exchanged, every query is wrong."""
-    told = [f"{words(COLOURS[i])} is it. It rains. Wind. {words(COLOURS[(i + 1) % 10])} too." for i in TEN]
-    assert {len(split_sentences(one)) for one in told} == {4}
-    rows = InMemory([painted_as(i, told[i]) for i in TEN])
-    for perturb, share in (("none", 100), ("swapped", 0)):
-        suite = LongRetrievalSuite(LongRetrievalOptions(perturb=perturb))
-        data = suite.encode(Colours(), rows)  # type: ignore[arg-type]
-        result = suite.measure(Cosine(), data, Settings(resamples=5))
-        assert result.metric("text to image R@1").value == share
-
-
-def painted_as(i: int, caption: str) -> Record:
-    return Record(f"p{i}", Image.new("RGB", (8, 8), COLOURS[i]), (caption,))
-
-
 def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
     (path,) = share(tmp_path)
     twice = open_sources([path, path])
@@ -584,11 +567,6 @@ def test_texts_of_two_images_are_counted_and_tie() -> None:
     assert result.settings["card"]["images"] == "3: all"
 
 
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(UserError, match="allowed for long-retrieval: default, plain, dci"):
-        under(InMemory([]), "coco-1k")
-
-
 # the command
 
 
@@ -621,14 +599,6 @@ def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, c
         capsys, *asked, "--data", *paths, "--set", "protocol=plain", "--compare-to", tmp_path / "r.json"
     )
     assert "r.json has protocol iiw, this result plain: they cannot be compared" in line
-
-
-def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> None:
-    out = tmp_path / "r.json"
-    asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", "scenes:dev?count=6", "--json", out)
-    assert call(*asked, "--captions", "first") == 0
-    card = read(out).settings["card"]
-    assert (card["protocol"], card["text"], card["images"]) == ("plain", "the first caption", "6: all")
 
 
 @pytest.mark.parametrize(

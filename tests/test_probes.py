@@ -30,8 +30,7 @@ from grainline.data.formats.joined import Joined, remarks
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
-from grainline.evaluation.intervals import from_replicates, replicates, wilson
+from grainline.evaluation.intervals import replicates, wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesOptions, ProbesSuite
@@ -479,25 +478,6 @@ def test_places_of_comparisons_move_with_their_source(tmp_path: Path) -> None:
     assert [(c.right + 11, c.wrong + 11) for c in first] == [(c.right, c.wrong) for c in again]
 
 
-def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
-    source = everything(tmp_path)
-    one, two = (measured(source, Counting(seed=seed), resamples=200) for seed in (1, 2))
-    together = pooled([one, two])
-    for name in (NOUNS, f"{ALL}, svo-probes", "noun, foil-coco"):
-        assert together.metric(name).value == pytest.approx(
-            (one.metric(name).value + two.metric(name).value) / 2
-        )
-    change = {found.name: found for found in compare(two, one)}[f"{ALL}, valse"]
-    mine = np.array(one.queries["benchmark"]) == "valse"
-    right = [np.array(result.queries["right"])[mine] for result in (one, two)]
-    image = np.array(one.queries["image"])[mine]
-    drawn = [replicates(x, image, resamples=200) for x in right]
-    value = right[1].mean() - right[0].mean()
-    assert (change.value, change.low, change.high) == pytest.approx(
-        from_replicates(100 * value, 100 * (drawn[1] - drawn[0]))
-    )
-
-
 def test_scenes_have_questions_of_all_their_kinds() -> None:
     result = measured(open_source("scenes:dev?count=4&size=32"))
     assert [m.name for m in result.metrics] == [
@@ -597,11 +577,3 @@ def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsy
     painted(tmp_path / "bare", ["a.png"])
     (tmp_path / "bare" / "a.txt").write_text("A dog.")
     assert "no probes in" in complaint(capsys, *ask, tmp_path / "bare")
-
-
-def test_nan_scores_are_refused() -> None:
-    model, source = Counting(), open_source("scenes:dev?count=2&size=32")
-    data = ProbesSuite().encode(model, source)  # type: ignore[arg-type]
-    broken = data._replace(images=data.images._replace(vector=torch.full_like(data.images.vector, torch.nan)))
-    with pytest.raises(UserError, match=r"^24 of 24 scores are not a number"):
-        ProbesSuite().measure(model.method, broken)

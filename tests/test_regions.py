@@ -13,12 +13,12 @@ import torch
 from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
-from runs import call, complaint, recipe
+from runs import complaint
 from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
-from test_viz import EVIL, Page
+from test_viz import EVIL
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
@@ -28,12 +28,11 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.evaluation import SUITES
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
@@ -43,15 +42,11 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
 from grainline.report.case import CaseImage, SentenceScore, look
 from grainline.report.heatmap import framed
 from grainline.report.page import MissingImage
-from grainline.training.recipe import read_recipe
-from grainline.training.run import train
-from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
 
@@ -376,22 +371,6 @@ def test_segments_are_scored_by_their_pixels_in_a_box(method: str, tmp_path: Pat
     assert result.metric("accuracy").queries == len(boxes)
 
 
-def test_the_text_of_a_box_chooses_among_the_segments_in_it() -> None:
-    """Two texts read two halves of a box: a mean of both would say the same of either."""
-    torch.manual_seed(0)
-    pool: Any = segmented_model("caft").method.pool
-    tokens, ones = torch.randn(2, 16), torch.ones(2)
-    texts = Encoded(
-        torch.randn(3, 16), 9 * torch.randn(3, 1, 16), torch.ones(3, 1).bool(), *torch.zeros(2, 3)
-    )
-    together = PooledRegions(pool).score_box((tokens, ones), texts)
-    alone = PooledRegions(pool).score_box((tokens.mean(0)[None], ones[:1]), texts)
-    assert not torch.allclose(together, alone, atol=1e-3)
-    less = PooledRegions(pool).score_box((tokens, torch.tensor([1.0, 1e-9])), texts)
-    one = PooledRegions(pool).score_box((tokens[:1], ones[:1]), texts)
-    torch.testing.assert_close(less, one)
-
-
 def test_a_clip_is_measured_by_the_values_of_its_patches_without_training(tmp_path: Path) -> None:
     model = saved(tiny_model("clip", changes=["image.pool=class"]), tmp_path / "model")
     plain, values = load(model), load(model, patches="values")
@@ -559,15 +538,6 @@ def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) ->
     assert data.images.tokens.shape[1] == 0, "tokens are not kept"
 
 
-def test_batches_do_not_matter() -> None:
-    model, source = tiny_model("clip"), Scenes("scenes:dev?count=3&size=40").with_foils()
-    one, other = (measure(model, source, batch=batch)[0].collected["fg-ovd"] for batch in (2, 64))
-    assert one.questions == other.questions
-    assert len({question.kind for question in one.questions}) == 4
-    assert torch.allclose(one.vector, other.vector, atol=1e-5)
-    assert one.image.tolist() == [i for i in range(3) for _ in source[i].regions]
-
-
 def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
     scores = [[0.5, 0.1], [0.4, 0.4, 0.1], [0.1, 0.2, 0.1], [0.3, 0.1, 0.2], [0.9, 0.0, 0.1, 0.2]]
     rank, tied = ranks_of([torch.tensor(one) for one in scores])
@@ -596,17 +566,6 @@ def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
     assert twice["accuracy"].wilson is None
 
 
-def test_equal_files_are_one_image_for_the_interval(tmp_path: Path) -> None:
-    for name in ("1_attributes", "3_attributes"):
-        opened(tmp_path, name=name)
-    paths = [str(tmp_path / f"{name}.json") for name in ("3_attributes", "1_attributes")]
-    source = open_sources(paths, images=str(tmp_path / "images"))
-    _, result = measure(tiny_model("clip"), source, "model")
-    assert result.queries["image"] == [0, 1, 2, 2] * 2
-    assert result.queries["kind"] == ["easy"] * 4 + ["hard"] * 4
-    assert [m.name for m in result.metrics][2::2] == ["accuracy, hard", "accuracy, easy"]
-
-
 def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
     data = content(BOXES[:1], foils=1)
     long = "A red cup on a red cup on a red cup on a red cup on a red cup on a red cup"
@@ -618,17 +577,6 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
     assert result.queries["rank"] == [2]
     assert result.metric("accuracy").ties == 1
     assert result.data["cut_texts"] == 2
-
-
-def test_results_of_other_regions_are_refused() -> None:
-    source = Scenes("scenes:dev?count=6&size=40").with_foils()
-    first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
-    other = second._replace(queries=second.queries | {"texts": "others"})
-    with pytest.raises(UserError, match="asks other images, texts or classes"):
-        compare(other, first)
-    other = second._replace(data=second.data | {"regions": 3})
-    with pytest.raises(UserError, match=r"has regions 3, this result \d+: they cannot be pooled"):
-        pooled([first, other])
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
@@ -669,19 +617,6 @@ def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
     assert len(data.collected["fg-ovd"].vector) == len(data.collected["fg-ovd"].box) == 2
 
 
-def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "run"
-    train(read_recipe(recipe(tmp_path), ["train.max_steps=2"]), folder)
-    given = ["--data", "scenes:dev?count=4", "--suite", "fg-ovd"]
-    assert call("evaluate", folder, *given, "--json", tmp_path / "a.json") == 0
-    assert "accuracy, pattern" in capsys.readouterr().out
-    first = read(tmp_path / "a.json")
-    assert first.data["path"] == "scenes:dev?count=4"
-    assert call("evaluate", folder, *given, "--compare-to", tmp_path / "a.json") == 0
-    said = complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd")
-    assert said.endswith(f"allowed are {', '.join(SUITES)}, or module:Class")
-
-
 # Pages and images
 
 
@@ -719,32 +654,6 @@ def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
             assert one.look.box == tuple(data.collected["fg-ovd"].box[question.region].tolist())
             assert one.look.heat is not None
             assert one.look.heat.shape == (len(told), 8, 8)
-
-
-def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
-    model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
-    page = tmp_path / "page.html"
-    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "images"]
-    assert call(*given, "--suite", "fg-ovd", "--html", page) == 0
-    assert f"written: {page}" in capsys.readouterr().out
-    words = Page(page.read_text()).words
-    for part in (
-        "FG-OVD of",
-        "Regions: most wrong",
-        "Regions: most right",
-        "right text, rank ",
-        "of 4, val2017/a.png",
-    ):
-        assert part in words
-    assert source.difficulty in words
-
-
-def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    model = tiny_model("clip")
-    model.method.towers.image.grid = None
-    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", lambda _, **__: model)
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
-    assert "the image tokens of clip have no places" in said
 
 
 def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
