@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from runs import recipe
-from test_intervals import interval
 from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
@@ -34,7 +33,6 @@ from grainline.evaluation.suites.stability import (
     StabilityOptions,
     StabilitySuite,
     changes,
-    concentration,
     insert_noise,
     inserted,
 )
@@ -148,28 +146,6 @@ def test_values_that_are_known_by_heart() -> None:
     assert (cell.queries, cell.chance, cell.unit, cell.ties) == (3, None, "change", 0)
     assert changes([-0.5, 0.5], [-0.6, 0.4]).tolist() == pytest.approx([0.2, 0.2])
     assert changes([1e-9, -1e-7, 0.0], [1e-6, 1e-7, 0.0]).tolist() == pytest.approx([0.999, 0.2, 0.0])
-
-
-def test_the_breakdown_is_by_where_the_noise_stands() -> None:
-    plain = [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0]]
-    queries = {
-        "at": [[0, 1, 1], [1], [0, 2]],
-        "of": [[1, 2, 3], [1], [1, 2]],
-        "scores": {PLAIN: plain, NOISY: [[1.1, 1.2, 1.4], [1.08], [1.02, 1.05]]},
-    }
-    options = Settings(resamples=200, seed=3)
-    cells = StabilitySuite().metrics([queries], options)
-    assert list(cells) == [SSI, START, MIDDLE, END]
-    assert cells[START].value == pytest.approx((10 + 2) / 2)
-    assert cells[MIDDLE].value == pytest.approx((20 + 40) / 2)
-    assert cells[END].value == pytest.approx((8 + 5) / 2)
-    assert cells[SSI].value == pytest.approx(((10 + 20 + 40) / 3 + 8 + (2 + 5) / 2) / 3)
-    assert [cell.queries for cell in cells.values()] == [6, 2, 2, 2]
-    for name, means in ((SSI, [70 / 3, 8, 3.5]), (START, [10, 2])):
-        ends = np.quantile(cells[name].samples, [0.025, 0.975])
-        assert ends.tolist() == pytest.approx(interval(np.array(means), resamples=200, seed=3)[1:])
-    single = StabilitySuite().metrics([outcome([[1.0], [1.0]], [[1.1], [1.2]])], options)
-    assert list(single) == [SSI, START], "a text of one sentence has no middle; here no noise is at an end"
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
@@ -292,21 +268,6 @@ def test_scores_near_zero_are_floored_and_counted() -> None:
     assert "30 of 60 scores are closer to 0 than 1e-06 and count as that" in result.notes
     assert result.metric(SSI).value > 1e5
     assert not any("closer to 0" in note for note in StabilitySuite().measure(Cosine(), data).notes)
-
-
-def test_a_value_of_few_subtexts_has_a_note() -> None:
-    assert concentration(np.array([1.0, 1, 1, 1, 1, 1]), np.ones(6)) == 3
-    assert concentration(np.array([1.0, 1, 1, 5]), np.ones(4)) == 1
-    assert concentration(np.array([1.0, 5, 1, 1]), np.array([9.0, 1, 1, 1])) == 1
-    assert concentration(np.zeros(4), np.ones(4)) == 1
-    data = noisy(Reader(lean=1.5), Told(captions(60)))
-    assert not any("half of the SSI" in note for note in StabilitySuite().measure(Cosine(), data).notes)
-    vector = data.images.vector.clone()
-    row = data.collected["stability"].subtexts.row[data.collected["stability"].subtexts.of[PLAIN][0][0]]
-    text = data.collected["stability"].subtexts.texts.vector[row]
-    vector[0] = F.normalize(vector[0] - (vector[0] @ text) * text, dim=0)  # at right angles to its text
-    found = StabilitySuite().measure(Cosine(), data._replace(images=data.images._replace(vector=vector)))
-    assert "half of the SSI comes from 1 of 180 subtexts: their scores are close to 0" in found.notes
 
 
 def test_a_result_says_which_noise_and_which_way_is_better() -> None:
