@@ -22,7 +22,7 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import difference_table, table
-from grainline.evaluation.intervals import Interval, replicates_of_classes, wilson
+from grainline.evaluation.intervals import Interval, replicates, wilson
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings, metrics_of
 from grainline.evaluation.suites.zeroshot import (
@@ -32,6 +32,7 @@ from grainline.evaluation.suites.zeroshot import (
     ZeroshotSuite,
     confusions,
     judge,
+    mean_of_classes,
     number_classes,
     read_classes,
     read_templates,
@@ -235,19 +236,17 @@ def classes_by_loops(values: list[float], classes: list[int], drawn: list[int]) 
     return sum(sum(mine) / len(mine) for mine in of.values()) / len(of)
 
 
-def test_resamples_of_classes_are_those_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, classes = np.array([1.0, 0, 0, 0, 1, 1, 7]), np.array([4, 4, 4, 4, 2, 2, 9])
-    drawn = replicates_of_classes(values, classes, resamples=50, seed=1)
+def test_resamples_of_classes_are_those_of_the_loops() -> None:
+    values, classes = [1.0, 0, 0, 0, 1, 1, 0], [4, 4, 4, 4, 2, 2, 5]
+    queries = outcomes([1 if value else 2 for value in values], classes, 6)
+    drawn = ZeroshotSuite().metrics([queries], Settings(resamples=50, seed=1))[PER_CLASS].samples
     chosen = np.random.default_rng(1).integers(0, 7, size=(50, 7)).tolist()
-    wanted = [classes_by_loops(values.tolist(), classes.tolist(), one) for one in chosen]
-    np.testing.assert_allclose(drawn, wanted)
-    monkeypatch.setattr("grainline.evaluation.intervals.CHUNK", 12)
-    assert replicates_of_classes(values, classes, resamples=501, seed=1).shape == (501,), "in blocks"
+    np.testing.assert_allclose(drawn, [classes_by_loops(values, classes, one) for one in chosen])
 
 
 def test_one_image_a_class_is_not_certain() -> None:
-    right = np.arange(200) < 60
-    drawn = replicates_of_classes(right, np.arange(200), resamples=4000, seed=1)
+    queries = outcomes([1] * 60 + [2] * 140, range(200), 200)
+    drawn = ZeroshotSuite().metrics([queries], Settings(resamples=4000, seed=1))[PER_CLASS].samples
     assert drawn.mean() == pytest.approx(0.3, abs=0.01)
     # Of n draws about 63 % are different: the standard error of their mean, given who was drawn.
     assert 0.7 < drawn.std() / (0.3 * 0.7 / 200) ** 0.5 < 1.1
@@ -439,7 +438,8 @@ def test_a_difference_is_that_of_the_same_images() -> None:
         wanted = interval(change, resamples=400)
         assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     label = np.array(after.queries["label"])
-    drawn = 100 * replicates_of_classes((a == 1).astype(float) - (b == 1), label, resamples=400)
+    changed = np.stack([(a == 1).astype(float) - (b == 1), label], axis=1)
+    drawn = 100 * replicates(changed, None, mean_of_classes, resamples=400)
     assert (mean.low, mean.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
     alone = after.metric(one.name)
     assert one.high - one.low < 2 * (alone.high - alone.low)

@@ -64,35 +64,6 @@ def replicates(
     return np.concatenate([(block @ total) / (block @ size).reshape(-1, *ones) for block in draws])
 
 
-def replicates_of_classes(
-    values: np.ndarray, classes: np.ndarray, *, resamples: int = 1000, seed: int = 0
-) -> np.ndarray:
-    """The mean over classes of the mean inside each, of every resample: [R]
-
-    values   [Q] one number per query
-    classes  [Q] id of the class of each query
-
-    Queries are resampled from all, as they are elsewhere, and a class without a query in a resample does not
-    count there. Resampling inside each class would say that a class of one query is certain, and with one
-    query a class give an interval of width zero. For large classes both come to the same; for small ones this
-    interval is the wider one, since classes differ from each other as well.
-
-    Equal seeds and classes mean equal draws.
-    """
-    values = np.asarray(values, np.float64)
-    assert len(values) > 0, "no values to resample"
-    order = np.argsort(classes, kind="stable")
-    _, first = np.unique(np.asarray(classes)[order], return_index=True)  # of each class in that order
-    parts = []
-    for block in _draws(len(values), resamples, seed):
-        times = block[:, order]
-        number = np.add.reduceat(times, first, axis=1)  # [c, C] queries of each class
-        total = np.add.reduceat(times * values[order], first, axis=1)
-        there = number > 0
-        parts.append((total / np.where(there, number, 1.0)).sum(1) / there.sum(1))
-    return np.concatenate(parts)
-
-
 def wilson(right: int, number: int, level: float = 0.95) -> Interval:
     """Wilson's score interval of a share of independent trials; of use near 0 and 1, where a bootstrap fails.
 

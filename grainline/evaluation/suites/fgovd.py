@@ -27,9 +27,8 @@ from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
 from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes, mean_metric
 from grainline.evaluation.suites.regions import (
     BoxTokens,
     PooledRegions,
@@ -129,20 +128,14 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         kind, image, foils = (np.array(runs[0][name]) for name in ("kind", "image", "foils"))
         rank = np.array([run["rank"] for run in runs], np.float64)  # [run, Q]
         tied = np.sum([run["tied"] for run in runs], axis=0)
-        values = np.stack([(rank == 1).mean(0), rank.mean(0)], axis=1)  # [Q, 2]
         out = {}
         for name in ["", *sorted(set(runs[0]["kind"]), key=_place)]:
             mask = kind == name if name else np.ones(len(kind), bool)
-            value, texts = values[mask], 1 + foils[mask]
-            samples = replicates(value, image[mask], **settings.bootstrap)
-            right, mean = value.mean(0).tolist()
-            of, number, ties = f", {name}" if name else "", len(value) * len(runs), int(tied[mask].sum())
-            out[ACCURACY + of] = MetricSamples(
-                right, samples[:, 0], number, float((1 / texts).mean()), ties, "share",
-                wilson_ends(value[:, 0], len(runs), settings),
-            )  # fmt: skip
-            chance = float((1 + foils[mask] / 2).mean())
-            out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
+            some, own, ties = rank[:, mask], image[mask], int(tied[mask].sum())
+            suffix = f", {name}" if name else ""
+            share, middle = float((1 / (1 + foils[mask])).mean()), float((1 + foils[mask] / 2).mean())
+            out[ACCURACY + suffix] = accuracy(some == 1, own, share, ties, settings)
+            out[RANK + suffix] = mean_metric(some.mean(0), own, some.size, middle, ties, "rank", settings)
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:

@@ -15,7 +15,7 @@ from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.score import Scorer, retrieval_ranks, topk
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
-from grainline.report.case import Case, CaseImage, CaseList, Panel, Row, SentenceScore, standing
+from grainline.report.case import Case, CaseList, Panel, Row, standing
 from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
@@ -23,7 +23,6 @@ DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
 HITS = 5  # candidates of an example on the page
-STANDING = "Each sentence and phrase ranks all candidates by itself; its rank is that of the right image."
 
 
 class RetrievalOptions(Config):
@@ -72,7 +71,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-        heat = f" {STANDING} {HEAT_HINT}" if evaluation.model.method.has_layout else f" {STANDING}"
+        heat = f" {HEAT_HINT}" if evaluation.model.method.has_layout else ""
         texts = [_text_case(evaluation, query) for query in self._spread(evaluation, "t2i", number)]
         images = [_image_case(evaluation, query) for query in self._spread(evaluation, "i2t", number)]
         return [
@@ -162,33 +161,15 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
         panels.append(
             Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
         )
+    look, whole = evaluation.look(own, text), evaluation.whole(own)
+    if look is not None and look.sentences and not isinstance(whole, MissingImage):
+        look = look._replace(whole=whole)
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
         look_title="The sentences in the right image",
-        look=_ranked(evaluation, evaluation.look(own, text), query.fold, own),
+        look=look,
     )
-
-
-def _ranked(evaluation: Evaluation, look: CaseImage | None, fold: Fold, own: int) -> CaseImage | None:
-    """The sentences of a text, each with the rank of its image in a fold. own: row of this image"""
-    if look is None:
-        return None
-    whole = evaluation.whole(own)
-    if isinstance(whole, MissingImage) or not look.sentences:
-        return look
-    images = rows(evaluation.data.images, fold.images)
-    texts = evaluation.model.encode(texts=[one.text for one in look.texts()])
-    memory = settings_of(evaluation.result).memory
-    top = topk(evaluation.model.method, images, texts, len(fold.images), memory).t2i
-    places = iter(zip(fold.images[top.row.cpu()].tolist(), top.score.tolist(), strict=True))
-
-    def ranked(one: SentenceScore) -> SentenceScore:
-        order, scores = next(places)
-        words = standing(order.index(own) + 1, scores)
-        return one._replace(place=words, phrases=[ranked(phrase) for phrase in one.phrases])
-
-    return look._replace(sentences=[ranked(one) for one in look.sentences], whole=whole)
 
 
 def _image_case(evaluation: Evaluation, query: _Query) -> Case:

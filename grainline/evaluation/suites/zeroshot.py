@@ -27,7 +27,7 @@ from grainline.data.record import Source
 from grainline.errors import UserError, some
 from grainline.evaluation.encode import Collector, Encodings, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates_of_classes
+from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
@@ -135,9 +135,9 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
             if k == 1 or k < classes
         }
         hit = (rank == 1).mean(0)
-        mean = float(np.mean([hit[label == kind].mean() for kind in np.unique(label)]))
-        samples = replicates_of_classes(hit, label, **settings.bootstrap)
-        out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
+        hits = np.stack([hit, label], axis=1)
+        samples = replicates(hits, None, mean_of_classes, **settings.bootstrap)
+        out[PER_CLASS] = MetricSamples(mean_of_classes(hits), samples, rank.size, 1 / classes, ties, "share")
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -221,6 +221,17 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
         predicted = torch.where(place.rank == 1, label[:, 0], other)
         parts.append((*place, predicted, score.gather(1, label)[:, 0], false, other))
     return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
+
+
+def mean_of_classes(values: np.ndarray) -> float:
+    """The mean over classes of the mean of each. values: [Q, 2], a value and the number of its class
+
+    A resample draws from all images, and a class that it lacks does not count. Drawing inside each class
+    would say that a class of one image is certain.
+    """
+    classes = values[:, 1].astype(np.int64)
+    number, total = np.bincount(classes), np.bincount(classes, values[:, 0])
+    return float((total[number > 0] / number[number > 0]).mean())
 
 
 def confusions(queries: Mapping[str, Any]) -> list[tuple[str, str, int]]:
