@@ -13,7 +13,6 @@ import torch
 from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
-from runs import complaint
 from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
@@ -28,7 +27,6 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
@@ -36,7 +34,6 @@ from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
-    FgOvdOptions,
     FgOvdSuite,
     margins,
     question_scores,
@@ -47,9 +44,6 @@ from grainline.model import Model
 from grainline.report.case import CaseImage, SentenceScore, look
 from grainline.report.heatmap import framed
 from grainline.report.page import MissingImage
-
-Capture = pytest.CaptureFixture[str]
-
 
 COLOURS = ("red", "blue", "green", "wet")
 
@@ -108,11 +102,9 @@ def opened(
     return source
 
 
-def measure(
-    model: Model, source: Any, resize: Any = "squash", batch: int = 2, **settings: Any
-) -> tuple[Encodings, Result]:
-    suite = FgOvdSuite(FgOvdOptions(resize=resize))
-    shared = Settings(resamples=50, batch_size=batch, max_corrupt=0.5, **settings)
+def measure(model: Model, source: Any) -> tuple[Encodings, Result]:
+    suite = FgOvdSuite()
+    shared = Settings(resamples=50, batch_size=2, max_corrupt=0.5)
     data = suite.encode(model, source, shared)
     return data, suite.measure(model.method, data, shared)
 
@@ -284,23 +276,16 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     assert broken[2].regions == (source[1].regions[0],)
 
 
-def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: Capture) -> None:
-    source, model = opened(tmp_path), tiny_model("clip")
+def test_whole_images_are_squashed_into_the_square(tmp_path: Path) -> None:
+    model = tiny_model("clip")
     side = model.method.size
-    pressed, result = measure(model, source)
-    assert len(pressed.collected["fg-ovd"].box) == len(BOXES), "no box lies outside, none is cut"
-    assert pressed.collected["fg-ovd"].counts == {"outside": 0, "rim": 0, "boxless": 0}
+    data, result = measure(model, opened(tmp_path, [*BOXES, ("c.png", (70.0, 0.0, 9.0, 9.0))]))
     wanted = [
         [x * side / 60, y * side / 40, (x + w) * side / 60, (y + h) * side / 40] for _, (x, y, w, h) in BOXES
     ]
-    np.testing.assert_allclose(pressed.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
-    assert result.settings["square"] == "squash"
-    cropped, other = measure(model, source, "model")
-    assert (cropped.collected["fg-ovd"].counts["outside"], other.settings["square"]) == (1, "crop")
-    with pytest.raises(UserError, match=r"before\.json has regions 5, this result 4: they cannot"):
-        compare(other, result, "before.json")
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes", "--suite", "fg-ovd", "--set", "resize=crop")
-    assert said.endswith("field 'resize' is 'crop': it must be 'squash' or 'model'")
+    np.testing.assert_allclose(data.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
+    assert data.collected["fg-ovd"].counts == {"outside": 1, "boxless": 0}
+    assert "1 regions lie outside their image and were skipped" in result.notes
 
 
 def segmented_model(method: str) -> Model:
@@ -494,15 +479,11 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
     for n, record in enumerate(source):
         pixels = np.asarray(Image.open(source._root + "/" + Path(record.key).name))
         image = Image.fromarray(pixels)
-        tokens = model.encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
+        tokens = model.pressed().encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
         side = model.method.size
         for region in record.regions:
             assert region.box is not None
-            across = [(x - 10) * side / 40 for x in region.box[::2]]  # the middle 40 of 60 pixels
-            down = [y * side / 40 for y in region.box[1::2]]
-            across, down = ([min(max(x, 0.0), side) for x in ends] for ends in (across, down))
-            if across[0] == across[1]:
-                continue
+            across, down = ([x * side / z for x in region.box[k::2]] for k, z in enumerate((60, 40)))
             box = torch.tensor([[across[0], down[0], across[1], down[1]]], dtype=torch.float64)
             scale = (rows / side, columns / side)
             feature = slow(tokens, box, torch.tensor([0]), (1, 1), scale, 0)[0, 0, 0]
@@ -516,25 +497,21 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
 def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) -> None:
     model, source = tiny_model(method), opened(tmp_path)
-    data, result = measure(model, source, "model")
+    data, result = measure(model, source)
     wanted = slow_scores(model, source)
     found = question_scores(data.collected["fg-ovd"])
-    assert len(found) == len(wanted) == 4
+    assert len(found) == len(wanted) == 5
     for score, (_, _, slowly) in zip(found, wanted, strict=True):
         assert score.tolist() == pytest.approx(slowly, abs=1e-5)
     queries = result.queries
     assert queries["rank"] == [1 + sum(x >= one[0] for x in one[1:]) for _, _, one in wanted]
-    assert queries["image"] == [n for _, n, _ in wanted] == [0, 1, 2, 2]
-    assert queries["foils"] == [3] * 4
+    assert queries["image"] == [n for _, n, _ in wanted] == [0, 0, 1, 2, 2]
+    assert queries["foils"] == [3] * 5
     lead = [one[0] - max(one[1:]) for _, _, one in wanted]
     assert margins(found) == pytest.approx(lead, abs=1e-5)
-    assert data.collected["fg-ovd"].box.tolist()[1] == pytest.approx([0.0, 0.8, 5.1, 3.25], abs=1e-5)
-    assert result.data["regions"] == 4
-    assert (result.data["outside"], result.data["rim"], result.data["boxless"]) == (1, 1, 0)
-    assert "1 regions lie outside the square that the model sees and were skipped" in result.notes
-    assert "1 regions reach over the rim of the square that the model sees and were cut to it" in result.notes
+    assert result.data["regions"] == 5
     assert not any("missing caption" in note for note in result.notes)
-    assert result.data["texts"] == 16
+    assert result.data["texts"] == 20
     assert data.images.tokens.shape[1] == 0, "tokens are not kept"
 
 
@@ -587,8 +564,9 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         UserError, match=r"^no region of .*plain has a box and foils; regions that are measured"
     ):
         measure(model, open_source(str(plain)))
-    with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside the square that the model sees"):
-        measure(model, opened(tmp_path, BOXES[1:2]), "model")
+    outside = opened(tmp_path, [("a.png", (70.0, 0.0, 9.0, 9.0))])
+    with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside their images"):
+        measure(model, outside)
     source = opened(tmp_path)
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places, so it has no features"):
