@@ -33,7 +33,7 @@ from benchmarks import bench_caft
 from benchmarks.bench_gpu import GPU, SIDE, arguments, cost, product_speed
 from benchmarks.harness import report
 from grainline.encoders import text as text_encoder
-from grainline.evaluation.score import topk
+from grainline.evaluation.score import all_scores
 from grainline.methods import method_class
 from grainline.methods.base import Method
 from grainline.training.recipe import read_recipe
@@ -249,7 +249,7 @@ class Measure:
         method, (images, texts) = step.objective.method.eval(), step.batch
         sides = (method.encode_images(images), 1000), (method.encode_texts(texts), 5000)
         many = [rows(x, torch.arange(2 * len(x.item) if self.tiny else n) % len(x.item)) for x, n in sides]
-        found = cost(lambda: topk(method, *many, 10), self.repeats)
+        found = cost(lambda: all_scores(method, *many), self.repeats)
         report(f"{name}: scores of {len(many[0].item)} x {len(many[1].item)}", found.ms, "ms", mib=found.mib)
 
 

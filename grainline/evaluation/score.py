@@ -1,4 +1,4 @@
-"""All images against all texts in tiles: ranks and best matches, never the whole score matrix.
+"""All images against all texts in tiles: ranks without the whole score matrix, and scores of some pairs.
 
 Ranks are counted, not sorted. A first pass finds the score of the best positive of every row and column
 (only tiles that hold a positive are computed), a second pass counts the negatives that reach it. Both
@@ -10,8 +10,9 @@ the tile they fall into, so that neither the memory limit nor the order of rows 
 vectors do tie.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -51,25 +52,15 @@ class Cosine:
         return dot(images, texts)
 
 
-T = TypeVar("T")
+class Both(NamedTuple):
+    """Ranks in both directions."""
 
-
-class Both(NamedTuple, Generic[T]):
-    """Something in both directions: of every image, and of every text."""
-
-    i2t: T
-    t2i: T
-
-
-class Top(NamedTuple):
-    """The best candidates of every query, best first; the order of exact ties is not defined."""
-
-    row: Tensor  # [Q, k] int64, rows of the other side
-    score: Tensor  # [Q, k] float32
+    i2t: Ranks  # of every image
+    t2i: Ranks  # of every text
 
 
 @torch.no_grad()
-def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both[Ranks]:
+def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both:
     """Rank of the best positive of every image and every text, ties counted as wrong.
 
     Texts are those that describe an image, in their order.
@@ -89,7 +80,7 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
     positive = _positive(images, texts, side)
-    tiles = part_of(list(_tiles(n, m, side)))
+    tiles = part_of(list(product(_cuts(n, side), _cuts(m, side))))
     # Scores of the best positives; -inf for a text that describes no image.
     row, column = (torch.full((number,), -torch.inf, device=images.image.device) for number in (n, m))
     for r, c in tiles:
@@ -117,22 +108,13 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
 
 
 @torch.no_grad()
-def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = MEMORY) -> Both[Top]:
-    """The k best texts of every image and the k best images of every text (fewer where there are fewer).
-
-    images  N rows, texts  M rows; `memory` as in retrieval_ranks.
-    """
-    assert k >= 1, k
+def all_scores(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Tensor:
+    """The scores of all pairs, [N, M] float32: for few queries. `memory` as in `retrieval_ranks`."""
     side = tile_side(method, images, texts, memory)
     images, texts = prepared(method, images, texts)
     tile = tile_of(method, images, texts)
-    of_rows: dict[int, Top] = {}
-    of_columns: dict[int, Top] = {}
-    for r, c in _tiles(len(images.image), len(texts.image), side):
-        score = tile(r, c)
-        of_rows[r.start] = _merged(of_rows.get(r.start), score, c.start, k)
-        of_columns[c.start] = _merged(of_columns.get(c.start), score.T, r.start, k)
-    return Both(*(Top(*map(torch.cat, zip(*x.values(), strict=True))) for x in (of_rows, of_columns)))
+    rows_of, columns = _cuts(len(images.vector), side), _cuts(len(texts.vector), side)
+    return torch.cat([torch.cat([tile(r, c) for c in columns], 1) for r in rows_of])
 
 
 def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> Tensor:
@@ -222,10 +204,8 @@ def _once(tile: Tile, room: int) -> Tile:
     return once
 
 
-def _tiles(n: int, m: int, side: int) -> Iterator[tuple[slice, slice]]:
-    for i in range(0, n, side):
-        for j in range(0, m, side):
-            yield slice(i, min(i + side, n)), slice(j, min(j + side, m))
+def _cuts(number: int, side: int) -> list[slice]:
+    return [slice(i, min(i + side, number)) for i in range(0, number, side)]
 
 
 def _positive(images: Encoded, texts: Encoded, side: int) -> Callable[[slice, slice], Tensor | None]:
@@ -250,13 +230,3 @@ def _add(into: Ranks, score: Tensor, best: Tensor, positive: Tensor | None, dim:
         equal &= ~positive
     into.rank.add_(reach.count_nonzero(dim))
     into.tied.logical_or_(equal.count_nonzero(dim) > 0)
-
-
-def _merged(so_far: Top | None, score: Tensor, offset: int, k: int) -> Top:
-    """The k best so far, those of a new tile included."""
-    new = score.topk(min(k, score.shape[1]), dim=1)
-    row, value = new.indices + offset, new.values
-    if so_far is not None:
-        row, value = torch.cat([so_far.row, row], 1), torch.cat([so_far.score, value], 1)
-    best = value.topk(min(k, value.shape[1]), dim=1)
-    return Top(row.gather(1, best.indices), best.values)

@@ -13,7 +13,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.score import Scorer, retrieval_ranks, topk
+from grainline.evaluation.score import Scorer, all_scores, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.report.case import Case, CaseList, Panel, Row, standing
 from grainline.report.page import MissingImage
@@ -190,5 +190,6 @@ def _hits(evaluation: Evaluation, query: _Query, way: str) -> tuple[list[int], l
     others = query.fold.images if way == "t2i" else query.fold.texts
     images = rows(evaluation.data.images, others if way == "t2i" else single)
     texts = rows(evaluation.data.texts, others if way == "i2t" else single)
-    top = topk(evaluation.model.method, images, texts, HITS + 1, memory)[WAYS.index(way)]
-    return others[top.row[0].cpu()].tolist(), top.score[0].tolist()
+    scores = all_scores(evaluation.model.method, images, texts, memory).flatten()
+    top = scores.topk(min(HITS + 1, len(others)))
+    return others[top.indices.cpu()].tolist(), top.values.tolist()
