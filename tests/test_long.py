@@ -41,7 +41,6 @@ from grainline.evaluation.suites.long_retrieval import (
     Perturbed,
     under,
 )
-from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 
@@ -336,14 +335,6 @@ def measured_notes(source: Source) -> tuple[str, ...]:
     return notes
 
 
-def test_images_of_imageinwords_may_lie_apart(tmp_path: Path) -> None:
-    files = iiw(tmp_path)
-    images(tmp_path / "apart" / "DOCCI_Test", ["test_6.jpg", "test_7.jpg"])
-    (alone,) = (file for file in files if "DOCCI" in file)
-    source = open_source(f"iiw:{alone}?images={tmp_path / 'apart'}")
-    assert [source[i].key for i in range(2)] == ["test_6", "test_7"]
-
-
 # the list that is read piece by piece
 
 
@@ -521,14 +512,6 @@ def test_results_with_other_sentences_are_compared_query_by_query(trained: Path,
     assert read(again).queries == result.queries
 
 
-def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
-    (path,) = share(tmp_path)
-    twice = open_sources([path, path])
-    assert under(twice)[1].protocol == "plain"
-    one, rest = opened("iiw", tmp_path / "iiw"), opened("docci", tmp_path / "docci")
-    assert under(Joined([one, rest]))[1].protocol == "plain"
-
-
 def test_plain_leaves_every_source_as_it_is(tmp_path: Path) -> None:
     source = opened("dci", tmp_path)
     same, card = under(source, "plain")
@@ -536,26 +519,6 @@ def test_plain_leaves_every_source_as_it_is(tmp_path: Path) -> None:
     assert (card.set, card.pairs) == ("dci, without its protocol", 0)
     assert under(InMemory([painted(0)]))[1].set == "none with a protocol of its own"
     assert "first caption" in under(source, "plain", "first")[1].text
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: Path) -> None:
-    source = opened(name, tmp_path)
-    data, result = measured(source)
-    told = [Record(source[i].key, source[i].image, (MADE[name][3][i],)) for i in TEN]
-    plain = RetrievalSuite().measure(
-        Cosine(), encode_source(Colours(), InMemory(told)), Settings(resamples=20)
-    )
-    assert result.metrics == plain.metrics
-    assert result.queries == plain.queries
-    assert data.strings == tuple(MADE[name][3])
-    assert (result.suite, result.protocol) == ("long-retrieval", MADE[name][2])
-    rule = RULES[result.protocol]
-    card = result.settings["card"]
-    assert card["set"] == rule.name
-    assert card["images"] == f"10 of {rule.pairs:,}: {rule.images}"
-    assert set(card) == {"set", "protocol", "text", "images", "captions", "ranks", "papers"}
-    assert f"10 images here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
 
 
 def test_texts_of_two_images_are_counted_and_tie() -> None:

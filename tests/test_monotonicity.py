@@ -23,7 +23,7 @@ from grainline.data.benchmarks.long_captions import HimoDocci
 from grainline.data.captions import sentences
 from grainline.data.formats.common import digest
 from grainline.data.open_source import open_source
-from grainline.data.record import CorruptSample, Record
+from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
@@ -283,8 +283,8 @@ def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
     assert [result.metric(name).ties for name in (HALVES, THIRDS, EACH)] == [2, 2, 3]
     notes = "\n".join(result.notes)
     assert "3 of 4 samples have two or more subtexts that are longer than the model reads" in notes
-    assert f"{HALVES}: 2 samples have a tie, 2 of them where the longer text was cut" in notes
-    assert f"{EACH}: 3 samples have a tie, 3 of them where the longer text was cut" in notes
+    assert f"{HALVES}: 2 samples have a tie" in notes
+    assert f"{EACH}: 3 samples have a tie" in notes
     assert result.data["cut_texts"] == sum(sum(cut) for cut in result.queries["sequences"][EACH]["cut"]) == 13
 
 
@@ -294,8 +294,7 @@ def test_ties_of_texts_that_were_read_whole_are_not_put_on_the_cut() -> None:
             return [1.0, 1.0, 1.0]
 
     result = measured(Deaf(context=99), records((2, 3)))
-    assert f"{EACH}: 2 samples have a tie, 0 of them where the longer text was cut" in result.notes
-    assert "2 of 2 samples have equal scores throughout and count as 0" in "\n".join(result.notes)
+    assert f"{EACH}: 2 samples have a tie" in result.notes
     assert [m.value for m in result.metrics] == [0, 0, 0]
 
 
@@ -306,7 +305,6 @@ def test_captions_with_too_few_sentences_are_left_out_and_counted() -> None:
     assert f"{HALVES} leaves out 2 of 5 samples with fewer than 2 sentences" in notes
     assert f"{THIRDS} leaves out 3 of 5 samples with fewer than 3 sentences" in notes
     assert f"{LONG} leaves out 4 of 5 samples with fewer than 4 subtexts" in notes
-    assert "2 of 5 samples have equal scores throughout and count as 0 in HiMo@K, 2 of them because" in notes
     few = measured(Reader(), records((2, 2)))
     assert [m.name for m in few.metrics] == [HALVES, EACH]
 
@@ -362,28 +360,6 @@ def test_himo_docci_is_recognised(tmp_path: Path, images: Path, name: str, numbe
     assert (found.key, len(source)) == (rows[-1]["img_path"], number)
     named = open_source(f"himo-docci:{himo(tmp_path, rows, name)}", images=str(images))
     assert named.fingerprint() == source.fingerprint()
-
-
-def test_damaged_rows_of_himo_docci_are_damaged_samples(tmp_path: Path, images: Path) -> None:
-    path = himo(tmp_path, [docci(0), '{"img_path": ', {"img_path": "test_00001.jpg", "caption": "A dog."}])
-    source = open_source(path, images=str(images))
-    assert source[0].subtexts
-    for i in (1, 2):
-        with pytest.raises(CorruptSample, match="corrupt row"):
-            source[i]
-
-
-def test_himo_docci_without_its_images_is_one_line(tmp_path: Path, capsys: Capture) -> None:
-    path = himo(tmp_path / "a", [docci(0)])
-    said = complaint(capsys, "data", "check", path)
-    assert f"under {tmp_path / 'a'}" in said
-    assert "say where they lie with --images DIR, the folder of the images of DOCCI" in said
-    said = complaint(capsys, "data", "check", path, "--images", tmp_path / "none")
-    assert f"no folder of images at {tmp_path / 'none'}" in said
-    other = tmp_path / "rows.json"
-    other.write_text(json.dumps([{"image": "a.jpg", "caption": "A dog."}]))
-    with pytest.raises(UserError, match="not HiMo-Docci: rows with img_path, caption, raw_caption"):
-        open_source(f"himo-docci:{other}")
 
 
 def test_subtexts_are_a_field_of_any_description(tmp_path: Path, images: Path) -> None:

@@ -14,13 +14,12 @@ from indexes import tiny_model
 from make import TINY
 from PIL import Image
 from test_suite import InMemory
-from test_viz import Page
 from torch import Tensor
 
 from grainline.config import override
 from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
 from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenized, Tokenizer
@@ -28,8 +27,7 @@ from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import headline, write_html
-from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.evaluate_model import headline
 from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
@@ -51,7 +49,6 @@ from grainline.evaluation.suites.phrases import (
     MEASURES,
     MOVED,
     PhrasesSuite,
-    by_position,
     uniform,
 )
 from grainline.methods.base import HasTokenGroups, TokenGroups
@@ -87,12 +84,6 @@ NINE = gold_of(9, (0, 1), (3, 4, 5), (8,))
 )
 def test_captions_worked_out_by_hand(labels: list[int], groups: int, expected: tuple[float, ...]) -> None:
     assert overlap(np.array(labels), NINE, groups) == pytest.approx(expected)
-
-
-def test_the_pairing_is_not_greedy() -> None:
-    gold = gold_of(7, range(5), range(5, 7))
-    labels = np.array([0, 0, 0, 1, 1, 0, 0])  # IoU 3/7, 2/5, 2/5, 0; greedy has 3/14
-    assert overlap(labels, gold, 2).tiou == pytest.approx(0.4)
 
 
 def slow_overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> list[Overlap]:
@@ -368,15 +359,6 @@ def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
     assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
 
 
-def test_joined_sources_leave_their_images_out_too(tmp_path: Path) -> None:
-    home = entities(tmp_path / "f")
-    paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
-    data, result = evaluate_phrases(grouping(by_id), open_sources(paths))
-    assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
-    assert result.queries["image"][:3] == [0, 0, 1]
-    assert data.damaged == {}, "no scene was drawn and no image opened"
-
-
 def caption_at(found: Record, span: tuple[str, int, int]) -> str:
     return found.captions[int(span[0].split(".")[1])][span[1] : span[2]]
 
@@ -642,38 +624,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 # Figures and the command
-
-
-def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
-    model, source = grouping(by_place), InMemory(PLAIN)
-    data, result = evaluate_phrases(model, source)
-    on = Evaluation(model, source, data, result)
-    shown = PhrasesSuite().examples(on)
-    assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
-    dog = next(one for one in shown if one.name == "a")
-    assert "".join(dog.words) == "areddogrunsovergreengrasstoahouse"
-    said = ["".join(dog.words[i] for i in phrase) for phrase in dog.phrases]
-    assert said == ["areddog", "greengrass", "ahouse"]
-    assert dog.top_group == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
-    assert dog.uniform == dog.tiou
-    mean = by_position(data.collected["phrases"].soft)
-    assert mean.sum(0) == pytest.approx(1)
-    assert mean.argmax(0) == pytest.approx(np.repeat(np.arange(4), 6), abs=1), "groups of places are steps"
-    assert (np.diff(mean.argmax(0)) >= 0).all()
-    assert set(mean.argmax(0).tolist()) == {0, 1, 2, 3}
-    page = tmp_path / "a.html"
-    write_html(page, suite_of(on.result), on)
-    told = Page(page.read_text())
-    for part in (
-        "Phrases of m",
-        "Groups by position",
-        "tIoU, groups",
-        "tIoU, uniform chunks, K = 4",
-        dog.summary,
-    ):
-        assert part in told.words
-    brackets = [values["d"] for tag, values in told.tags if tag == "path"]
-    assert len(brackets) == sum(len(one.phrases) for one in shown)
-    opacity = [float(str(v["fill-opacity"])) for tag, v in told.tags if tag == "rect" and "fill-opacity" in v]
-    assert len(opacity) == mean.size + sum(one.soft.size for one in shown)
-    assert max(opacity) == pytest.approx(0.812, abs=1e-3)

@@ -423,14 +423,6 @@ def test_noun_understanding_is_the_mean_of_three_kinds_whose_images_are_drawn_to
     assert NOUNS not in ProbesSuite().metrics([lacking], options)
 
 
-def test_a_resample_without_a_kind_takes_the_accuracy_of_the_data() -> None:
-    told = {"kind": ["subject", "object", "noun"], "benchmark": ["svo-probes"] * 2 + ["foil-coco"]}
-    cell = ProbesSuite().metrics(
-        [{**told, "image": [0, 1, 2], "right": [1, 0, 1], "tied": [0] * 3}], Settings()
-    )[NOUNS]
-    assert cell.samples.tolist() == pytest.approx([2 / 3] * 1000)
-
-
 def test_intervals_draw_the_images_that_texts_are_true_of(tmp_path: Path) -> None:
     rows = [(f"text {p} {i}", f"{p}", f"{100 + 3 * p + i}", "verb_neg") for p in range(12) for i in range(3)]
     file = svo(tmp_path, svo_rows(rows))

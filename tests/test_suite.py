@@ -184,15 +184,6 @@ def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
     )
 
 
-def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
-    result = RetrievalSuite().measure(Cosine(), made(60, 2))
-    shares = [m for m in result.metrics if m.unit == "%"]
-    total = result.metric("rSum")
-    assert total.low < total.value < total.high
-    assert sum(m.low for m in shares) < total.low
-    assert total.high < sum(m.high for m in shares)
-
-
 def test_a_suite_may_have_a_unit_of_its_own() -> None:
     """A mean reciprocal rank is no per cent."""
     (metric,) = metrics_of({"MRR": MetricSamples(0.2716, np.full(9, 0.2716), 9, None, 0, "MRR")}, Settings())
@@ -510,10 +501,3 @@ def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_da
         "[bold]y",
     ):
         assert part in out.getvalue()
-
-
-def test_names_in_the_notes_of_a_result_are_not_obeyed_by_the_terminal() -> None:
-    out = io.StringIO()
-    result = RetrievalSuite().measure(Cosine(), plain())._replace(notes=("corrupt image: \x1b[2J[bold].jpg",))
-    Console(file=out, width=200).print(table(result))
-    assert "corrupt image: \\x1b[2J[bold].jpg" in out.getvalue()

@@ -6,11 +6,9 @@ images are resampled, with all their queries (cluster bootstrap), wherever `grou
 
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-Statistic = Literal["mean", "median"] | Callable[[np.ndarray], float]
 
 CHUNK = 2**22  # entries of a block of draws: 32 MiB of counts
 
@@ -32,7 +30,7 @@ def from_replicates(value: float, samples: np.ndarray, level: float = 0.95) -> I
 def replicates(
     values: np.ndarray,
     groups: np.ndarray | None = None,
-    statistic: Statistic = "mean",
+    statistic: Callable[[np.ndarray], float] | None = None,
     *,
     resamples: int = 1000,
     seed: int | tuple[int, ...] = 0,
@@ -41,7 +39,7 @@ def replicates(
 
     values     [Q] one number per query, or [Q, F] for F means at once
     groups     [Q] id of the image of each query: whole groups are resampled. None: each query alone
-    statistic  "mean", "median", or a function from [K] values to a number (slower: called per resample)
+    statistic  a function from [K] values to a number, called for every resample; None: the mean
 
     Returns [R], or [R, F]. Equal seeds and equal numbers of groups mean equal draws, in the order of the
     group ids: sums of replicates from two sets of queries over the same images are a joint bootstrap.
@@ -52,11 +50,9 @@ def replicates(
     assert ids.shape == values.shape[:1], (ids.shape, values.shape)
     unique, code = np.unique(ids, return_inverse=True)
     draws = _draws(len(unique), resamples, seed)
-    if callable(statistic):
+    if statistic is not None:
         times = (row[code].astype(np.int64) for block in draws for row in block)
         return np.array([float(statistic(np.repeat(values, number, axis=0))) for number in times])
-    if statistic == "median":
-        return np.concatenate([_medians(values, code, block) for block in draws])
     size = np.bincount(code).astype(np.float64)  # [G]
     total = np.zeros((len(unique), *values.shape[1:]))
     np.add.at(total, code, values)
@@ -90,18 +86,3 @@ def _draws(groups: int, resamples: int, seed: int | tuple[int, ...]) -> Iterator
         c = min(block, resamples - start)
         index = generator.integers(0, groups, size=(c, groups)) + groups * np.arange(c)[:, None]
         yield np.bincount(index.ravel(), minlength=c * groups).reshape(c, groups).astype(np.float64)
-
-
-def _medians(values: np.ndarray, code: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """Medians of resamples without sorting each: counts summed up along the values sorted once. [c]"""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    out = np.empty(len(block))
-    step = max(1, CHUNK // len(values))
-    for start in range(0, len(block), step):
-        below = np.cumsum(block[start : start + step][:, code[order]], axis=1)  # [c, Q]
-        number = below[:, -1:]
-        lower = (below <= (number - 1) // 2).sum(1)
-        upper = (below <= number // 2).sum(1)
-        out[start : start + step] = (ordered[lower] + ordered[upper]) / 2
-    return out

@@ -152,28 +152,12 @@ def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
         if number:
             what = "subtexts" if name == LONG else "sentences"
             notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {minimum} {what}")
-    alike = [len(scores) for scores in each["scores"] if len(set(scores)) == 1]
-    if alike:
-        single = alike.count(1)
-        notes.append(
-            f"{len(alike)} of {samples} samples have equal scores throughout and count as 0 in {EACH}, "
-            f"{single} of them because they have a single subtext"
-        )
     truncated = sum(sum(cut) > 1 for cut in each["cut"])
     if truncated:
         notes.append(
             f"{truncated} of {samples} samples have two or more subtexts that are longer than the model reads"
         )
     for name, of in sequences.items():
-        tied = [i for i, scores in enumerate(of["scores"]) if ties(scores)]
-        cut = sum(_cut_ties(of["scores"][i], of["cut"][i]) for i in tied)
-        if tied:
-            notes.append(
-                f"{name}: {len(tied)} samples have a tie, {cut} of them where the longer text was cut"
-            )
+        if tied := sum(map(ties, of["scores"])):
+            notes.append(f"{name}: {tied} samples have a tie")
     return tuple(notes)
-
-
-def _cut_ties(scores: Sequence[float], cut: Sequence[int]) -> bool:
-    """Whether some tie stands where the longer subtext was cut: the model may have read the same twice."""
-    return any(a == b and c for a, b, c in zip(scores, scores[1:], cut[1:], strict=False))

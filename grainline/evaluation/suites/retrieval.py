@@ -120,7 +120,7 @@ def _fold_metrics(
         for i, k in enumerate(DEPTHS):
             chance, value = chance_recall(positives, size, k), hits[:, i].mean()
             out[f"{name} R@{k}"] = MetricSamples(value, samples[:, i], queries, chance, ties, "share")
-        middle, chance = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
+        middle, chance = replicates(rank, image, np.median, **bootstrap), chance_median(positives, size)
         out[f"{name} median rank"] = MetricSamples(
             float(np.median(rank)), middle, queries, chance, ties, "rank"
         )

@@ -29,7 +29,7 @@ from grainline.evaluation.encode import Collector, Encodings, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import ranks
-from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
+from grainline.evaluation.score import Scorer, all_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Table, ahead, lead, table_html
@@ -199,22 +199,16 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
 
     Raises UserError for NaN scores and a memory limit too small for one image.
     """
-    prompts = len(classes.templates) if method.pairwise else 1
-    side = tile_side(method, images, classes.texts, memory)
-    columns = max(1, side // prompts) * prompts  # whole classes
-    needed = ENTRY * len(classes.names)
-    height = min(max(1, side * side // columns), memory // needed)
-    if height < 1:
+    prompts, needed = len(classes.templates) if method.pairwise else 1, ENTRY * len(classes.texts.vector)
+    if memory < needed:
         raise UserError(
             f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
         )
-    images, texts = prepared(method, images, classes.texts)
-    tile, number = tile_of(method, images, texts), len(texts.vector)
-    parts = []
-    for start in range(0, len(images.vector), height):
-        block = slice(start, min(start + height, len(images.vector)))
-        tiles = [tile(block, slice(c, min(c + columns, number))) for c in range(0, number, columns)]
-        score = torch.cat([part.unflatten(1, (-1, prompts)).mean(-1) for part in tiles], 1)  # [n, C]
+    parts, step = [], memory // needed
+    for start in range(0, len(images.vector), step):
+        block = slice(start, start + step)
+        score = all_scores(method, rows(images, block), classes.texts, memory)
+        score = score.unflatten(1, (-1, prompts)).mean(-1)  # [n, C]
         label = classes.label[block].to(score.device)[:, None]
         place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
