@@ -68,7 +68,7 @@ def train(folder: Path, *more: object) -> list[object]:
         ("recipes himo/pa", ["himo/paper"]),
         ("suites retr", ["retrieval"]),
         ("evaluate x --suite long", ["long-retrieval"]),
-        ("evaluate x --suite retrieval --set sh", ["shortlist="]),
+        ("evaluate x --suite retrieval --set pro", ["protocol="]),
         ("train tgt/scenes --set data.wor", ["data.workers="]),
         ("train tgt/scenes --set model.text.gro", ["model.text.groups="]),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from runs import call, complaint, recipe
+from runs import complaint, recipe
 from test_intervals import interval
 from test_zeroshot import Drawn, encoded
 
@@ -20,7 +20,7 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file, margins
 from grainline.training.recipe import read_recipe
@@ -268,29 +268,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cola")
     train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
-
-
-def test_the_command_measures_items_and_shows_them(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    content = rows(9, 7)
-    content[2][1] = "a <thing> & more"
-    source = opened(tmp_path, content)
-    ask = ["evaluate", model, "--suite", "cola", "--data", tmp_path / "items.json"]
-    ask += ["--images", tmp_path / "images"]
-    json_file, html = tmp_path / "r.json", tmp_path / "r.html"
-    assert call(*ask, "--json", json_file, "--html", html) == 0
-    said = capsys.readouterr().out
-    assert MULTI in said
-    result = read(json_file)
-    assert result.settings["captions"] == "each"
-    assert result.data["fingerprint"] == source.fingerprint()
-    page = html.read_text()
-    assert page.count('<article class="card">') == 12
-    assert page.index("Items: most wrong") < page.index("Items: most right")
-    assert "a <thing>" not in page
-    for name in ("wrong by", "item 3", "finds this image", "finds the other image", "&lt;thing&gt;"):
-        assert name in page, name
-    assert call(*ask, "--compare-to", json_file) == 0
-    assert "difference" in capsys.readouterr().out
 
 
 def test_wrong_uses_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:

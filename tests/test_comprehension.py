@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from indexes import CONDITIONED, saved, tiny_model
+from indexes import CONDITIONED, tiny_model
 from PIL import Image
-from runs import call, complaint
 from test_refcoco import SIZE, release
 from test_referring import rows_file
-from test_viz import Page
 
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.formats.masks import run_lengths
@@ -24,7 +22,7 @@ from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
@@ -48,7 +46,6 @@ from grainline.nn.upsample import unit_range
 from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
-Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
 PAIRWISE = {
     "maxsim": (),
@@ -459,19 +456,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
         measure(model, plain)
-
-
-def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Capture) -> None:
-    model = saved(tiny_model("maxsim"), tmp_path / "model")
-    given = ["evaluate", model, "--data", "scenes:dev?count=4&size=40", "--suite", "comprehension"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    assert "comprehension, protocol plain: 4 images" in capsys.readouterr().out
-    assert read(found).settings["alpha"] == 0.5
-    words = Page(page.read_text()).words
-    for part in ("Comprehension of", "Expressions: most wrong", "Expressions: most right", "ground truth"):
-        assert part in words
-    assert "cannot be read" in complaint(capsys, *given, "--set", f"proposals={tmp_path}/none.json")
 
 
 def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> None:

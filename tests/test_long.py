@@ -20,7 +20,6 @@ from grainline.data.benchmarks.long_captions import (
     ShareGPT4V,
     Urban1k,
 )
-from grainline.data.captions import split_sentences
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.table import Table
 from grainline.data.open_source import open_source, open_sources
@@ -36,7 +35,6 @@ from grainline.evaluation.suites.long_retrieval import (
     Perturbed,
     under,
 )
-from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 
@@ -388,55 +386,6 @@ def test_sentences_are_removed_or_exchanged(perturb: str, number: int, expected:
     assert source[0].whole == " ".join(PARAGRAPH[i] for i in expected)
     assert source.unchanged == ({0} if number == 1 else set())
     assert Perturbed(InMemory([record]), perturb, "first")[0] == record, "the first caption is one sentence"
-
-
-def test_what_a_model_reads_first_decides() -> None:
-    """The right colour stands first, that of the next image fourth: exchanged, every query is wrong."""
-    told = [f"{words(COLOURS[i])} is it. It rains. Wind. {words(COLOURS[(i + 1) % 10])} too." for i in TEN]
-    assert {len(split_sentences(one)) for one in told} == {4}
-    rows = InMemory([painted_as(i, told[i]) for i in TEN])
-    for perturb, share in (("none", 100), ("swapped", 0)):
-        suite = LongRetrievalSuite(LongRetrievalOptions(perturb=perturb))
-        data = suite.encode(Colours(), rows)  # type: ignore[arg-type]
-        result = suite.measure(Cosine(), data, Settings(resamples=5))
-        assert result.metric("text to image R@1").value == share
-
-
-def painted_as(i: int, caption: str) -> Record:
-    return Record(f"p{i}", Image.new("RGB", (8, 8), COLOURS[i]), (caption,))
-
-
-def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
-    (path,) = share(tmp_path)
-    twice = open_sources([path, path])
-    assert under(twice)[1].protocol == "plain"
-    one, rest = opened("iiw", tmp_path / "iiw"), opened("docci", tmp_path / "docci")
-    assert under(Joined([one, rest]))[1].protocol == "plain"
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: Path) -> None:
-    source = opened(name, tmp_path)
-    data, result = measured(source)
-    told = [Record(source[i].key, source[i].image, (MADE[name][3][i],)) for i in TEN]
-    plain = RetrievalSuite().measure(
-        Cosine(), encode_source(Colours(), InMemory(told)), Settings(resamples=20)
-    )
-    assert result.metrics == plain.metrics
-    assert result.queries == plain.queries
-    assert data.strings == tuple(MADE[name][3])
-    assert (result.suite, result.protocol) == ("long-retrieval", MADE[name][2])
-    rule = RULES[result.protocol]
-    card = result.settings["card"]
-    assert card["set"] == rule.name
-    assert card["images"] == f"10 of {rule.pairs:,}: {rule.images}"
-    assert set(card) == {"set", "protocol", "text", "images", "captions", "ranks", "papers"}
-    assert f"10 images here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(UserError, match="allowed for long-retrieval: default, plain, dci"):
-        under(InMemory([]), "coco-1k")
 
 
 # the command

@@ -1,7 +1,6 @@
 """Groups of tokens against annotated phrases: the metric, its anchors, gold, the suite, figures and files."""
 
 import itertools
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 import vocabularies
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from make import TINY
 from PIL import Image
-from runs import call
 from test_suite import InMemory
-from test_viz import Page
 from torch import Tensor
 
 from grainline.config import override
@@ -29,11 +26,9 @@ from grainline.data.tokenizers.tokenizer import Tokenized, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import headline, write_html
-from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.evaluate_model import headline
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
 from grainline.evaluation.suites.baselines import (
@@ -54,14 +49,12 @@ from grainline.evaluation.suites.phrases import (
     MEASURES,
     MOVED,
     PhrasesSuite,
-    by_position,
     uniform,
 )
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import Texts, texts_of
 
-Capture = pytest.CaptureFixture[str]
 CLIP = ["text.context=77"]
 
 
@@ -588,12 +581,6 @@ def test_a_method_whose_tokens_are_groups_is_clustered_by_what_it_grouped(text: 
         assert ((mine[:, None] == mine) == (wanted[:, None] == wanted)).all()
 
 
-def test_a_model_without_groups_is_measured_by_rules() -> None:
-    data, result = evaluate_phrases(grouping(lambda _: None))
-    assert data.collected["phrases"].soft == data.collected["phrases"].shuffled == []
-    assert "tIoU, k-means" in {metric.name for metric in result.metrics}
-
-
 def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
     long = "a red dog runs " * 30 + "to a house"
     bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))
@@ -608,14 +595,6 @@ def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
         PhrasesSuite().encode(grouping(), InMemory([bad]), Settings(max_corrupt=1.0))
 
 
-def test_runs_are_compared_by_what_both_have() -> None:
-    one, other = (evaluate_phrases(grouping(rule))[1] for rule in (by_id, by_place))
-    rows = {row.name: row for row in compare(other, one)}
-    assert f"tIoU, {uniform(3)}" not in rows
-    assert rows[f"tIoU, {uniform(4)}"].value == 0
-    assert f"tIoU, {uniform(3)}" not in {metric.name for metric in pooled([one, other]).metrics}
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UserError, match=r"^caft reads a text as chunks that it composes; --suite phrases is"):
         evaluate_phrases(tiny_model("caft", changes=["heads=2", "composer.heads=2", "composer.depth=1"]))
@@ -628,55 +607,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 # Figures and the command
-
-
-def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
-    model, source = grouping(by_place), InMemory(PLAIN)
-    data, result = evaluate_phrases(model, source)
-    on = Evaluation(model, source, data, result)
-    shown = PhrasesSuite().examples(on)
-    assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
-    dog = next(one for one in shown if one.name == "a")
-    assert "".join(dog.words) == "areddogrunsovergreengrasstoahouse"
-    said = ["".join(dog.words[i] for i in phrase) for phrase in dog.phrases]
-    assert said == ["areddog", "greengrass", "ahouse"]
-    assert dog.top_group == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
-    assert dog.uniform == dog.tiou
-    mean = by_position(data.collected["phrases"].soft)
-    assert mean.sum(0) == pytest.approx(1)
-    assert mean.argmax(0) == pytest.approx(np.repeat(np.arange(4), 6), abs=1), "groups of places are steps"
-    assert (np.diff(mean.argmax(0)) >= 0).all()
-    assert set(mean.argmax(0).tolist()) == {0, 1, 2, 3}
-    page = tmp_path / "a.html"
-    write_html(page, suite_of(on.result), on)
-    told = Page(page.read_text())
-    for part in (
-        "Phrases of m",
-        "Groups by position",
-        "tIoU, groups",
-        "tIoU, uniform chunks, K = 4",
-        dog.summary,
-    ):
-        assert part in told.words
-    brackets = [values["d"] for tag, values in told.tags if tag == "path"]
-    assert len(brackets) == sum(len(one.phrases) for one in shown)
-    opacity = [float(str(v["fill-opacity"])) for tag, v in told.tags if tag == "rect" and "fill-opacity" in v]
-    assert len(opacity) == mean.size + sum(one.soft.size for one in shown)
-    assert max(opacity) == pytest.approx(0.812, abs=1e-3)
-
-
-def test_the_command_writes_a_result_and_a_page(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    model = saved(grouping(), tmp_path / "model")
-    home = entities(tmp_path / "f")
-    given = ["evaluate", model, "--data", f"flickr30k-entities:{home}?split=val,test", "--suite", "phrases"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    told = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "tIoU, uniform chunks, K = 4" in told
-    assert "phrases, protocol plain: 3 images, 4 texts" in told
-    assert read(found).data["phrases"] == 7
-    assert "tIoU, spectral clustering" in Page(page.read_text()).words
-    assert call(*given, "--compare-to", found) == 0
