@@ -13,7 +13,6 @@ from contextlib import closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -131,7 +130,7 @@ class Model:
         convert_to_tensor: bool = False,
         normalize_embeddings: bool = True,
         precision: Precision = "float32",
-        device: str | torch.device | Sequence[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> Any:
         """Embeddings of images or of texts: an `Encoded` with vectors [N, D] and tokens [N, L, D].
 
@@ -146,7 +145,7 @@ class Model:
         normalize_embeddings  must be True: vectors of grainline have unit length
         precision          of the vectors, without which `convert_to_numpy` is meant: float32, bfloat16
                            (tensors only), int8, uint8, binary, ubinary (`nn.quantization.quantize`)
-        device             another device, or several that share the batches: ["cuda:0", "cuda:1"]
+        device             another device than that of the model
 
         Rows are numbered from 0. Raises UserError for a file that is no image.
         """
@@ -159,7 +158,10 @@ class Model:
         if not normalize_embeddings:
             raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
         bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
-        devices = device if isinstance(device, list | tuple) and device else [str(device or self.device)]
+        home = self.device
+        method = (
+            self.method if device in (None, home, str(home)) else _moved(copy.deepcopy(self.method), device)
+        )
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
             single, unit, total = is_one_image(images), "images", count_of(images)
@@ -176,7 +178,7 @@ class Model:
             if show_progress_bar
             else nullcontext(lambda *_: None) as step
         ):
-            for encoded in self._run(batches, devices):
+            for encoded in (to(_encode(method, batch), home) for batch in batches):
                 parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)
         if not parts:
@@ -378,28 +380,6 @@ class Model:
         """The square of an image that the model reads, as background of heat maps."""
         return self.transform.square.cut(original(image))
 
-    def _run(self, batches: Iterator[Batch], devices: Sequence[str]) -> Iterator[Encoded]:
-        """Batches encoded in their order, each on the next device that is free."""
-        home = self.device
-        methods = [
-            self.method if name == str(home) else _moved(copy.deepcopy(self.method), name) for name in devices
-        ]
-        if len(methods) == 1:
-            yield from (to(_encode(methods[0], batch), home) for batch in batches)
-            return
-        free: SimpleQueue[Method] = SimpleQueue()
-        for method in methods:
-            free.put(method)
-
-        def encode(batch: Batch) -> Encoded:
-            method = free.get()
-            try:
-                return to(_encode(method, batch), home)
-            finally:
-                free.put(method)
-
-        yield from in_order(encode, batches, len(methods), ahead=2 * len(methods))
-
     def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
         """Batches of squares: while the method encodes one batch, threads decode the next."""
         squares = in_order(lambda image: (image, self._square(image)), images, DECODERS, ahead=size)
@@ -442,14 +422,13 @@ class Model:
         return self.transform(original(image))
 
 
-@torch.no_grad()
 def _encode(method: Method, batch: Images | Texts) -> Encoded:
-    """One batch on the device of a method. Threads do not inherit `no_grad`."""
+    """One batch on the device of a method."""
     on = to(batch, next(method.parameters()).device)
     return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
 
 
-def _moved(method: Method, device: str | torch.device) -> Method:
+def _moved(method: Method, device: str | torch.device | None) -> Method:
     """A method on a device. UserError for one that is not there."""
     try:
         return method.to(device)

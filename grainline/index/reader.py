@@ -97,10 +97,7 @@ class IndexReader:
 
     def null_scores(self, count: int) -> np.ndarray:
         """Sorted best scores of queries of so many sentences without a match."""
-        if count == 1:
-            return self.null_sentence_scores
-        best = self.calibration.best(count)
-        return best if len(best) else self.null_text_scores
+        return self.null_sentence_scores if count == 1 else self.calibration.best(count)
 
     @cached_property
     def null_image_scores(self) -> np.ndarray:

@@ -125,15 +125,10 @@ class Index:
         self.reader, self.model = reader, model
         self.path = reader.manifest.model_id.path if path is None else path
         self.root = Path(reader.manifest.root)
-        if finder is not None:
-            self.finder = finder
+        self.finder = finder or open_candidates(reader.folder, reader.segments)
 
     def __len__(self) -> int:
         return len(self.reader)
-
-    @cached_property
-    def finder(self) -> CandidateSearch:
-        return open_candidates(self.reader.folder, self.reader.segments)
 
     @cached_property
     def validated(self) -> str:

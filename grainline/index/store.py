@@ -24,7 +24,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,7 +35,6 @@ from grainline.errors import UserError
 from grainline.files import (
     PAGE,
     STATE,
-    WRITE_ERRORS,
     Corrupt,
     check_files,
     clear_leftovers,
@@ -45,7 +43,6 @@ from grainline.files import (
     move_into_place,
     page_sums,
     read_sealed,
-    reason,
     seal,
     sealed_json,
     sync,
@@ -112,21 +109,9 @@ class CorruptIndex(UserError):
         )
 
 
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """UserError for a disk that is full or read-only."""
-    try:
-        yield
-    except WRITE_ERRORS as error:
-        raise UserError(
-            f"cannot write into {folder}: {reason(error)}; the index has not changed: run the command again"
-        ) from None
-
-
-@cache
-def _manifests() -> TypeAdapter[Manifest]:
-    """What checks manifests; it takes longer to make than a manifest takes to read."""
-    return TypeAdapter(Manifest)
+AGAIN = "run the command again: the index has not changed"
+"""Advice where the disk is full or read-only."""
+_MANIFESTS = TypeAdapter(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -140,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
         body = read_sealed(path)
         version = body.pop("version", None)
         if version == VERSION:
-            return _manifests().validate_python(body)
+            return _MANIFESTS.validate_python(body)
     except Corrupt as error:
         raise CorruptIndex(folder, error) from None
     except ValidationError as error:

@@ -17,7 +17,7 @@ from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.files import LOCK, Corrupt, one_writer, temporary_path
+from grainline.files import LOCK, Corrupt, one_writer, temporary_path, writing
 from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration_texts import (
@@ -94,7 +94,7 @@ def build(
             texts = gather_texts(calibration_texts, model.run)
             encoded = encode_calibration(model, texts)
             texts = with_image_scores(model, texts, encoded)
-            with store.disk_errors(folder):
+            with writing(folder, store.AGAIN):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))
         elif calibration_texts is not None:
@@ -301,7 +301,7 @@ def _prepare_folder(folder: Path) -> None:
     """Make the folder. UserError where it holds files of the user."""
     own = {store.MANIFEST, store.SEGMENTS, store.CALIBRATION, store.ANN, LOCK}
     own.add(temporary_path(folder / store.MANIFEST).name)
-    with store.disk_errors(folder):
+    with writing(folder, store.AGAIN):
         folder.mkdir(parents=True, exist_ok=True)
         unknown = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if unknown and not (folder / store.MANIFEST).is_file():
