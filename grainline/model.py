@@ -206,20 +206,15 @@ class Model:
         """
         bare = not (isinstance(a, Encoded) and isinstance(b, Encoded))
         if bare and self.method.pairwise:
-            raise UserError(
-                f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
-                " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
-            )
+            name = self.description.method
+            raise UserError(f"{name} compares parts of images and texts, which bare vectors lack")
         vectors = [_vectors(x) for x in (a, b)]
         if vectors[0].shape[-1] != vectors[1].shape[-1]:
             widths = " and ".join(str(x.shape[-1]) for x in vectors)
             raise UserError(f"similarity: vectors of widths {widths}; both sides come from the same model")
         if bare:
             if not all(x.is_floating_point() for x in vectors):
-                raise UserError(
-                    "similarity takes floats: compare binary vectors by Hamming distance, and int8 ones of"
-                    " one range (nn.quantization.quantize) once they are floats again"
-                )
+                raise UserError("similarity takes floats: compare binary vectors by Hamming distance")
             first, second = (x.to(self.device, torch.float32) for x in vectors)
             return first @ second.T
         of_images = [bool((x.image >= 0).all()) for x in (a, b)]
@@ -445,10 +440,7 @@ def _vectors(rows: Any) -> Tensor:
             return out
         raise ValueError(out)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(
-            "similarity takes what encode returns, or vectors [N, D] of finite numbers; for images and texts"
-            " themselves use score"
-        ) from None
+        raise UserError("similarity takes what encode returns, or vectors [N, D] of finite numbers") from None
 
 
 def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
@@ -460,7 +452,7 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
     if wrong:
         raise UserError(
             f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
-            f" number {wrong[0] + 1}: its numbers overflow, in half precision perhaps"
+            f" number {wrong[0] + 1}"
         )
 
 

@@ -247,7 +247,7 @@ def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: P
         ("taken/file.safetensors", "is there already; give a new name"),
         (
             "taken/x-quickgelu.safetensors",
-            "tokenizer.json is there already, and the tokenizer goes beside it",
+            "tokenizer.json is there already; give a new folder",
         ),
     ],
 )

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import grainline
 from grainline.build import shared_config
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
-from grainline.data.image_inputs import open_image
 from grainline.errors import UserError
 from grainline.fingerprint import fingerprint
 from grainline.methods import METHODS
@@ -262,15 +261,6 @@ def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> Non
         grainline.load(tmp_path / "mine.JPG")
 
 
-def test_results_are_compared_by_their_files_too(clip: Model, tmp_path: Path) -> None:
-    result = grainline.evaluate(clip, "scenes:dev?count=4&size=32")
-    path = str(result.save(tmp_path / "a.json"))
-    expected = grainline.compare(result, result)
-    assert grainline.compare(path, result) == grainline.compare(result, Path(path)) == expected
-    with pytest.raises(UserError, match=r"none.json"):
-        grainline.compare(result, "none.json")
-
-
 def test_conversions_return_the_vectors_alone(clip: Model) -> None:
     vectors = clip.encode(texts=TEXTS).vector
     array = clip.encode(texts=TEXTS, convert_to_numpy=True)
@@ -344,10 +334,6 @@ def test_saving_spares_what_is_no_saved_model(clip: Model, tmp_path: Path) -> No
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes.txt", "run"]
 
 
-def test_what_encode_returns_is_printed_as_shapes(clip: Model) -> None:
-    assert repr(clip.encode(texts=TEXTS)).startswith(f"Encoded(vector [{len(TEXTS)}, ")
-
-
 def test_what_is_shared_names_no_folder_of_this_machine(clip: Model, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(
@@ -413,10 +399,6 @@ def test_integers_have_no_similarity(precision: Any, clip: Model) -> None:
         clip.similarity(vectors, vectors)
 
 
-def test_floats_of_an_image_are_rounded() -> None:
-    assert open_image(np.full((2, 3, 3), 0.999)).getpixel((0, 0)) == (255, 255, 255)
-
-
 PUSH = """
 import os, sys
 from pathlib import Path
@@ -471,19 +453,3 @@ def test_a_pushed_model_comes_back_from_the_hub(clip: Model, tmp_path: Path) -> 
     assert address.endswith("/someone/model/commit/" + "c" * 40)
     assert files == "README.md model.json model.safetensors tokenizer.json tokenizer_meta.json"
     assert refused.startswith("the Hugging Face hub did not take someone/model (")
-
-
-def test_descriptions_of_images_go_with_each() -> None:
-    seps = model_of("seps")
-    with pytest.raises(UserError, match="reads a description with each image"):
-        seps.encode(images=Image.new("RGB", (9, 9)))
-
-
-def endless() -> Iterator[Image.Image]:
-    yield Image.new("RGB", (9, 9))
-    raise OSError("the disk is gone")
-
-
-def test_an_error_of_an_iterator_is_the_callers(clip: Model) -> None:
-    with pytest.raises(OSError, match="the disk is gone"):
-        clip.encode(images=endless())

@@ -61,17 +61,6 @@ def measured(
 # Evaluation
 
 
-def test_images_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
-    on = measured(captioned(tmp_path, 12))
-    assert len(on.data.keys) == 10
-    for row, key in enumerate(on.data.keys):
-        assert not any(name in key for name in BROKEN)
-        own = on.model.cropped(tmp_path / f"{Path(key).stem}.png")
-        found = on.image(row)
-        assert isinstance(found, Image.Image)
-        assert np.array_equal(np.asarray(found), np.asarray(own))
-
-
 def rank_of(case: Case) -> int:
     return int(case.title.split()[4])
 
@@ -133,17 +122,6 @@ def test_the_sentences_of_a_query_stand_over_the_right_image_with_their_scores_a
         assert [told.score for told in seen.sentences] == pytest.approx(scores, abs=1e-6)
         every = [one.text for one in seen.texts()]
         np.testing.assert_allclose(seen.heat, on.model.heat(own, every), atol=1e-6)
-
-
-def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
-    on = measured(captioned(tmp_path / "in", 12))
-    on.model.method.towers.image.grid = None
-    write_html(tmp_path / "page.html", suite_of(on.result), on)
-    page = Page((tmp_path / "page.html").read_text())
-    assert not [a for _, a in page.tags if a.get("class") == "over"]
-    assert not [tag for tag, _ in page.tags if tag == "input"]
-    assert not [a for _, a in page.tags if a.get("class") == "phrases"]
-    assert "Heat is orange" not in page.words
 
 
 def test_candidates_of_an_example_are_those_of_its_fold(
@@ -274,12 +252,6 @@ def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
     assert "Text to image" not in found.words
 
 
-def test_a_page_says_how_the_model_sees_images(tmp_path: Path) -> None:
-    on = sorted_by_class("clip", tmp_path)
-    on.model.transform.resize = "squash"
-    assert on.crop_sentence() == "Images are shown as the model sees them: pressed into a square."
-
-
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
     tmp_path: Path, capsys: Capture
 ) -> None:
@@ -385,16 +357,6 @@ def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path
     assert "the run was validated on these data, by which it" in Page(page.read_text()).words
 
 
-def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:
-    page = run / "run" / "report.html"
-    before = Page(page.read_text())
-    page.write_text("old")
-    changes = ["train.max_steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
-    assert call("train", recipe(run), "--out", run / "run", "--resume", "--set", *changes) == 0
-    after = Page(page.read_text())
-    assert [tag for tag, _ in after.tags] == [tag for tag, _ in before.tags]
-
-
 def test_a_run_that_stopped_says_why_on_its_page(tmp_path: Path, capsys: Capture) -> None:
     changes = [
         "train.optimizer.lr=1e9",
@@ -428,21 +390,6 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(
     assert said[0].startswith("no report.html: cannot write ")
     assert "no space left on device" in said[0]
     assert f"trained: {tmp_path / 'run' / 'last'}" in output.out
-
-
-def test_a_mistake_before_the_first_step_leaves_no_page(tmp_path: Path, capsys: Capture) -> None:
-    complaint(
-        capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.global_batch_size=64"
-    )
-    assert not (tmp_path / "run" / "report.html").exists()
-
-
-def test_a_resume_that_does_nothing_leaves_the_page_as_it_was(run: Path, capsys: Capture) -> None:
-    before = (run / "run" / "report.html").read_bytes()
-    changes = ["train.max_steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
-    arguments = ["train", recipe(run), "--out", run / "run", "--resume", "--set", *changes]
-    assert "step-9" in complaint(capsys, *arguments, "--checkpoint", "step-9")
-    assert (run / "run" / "report.html").read_bytes() == before
 
 
 def test_ctrl_c_is_reported_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,11 +484,6 @@ def test_many_queries_are_listed_and_the_rest_is_counted(
     assert sum(tag == "a" for tag, _ in found.tags) == 2
     assert "The first 2 of 3 queries" in found.words
     assert f"written: {page}, the first 2 of 3 queries" in capsys.readouterr().err
-
-
-def test_search_refuses_a_folder_for_its_page(made: Path, capsys: Capture) -> None:
-    assert "cannot write" in complaint(capsys, "search", made / "index", TEXTS[0], "--html", made / "photos")
-    assert (made / "photos" / "01.png").exists()
 
 
 def test_a_page_shows_whole_images_and_dims_what_the_model_does_not_read(tmp_path: Path) -> None:

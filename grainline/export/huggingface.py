@@ -65,9 +65,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
         if tokenizer is not None and (taken := sorted(place.parent.glob("tokenizer*.json"))):
-            raise UserError(
-                f"{taken[0]} is there already, and the tokenizer goes beside it; give a new folder"
-            )
+            raise UserError(f"{taken[0]} is there already; give a new folder")
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)

@@ -180,10 +180,13 @@ def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     """
     best, row, start = np.empty(0), np.empty(0, dtype=np.int64), 0
     for score, described in blocks:
+        if not len(score):
+            continue
         if not start:
             best, row = np.full(score.shape[1], -np.inf), np.full(score.shape[1], -1)
-        block = np.where(described, -np.inf, score.astype(np.float32))  # numpy is slow at float16
-        top = block.max(0, initial=-np.inf)
+        block = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
+        block[described] = -np.inf
+        top = block.max(0)
         better = np.flatnonzero(top > best)
         best[better], row[better] = top[better], start + block[:, better].argmax(0)
         start += len(score)

@@ -203,7 +203,6 @@ def model_of(
         model, which = load(path, device=device), f"the model {path}"
     if fingerprint(model) != manifest.model_id.fingerprint:
         raise UserError(
-            f"index {folder} was made with other weights than {which} has now: "
-            f"give the {manifest.model_id.method} model it was made with (--model), or build an index anew"
+            f"index {folder} was made with other weights than {which} has now; name it with --model"
         )
     return model

@@ -331,8 +331,7 @@ class Index:
             return self.read(path)
         except CorruptSample:
             raise UserError(
-                f"{self.root / path} has changed since it was indexed: run `grainline index refresh "
-                f"{self.reader.folder}`"
+                f"{self.root / path} has changed since it was indexed; refresh the index"
             ) from None
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
@@ -403,9 +402,6 @@ def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[st
             with suppress(UserError, KeyError):  # it lies elsewhere, or is not indexed
                 text = index.reader.rows[index.reader.numbers[relative(index.root, image)]].description
         if text is None:
-            raise UserError(
-                f"{name} reads a description beside each image, and {image} has none in the index: name a "
-                "file of `grainline data describe` with --descriptions"
-            )
+            raise UserError(f"{name} reads descriptions, and {image} has none; name --descriptions FILE")
         out.append(Described(image, text))
     return out

@@ -104,9 +104,7 @@ class CorruptIndex(UserError):
     """A file of an index does not have the bytes that were written."""
 
     def __init__(self, folder: Path, error: object) -> None:
-        super().__init__(
-            f"index {folder} is corrupt: {error}; build it anew from its images in another folder"
-        )
+        super().__init__(f"index {folder} is corrupt: {error}; build it anew in another folder")
 
 
 AGAIN = "run the command again: the index has not changed"
@@ -118,9 +116,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index. UserError where there is none, or one that cannot be used."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(
-            f"no index at {folder}; make one with `grainline index build IMAGES --model MODEL --out {folder}`"
-        )
+        raise UserError(f"no index at {folder}; make one with `grainline index build`")
     try:
         body = read_sealed(path)
         version = body.pop("version", None)
@@ -131,10 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise CorruptIndex(folder, f"{MANIFEST} does not hold what it should ({where})") from None
-    raise UserError(
-        f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew in "
-        "another folder"
-    )
+    raise UserError(f"index {folder} has layout {version}, this grainline reads {VERSION}; build it anew")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

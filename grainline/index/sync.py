@@ -117,8 +117,7 @@ def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
         raise store.CorruptIndex(folder, error) from None
     if there.texts != texts.texts:
         raise UserError(
-            f"{folder} is calibrated with {len(there.texts):,} texts of {there.source}, and an index keeps"
-            f" its texts; for those of {texts.source} choose another --out"
+            f"{folder} keeps its texts of {there.source}; for {texts.source} choose another --out"
         )
 
 
@@ -155,9 +154,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
         names = [relative(root, path) for path in paths]
         for name in names:
             if not paths_below(candidates, [name]):
-                raise UserError(
-                    f"{name} is not in index {writer.folder}; name images or folders below {root}"
-                )
+                raise UserError(f"{name} is not in index {writer.folder}; name what lies below {root}")
         removed = paths_below(candidates, names)
         number = sum(path in writer.rows for path in removed)
         writer.commit(removed=removed, excluded=removed)
@@ -194,9 +191,7 @@ class Update:
         self.counts: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []  # cause, path
         if LONG_CAPTIONS in descriptions:
-            raise UserError(
-                f"--descriptions {LONG_CAPTIONS}: images of a folder have no captions; name files"
-            )
+            raise UserError(f"--descriptions {LONG_CAPTIONS}: a folder has no captions; name files")
         files = tuple(str(Path(name).resolve()) for name in descriptions) or writer.manifest.descriptions
         self.descriptions = Descriptions(files) if files else None
         method = writer.model.method
