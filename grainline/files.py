@@ -68,13 +68,20 @@ def write_text(path: Path, text: str) -> None:
 
     File names may hold bytes that are not UTF-8. They are written as \\udcff, which JSON reads as the name.
     """
+    with drafted(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        sync(draft)
+
+
+@contextmanager
+def drafted(target: Path) -> Iterator[Path]:
+    """A temporary path for a file or folder, renamed to target when the block ends, else removed."""
+    draft = temporary_path(target)
     try:
-        temporary_path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
-        sync(temporary_path(path))
-        move_into_place(path)
-    except OSError:
-        discard(temporary_path(path))
-        raise
+        yield draft
+        move_into_place(target)
+    finally:
+        discard(draft)
 
 
 @contextmanager
@@ -99,14 +106,10 @@ def replacing(target: Path) -> Iterator[Path]:
     UserError if it cannot be written, as into a pipe or a device; the old file stays.
     """
     with writing(target, "choose another place"):
-        draft = temporary_path(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        discard(draft)  # of a process that was killed
-        try:
+        discard(temporary_path(target))  # of a process that was killed
+        with drafted(target) as draft:
             yield draft
-            move_into_place(target)
-        finally:
-            discard(draft)
 
 
 def seal(folder: Path, body: Mapping[str, Any]) -> None:

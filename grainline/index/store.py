@@ -40,7 +40,7 @@ from grainline.files import (
     clear_leftovers,
     crc32,
     discard,
-    move_into_place,
+    drafted,
     page_sums,
     read_sealed,
     seal,
@@ -149,18 +149,13 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
 
     body  what `seal` writes in addition to the digests
     """
-    folder = temporary_path(target)
-    discard(folder)
+    discard(temporary_path(target))
     discard(target)  # no manifest names it, else it would have another number
-    folder.mkdir(parents=True)
-    try:
+    with drafted(target) as folder:
+        folder.mkdir(parents=True)
         yield folder
         pages = {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}
         seal(folder, {**body, "pages": pages})
-        move_into_place(target)
-    except OSError:
-        discard(folder)
-        raise
 
 
 def seal_of(folder: Path) -> str:
