@@ -22,15 +22,7 @@ from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import distinct_rows
 from grainline.errors import UserError
 from grainline.export import onnx
-from grainline.export.onnx import (
-    OUTPUTS,
-    ImageTower,
-    Outputs,
-    Parity,
-    differences,
-    export,
-    session,
-)
+from grainline.export.onnx import OUTPUTS, ImageTower, Outputs, Parity, differences, export, session
 from grainline.files import write_tensors
 from grainline.fingerprint import fingerprint
 from grainline.loading import load

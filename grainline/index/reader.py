@@ -33,7 +33,7 @@ from grainline.model import Model
 from grainline.types import Encoded, to_dtype
 
 TRIES = 3
-NEIGHBOURS = 4  # of an image, itself included
+NEIGHBOURS = BACKGROUND + 1  # of an image, itself and its copies included
 
 
 class IndexReader:
@@ -106,14 +106,9 @@ class IndexReader:
         Copies do not count: rows of the same bytes, and of vectors that are equal up to rounding.
         """
         queries = self.take(store.VECTORS, self.background)
-        exact, hashes = Exact(self.vectors, self.live), np.array(self.hashes)
-        for k in (NEIGHBOURS, len(self.background) + 1):  # few are enough, unless an image has many copies
-            near = exact.top(queries, k)
-            same = hashes[near.row] == hashes[self.background][:, None]  # [B, k]
-            best = np.where(same | (near.score >= 1 - DUPLICATE), -np.inf, near.score).max(1)
-            if np.isfinite(best).all():
-                break
-        return np.sort(best)
+        near, hashes = Exact(self.vectors, self.live).top(queries, NEIGHBOURS), np.array(self.hashes)
+        same = hashes[near.row] == hashes[self.background][:, None]  # [B, k]
+        return np.sort(np.where(same | (near.score >= 1 - DUPLICATE), -np.inf, near.score).max(1))
 
     @cached_property
     def calibration(self) -> Calibration:

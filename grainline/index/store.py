@@ -19,7 +19,6 @@ leaves the old index and some folders that no manifest names; the next writer re
 """
 
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -202,12 +201,10 @@ class Column:
         self._unchecked = np.ones(-(-size // PAGE), bool)
         self._check(np.arange(1))
         try:
-            start = io.BytesIO(self._bytes[:PAGE].tobytes())
-            assert np.lib.format.read_magic(start) == (1, 0)
-            self.shape, _, self.dtype = np.lib.format.read_array_header_1_0(start)
-            self._first = start.tell()
+            header = np.load(path, mmap_mode="r")  # for these three alone: it keeps the file open
+            self.shape, self.dtype, self._first = header.shape, header.dtype, header.offset
             self._array = self._bytes[self._first :].view(self.dtype).reshape(self.shape)
-        except (ValueError, AssertionError) as error:
+        except (OSError, ValueError) as error:
             raise Corrupt(f"{path.name} holds no array ({error})") from None
 
     def __len__(self) -> int:
