@@ -22,7 +22,7 @@ from grainline.data.descriptions import Described, Descriptions, WithDescription
 from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
 from grainline.data.formats.joined import without_images as bare
 from grainline.data.open_source import open_source, open_sources, takes_images
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, keys_of
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record
 from grainline.data.texts import TextsConfig, windows
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
@@ -277,12 +277,6 @@ def test_withheld_captions_take_their_phrases_and_foils_along(tmp_path: Path) ->
     assert WithoutCaptions(One(source), (0,))[0].foils == foils[1:]
 
 
-def test_keys_of_scenes_are_listed_without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source("scenes:dev?count=3&skip=1", size=32)
-    monkeypatch.setattr("grainline.data.scenes.source.render", None)
-    assert list(keys_of(source)) == [f"scenes-dev-0-{i:06d}" for i in range(3)]
-
-
 def test_a_model_encodes_images_with_their_descriptions() -> None:
     model = reader()
     image = Image.new("RGB", (8, 8), (200, 10, 10))
@@ -459,20 +453,6 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     other = open_index(out, model).reader
     vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
     assert not np.allclose(vectors[0], vectors[1])
-
-
-def test_a_damaged_image_of_an_index_needs_no_description(tmp_path: Path) -> None:
-    told = photos(tmp_path / "photos")
-    (tmp_path / "photos" / "bad.png").write_bytes(b"no image")
-    file = description_method.file(tmp_path / "a.jsonl", told)
-    report = build(
-        tmp_path / "photos",
-        tmp_path / "index",
-        model=reader(),
-        calibration_texts=null_texts(tmp_path),
-        descriptions=[str(file)],
-    )
-    assert (report.images, report.corrupt) == (4, {"corrupt image": 1})
 
 
 def test_a_graph_of_pixels_cannot_stand_for_a_method_that_reads_descriptions(tmp_path: Path) -> None:

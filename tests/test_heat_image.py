@@ -4,7 +4,6 @@ import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -106,20 +105,6 @@ def test_a_mask_is_what_stands_out_and_empty_where_nothing_does(tmp_path: Path) 
     assert mask_of(weak, Box(0, 0, 4, 4)).nonzero()[0].tolist() == [0] * 4, (
         "0.3 is no contrast, whatever Otsu says"
     )
-
-
-def test_paths_images_and_arrays_have_the_same_heat(tmp_path: Path) -> None:
-    model, path = tiny_model(), photo(tmp_path)
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
-    forms: list[Any] = [path, str(path), path.read_bytes(), image, np.asarray(image)]
-    forms.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-    images = [model.heat_image(one, "A red dog.").tobytes() for one in forms]
-    assert len(set(images)) == 1
-    masks = [model.segment(one, "A red dog.").tobytes() for one in forms]
-    assert len(set(masks)) == 1
-    with pytest.raises(UserError, match="give a text with words"):
-        model.heat_image(path, " ")
 
 
 @pytest.mark.parametrize(("rank", "weak"), [(26, True), (25, False)])

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,44 +188,6 @@ def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
             clip.encode(unclear)
     with pytest.raises(UserError, match="one of them"):
         clip.encode("a dog", texts="a dog")
-
-
-NONSENSE: list[Any] = [5, None, b"x", [], {"a": 1}, [5], [None], object(), print, {1, 2}, int, iter([]),
-                       np.zeros((2, 2, 2)), torch.full((2, 4), torch.nan)]  # fmt: skip
-
-
-@pytest.mark.parametrize("call", [
-    lambda model, x: model.similarity(x, x),
-    lambda model, x: model.similarity(model.encode(texts="a"), x),
-    lambda model, x: model.encode(texts="a", device=x or 0),
-    lambda model, x: model.encode(texts="a", batch_size=[x]),
-    lambda model, x: model.encode(texts="a", convert_to_numpy=x),
-    lambda model, x: model.heat(x, "a"),
-    lambda model, x: model.segment(np.zeros((9, 9, 3)), x),
-    lambda model, x: model.save(x),
-    lambda model, x: model.to(x),
-    lambda model, x: model.read(x if x != [] else "letters"),
-    lambda _, x: grainline.compare(x, x),
-    lambda _, x: grainline.Result.load(x),
-    lambda _, x: grainline.load(x),
-    lambda _, x: grainline.train(x, "runs/never"),
-    lambda _, x: grainline.train("clip/patches", x),
-    lambda _, x: grainline.train("clip/patches", "runs/never", max_steps=[x]),
-    lambda _, x: grainline.evaluate(suite=x),
-    lambda model, x: grainline.evaluate(model, "scenes:dev?count=4&size=32", max_corrupt=x or -1),
-    lambda _, x: grainline.evaluate(scores=[[1], [1, 2]], pairs=x),
-])  # fmt: skip
-def test_arguments_that_make_no_sense_are_one_line(
-    call: Callable[[Model, Any], Any], clip: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for value in NONSENSE:
-        if isinstance(value, np.ndarray | Tensor) and call.__code__.co_names[0] != "similarity":
-            continue  # an array is an image as well
-        with pytest.raises(UserError) as error:
-            call(clip, value)
-        assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("device", ["text", "", "cuda:77"])

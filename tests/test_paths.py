@@ -266,21 +266,6 @@ def test_the_folder_here_and_folders_behind_links_may_be_replaced(
     assert [path.name for path in (tmp_path / "far").iterdir()] == ["near.txt"]
 
 
-@pytest.mark.parametrize("file", ["calibration/00000000/state.json", "manifest.json", "lock"])
-@pytest.mark.parametrize("command", [("check",), ("refresh",), ("add", "photos/01.png"), ("build",)])
-def test_a_pipe_inside_an_index_is_refused(
-    file: str, command: tuple[str, ...], home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(home / "index", tmp_path / "index")
-    index = ("index", *command[:1], tmp_path / "index", *command[1:])
-    if command == ("build",):
-        index = ("index", "build", home / "photos", "--model", "run", "--out", tmp_path / "index")
-    (tmp_path / "index" / file).unlink()
-    os.mkfifo(tmp_path / "index" / file)
-    if (file, command) != ("lock", ("check",)):
-        assert complaint(capsys, *index)
-
-
 def test_a_lock_that_is_a_link_empties_no_other_file(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "index", tmp_path / "index")
     (tmp_path / "index/lock").unlink()

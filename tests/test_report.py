@@ -17,7 +17,6 @@ import grainline.index.output
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
-from grainline.evaluation import ranks as protocols
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
@@ -124,22 +123,6 @@ def test_the_sentences_of_a_query_stand_over_the_right_image_with_their_scores_a
         np.testing.assert_allclose(seen.heat, on.model.heat(own, every), atol=1e-6)
 
 
-def test_candidates_of_an_example_are_those_of_its_fold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("IMAGES", 10), ("CAPTIONS", 2), ("FOLD", 5)):
-        monkeypatch.setattr(protocols, name, value)
-    on = measured(captioned(tmp_path, 12), protocol="coco-1k")
-    halves = [set(on.data.keys[:5]), set(on.data.keys[5:])]
-    texts, images = (part.cases for part in suite_of(on.result).cases(on, 8))
-    for case in texts:
-        hits = case.rows[0].panels
-        assert {hit.alt.split(", ")[0] for hit in hits} == halves[name_of(case) not in halves[0]]
-        assert case.title.endswith(" of 5")
-        assert [hit.right for hit in hits].index(True) + 1 == rank_of(case)
-    assert all(case.title.endswith(" of 10") for case in images)
-
-
 def test_a_image_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path / "in", 12))
     os.remove(tmp_path / "in" / "00.png")
@@ -222,34 +205,6 @@ def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
         assert one.right == (rank == 1)
     table = on.result.queries["confusions"]
     assert sum(row["images"] for row in table) == sum(not one.right for one in worst) > 0
-
-
-def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    on = sorted_by_class("clip", tmp_path / "in")
-    model, page = saved(on.model, tmp_path / "model"), tmp_path / "page.html"
-    arguments = ["evaluate", model, "--data", f"classes:{tmp_path / 'in'}", "--suite", "zeroshot"]
-    assert call(*arguments, "--max-corrupt", "0.5", "--html", page) == 0
-    assert f"written: {page}" in capsys.readouterr().out
-    found = Page(page.read_text())
-    for part in (
-        "Classes: most wrong",
-        "Classes: most right",
-        "Classes: confusions",
-        "Top-1 accuracy",
-        "Prompts",
-    ):
-        assert part in found.words
-    for one in ZeroshotSuite().cases(on)[0].cases:
-        assert one.detail in found.words
-        assert "".join(one.texts[1]) in found.words
-    of = {"a thing": 2, "b thing": 3, "c thing": 3}
-    for row in on.result.queries["confusions"]:
-        true = row["true"]
-        assert f"{true}{row['predicted']}{row['images']} of {of[true]}" in found.words
-    assert "a square from their middle" in found.words
-    assert "Text to image" not in found.words
 
 
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
@@ -390,17 +345,6 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(
     assert said[0].startswith("no report.html: cannot write ")
     assert "no space left on device" in said[0]
     assert f"trained: {tmp_path / 'run' / 'last'}" in output.out
-
-
-def test_ctrl_c_is_reported_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("grainline.training.checkpoint.save", stop)
-    assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 130
-    words = Page((tmp_path / "run" / "report.html").read_text()).words
-    assert "Stopped: interrupted" in words
-    assert "2 of 6" in words
 
 
 # Search
