@@ -5,11 +5,9 @@
 Times are those of the device, from event to event, the median of some calls after two that are thrown away;
 memory is what torch's allocator had in use at most, beyond the inputs. First the two ceilings of the machine:
 a product of matrices and a copy. Then
-  kernels   each kernel alone at the size of G1, with its TFLOP/s
   G1 to G3  losses of 2,048 images x 8 captions x 64 segments at width 512, forward and backward; beside it
             the modules of `bench_pooled` at the largest batch that they can hold
-  sampled   losses of 256 images with captions of eight times as many, as on eight GPUs: by lists of sampled
-            ones, and by a mask over all
+  sampled   losses of 256 images with captions of eight times as many, as on eight GPUs
   G4        scores of images with texts; keys and values are there already
   G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held
@@ -35,14 +33,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, images
 from benchmarks.harness import Ratio, paired, report, seconds
-from grainline import nn
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
-from grainline.kernels import launch
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.chunked_cosine import ChunkedDense
-from grainline.losses.tiled.kernel_lists import Counts, max_pairs
-from grainline.losses.tiled.operands import Operands, half_products
 from grainline.losses.tiled.pair_mask import RowIds
+from grainline.losses.tiled.scores import half_products
 from grainline.nn.grouping import farthest_points
 from grainline.nn.pooling import KeyValue
 from grainline.nn.superpixels import kmeans
@@ -56,8 +50,8 @@ GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation. A
 CPU is for rehearsals."""
 WORDS = {"half": "high", "tf32": "high", "float32": "highest"}
-"""How we name the precision of products in losses, and torch those of float32. "half": large ones in float16,
-as in training in half precision."""
+"""How we name the precision of products in losses, and torch those of float32. "half": large ones in
+bfloat16, as in training in half precision."""
 
 
 class Cost(NamedTuple):
@@ -104,47 +98,6 @@ def product_speed(dtype: torch.dtype, side: int, repeats: int) -> float:
     """TFLOP/s of a product of two matrices."""
     a, b = (torch.randn(side, side, dtype=dtype, device=GPU) for _ in range(2))
     return 2 * side**3 / cost(partial(torch.matmul, a, b), repeats).ms / 1e9
-
-
-def kernels(number: int, repeats: int) -> None:
-    """Each kernel alone, for a chunk of images with all texts, at 8 heads."""
-    if launch.available() or GPU.type == "cpu":
-        print(f"# no kernels: {launch.available() or 'no CUDA device'}")
-        return
-    from grainline.kernels import pooled
-
-    heads, slots, deep, texts = 8, bench_pooled.SLOTS, bench_pooled.WIDTH // 8, number * bench_pooled.CAPTIONS
-    images, width = 8, heads * deep
-    half = partial(torch.randn, dtype=torch.float16, device=GPU)
-    q, key, value = (
-        half(heads, texts, deep),
-        half(heads, images, slots, deep),
-        half(heads, images, slots, deep),
-    )
-    one, units, shift = torch.ones((), device=GPU), torch.ones(5, device=GPU), torch.zeros(width, device=GPU)
-    z, matrix, u = half(images, texts, width), half(width, width), half(texts, width)
-    y, by = torch.empty_like(z), torch.randn(images, texts, device=GPU) / 64
-    flat, by_z = z.flatten(0, 1), half(images, texts, width)
-    by_torch, into = ChunkedDense(Operands(torch.float16)), torch.zeros(width, width, device=GPU)
-    rows: list[tuple[str, Callable[[], Any], float]] = [
-        ("attend", lambda: pooled.attend(q, key, value, None, one), 4 * slots * width),
-        ("product by cuBLAS", lambda: torch.mm(flat, matrix, out=y.flatten(0, 1)), 2 * width**2),
-        ("unattend", lambda: pooled.unattend(q, key, value, None, by_z, one), 8 * slots * width),
-        ("outer by cuBLAS", lambda: by_torch.add_symmetric(into, flat, flat, one), 2 * width**2),
-    ]
-    for name, call, passes in (
-        ("lengths", lambda: pooled.lengths(z, y, u, shift, units[:3]), 2),
-        ("weigh", lambda: pooled.weigh(z, y, u, shift, by, by, units), 4),
-    ):
-        ms = cost(call, repeats).ms
-        report(f"kernel {name}, {images} x {texts}", 2 * passes * z.numel() / ms / 1e6, "GB/s", ms=ms)
-    for name, call, flops in rows:
-        ms = cost(call, repeats).ms
-        report(f"kernel {name}, {images} x {texts}", flops * images * texts / ms / 1e9, "TFLOP/s", ms=ms)
-    pixels = _photos(number)
-    ms = cost(lambda: nn.superpixels._by_kernel(pixels, 16, 10.0, 10), repeats).ms
-    read = 10 * 12 * pixels[:, 0].numel()  # Lab in float32, once a step
-    report(f"kernel kmeans, {len(pixels)} images", read / ms / 1e6, "GB/s", ms=ms)
 
 
 def losses(number: int, repeats: int) -> None:
@@ -224,27 +177,23 @@ def against(goal: bench_pooled.Goal, number: int, word: str, repeats: int) -> No
 
 
 def sampled(number: int, repeats: int) -> None:
-    """Sampled captions of a share of the images, with the captions of all: by lists against by a mask."""
+    """Sampled captions of a share of the images, with the captions of all."""
     with GPU:
         batch = bench_pooled.Batch(number, 8)
     local, texts = max(1, number // RANKS), len(batch.texts)
     images = RowIds(*(x[:local] for x in batch.images))
     segments = batch.segments.detach()[:local].requires_grad_()
 
-    def once(bound: int | None) -> None:
-        pairs = part_pairs(images, batch.captions, "sampled", Clock(), bound)
-        of_images = segments, None
-        part_loss(batch.pool, of_images, batch.texts, pairs, batch.scale, batch.bias).total.backward()
+    def once() -> None:
+        pairs = part_pairs(images, batch.captions, "sampled", Clock())
+        sides = (segments, None), batch.texts
+        part_loss(batch.pool, *sides, pairs, batch.scale, batch.bias).total.backward()
 
-    ways = {"a mask": None, "lists": max_pairs(Counts(bench_pooled.CAPTIONS, number, 0))}
     with half_products(True):
-        found = {name: cost(partial(once, bound), repeats) for name, bound in ways.items()}
-    pairs = local * (bench_pooled.CAPTIONS + number - 1)  # of a mask too: the others are in vain
-    for name, way in found.items():
-        facts = {"mib": way.mib} | speed(pairs * work(), way.ms)
-        report(f"sampled by {name}, {local} x {texts}", way.ms, "ms", **facts)
-    faster = found["a mask"].ms / found["lists"].ms
-    report(f"sampled, {local} x {texts}: time of a mask / of lists", faster, "x", at_least=1.0)
+        found = cost(once, repeats)
+    pairs = local * (bench_pooled.CAPTIONS + number - 1)
+    facts = {"mib": found.mib} | speed(pairs * work(), found.ms)
+    report(f"sampled by lists, {local} x {texts}", found.ms, "ms", **facts)
 
 
 @torch.no_grad()
@@ -290,13 +239,6 @@ def superpixels(number: int, repeats: int) -> None:
     flops = number * x.shape[1] ** 2 * x.shape[2]  # of a triangle of each product
     facts = {"mib": found.mib} | speed(flops, found.ms)
     report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, **facts)
-    if GPU.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            farthest_points(x, None, 65)
-        found = cost(graph.replay, repeats)
-        facts = speed(flops, found.ms)
-        report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5, **facts)
     pixels = _photos(number)
     found = cost(lambda: kmeans(pixels, 16), repeats)
     report(f"k-means, {len(pixels)} images", found.ms, "ms", at_most=15.0, mib=found.mib)
@@ -351,7 +293,7 @@ def profiled(name: str, call: Callable[[], Any], repeats: int, gate: float | Non
         with torch.profiler.profile(activities=activities) as record:
             call()
     events = record.key_averages()
-    launches = sum(event.count for event in events if re.search("LaunchKernel|GraphLaunch", event.key))
+    launches = sum(event.count for event in events if re.search("LaunchKernel", event.key))
     report(f"{name}: launches", launches, "", at_most=gate)
     report(f"{name}: time of the host / of the device", host / device, "x", at_most=0.3)
     busy = sum(x.self_cpu_time_total for x in events if x.key not in WAITS) / 1e3
@@ -428,7 +370,6 @@ def _length(a: Encoded, b: Encoded) -> Tensor:
 
 PARTS: dict[str, tuple[Callable[[int, int], None], int]] = {  # and by what the number of images is divided
     "ceilings": (ceilings, 1),
-    "kernels": (kernels, 1),
     "losses": (losses, 1),
     "sampled": (sampled, 1),
     "scores": (scores, 2),

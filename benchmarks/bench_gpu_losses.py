@@ -1,11 +1,10 @@
 """Losses and scores that are no pooling, on a GPU: beta-CAL, the loss over a vocabulary, scores of SEPS.
 
-    python -m benchmarks.bench_gpu_losses [--repeats 7] [--only G5 kernels G7 G10] [--rehearse]
+    python -m benchmarks.bench_gpu_losses [--repeats 7] [--only G5 G7 G10] [--rehearse]
 
-Times are those of the device; memory is beyond the inputs. Operands are float16 as in training, and float32.
+Times are those of the device; memory is beyond the inputs. Operands are bfloat16 as in training, and float32.
   G5   beta-CAL (cross-entropy both ways) of 73,728 rows: 2,048 images with 36 texts each, at width 512; of
-       2,304 rows as a CUDA graph and without one
-  kernels  of these alone, with their TFLOP/s
+       2,304 rows, as a group of beta_clip/paper has
   G7   scores of 5,000 images of 196 patches with 25,000 captions of 8 to 20 words, as COCO has
   G10  the loss over a vocabulary of 49,408 of 4,096 captions of 16 tokens, at width 512; beside it the plain
        way and, where it is installed, the fused loss of Liger-Kernel
@@ -15,7 +14,6 @@ Times are those of the device; memory is beyond the inputs. Operands are float16
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +22,9 @@ from torch import Tensor
 from benchmarks import bench_pairs, bench_seps
 from benchmarks.bench_gpu import GPU, arguments, cost, profiled, speed
 from benchmarks.harness import report
-from grainline.kernels import launch
-from grainline.losses.tiled import kernel_dots
-from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.scores import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
-from grainline.methods.patch_selection.training import summary
+from grainline.methods.patch_words import summary
 from grainline.nn.patch_selection.scoring import score
 from grainline.types import Encoded
 
@@ -61,34 +57,6 @@ def pairs(repeats: int, tiny: bool) -> None:
                 report(f"{name}: memory", found.mib, "MiB", at_most=600.0 if gate else None)
         if not large:
             profiled(f"G5 beta-CAL N={len(v)}", loss, repeats)
-
-
-def kernels(repeats: int, tiny: bool) -> None:  # noqa: ARG001
-    """Those of beta-CAL alone, at the tiles of G5."""
-    if launch.available() or GPU.type == "cpu":
-        print(f"# no kernels: {launch.available() or 'no CUDA device'}")
-        return
-    from grainline.kernels import dots
-
-    width = bench_pairs.WIDTH
-    cols = torch.randn(36 * 2048, width, dtype=torch.float16, device=GPU)
-    place = torch.arange(len(cols), dtype=torch.int32, device=GPU)
-    ids, one = torch.stack([0 * place, place // 36, place, place % 36], 1), torch.ones((), device=GPU)
-    facts = torch.ones(len(cols), 3, device=GPU)
-
-    def given(number: int) -> tuple[Any, ...]:
-        rows = slice(kernel_dots.HIGH)
-        return cols[rows], cols[:number], ids[rows], ids[:number], one, [1.0, 0.5, 0.0]
-
-    many, few = given(len(cols)), given(kernel_dots.WIDE)
-    of_rows, of_cols = (facts[: len(x)] for x in few[:2])
-    for name, call, (left, right, *_) in (
-        ("sums", lambda: dots.sums(*many, True), many),
-        ("slopes", lambda: dots.slopes(*few, of_rows, of_cols, one), few),
-        ("binary", lambda: dots.binary(*few, of_rows[:, 0].contiguous(), one, True), few),
-    ):
-        ms, flops = cost(call, repeats).ms, 2 * width * len(left) * len(right)
-        report(f"kernel {name}, {len(left)} x {len(right)}", flops / ms / 1e9, "TFLOP/s", ms=ms)
 
 
 def patches(repeats: int, tiny: bool) -> None:  # noqa: ARG001, once: it takes seconds
@@ -150,7 +118,7 @@ def vocabulary(repeats: int, tiny: bool) -> None:
         report("G10 time Liger / ours", times["Liger"] / times["ours"], "x", at_least=1.0)
 
 
-PARTS = {"G5": pairs, "kernels": kernels, "G7": patches, "G10": vocabulary}
+PARTS = {"G5": pairs, "G7": patches, "G10": vocabulary}
 
 
 def main() -> None:

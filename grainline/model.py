@@ -74,7 +74,6 @@ class Model:
         self.description, self.method = description, method.eval()
         self.tokenizer, self.batch, self.run = tokenizer, batch, run
         self.transform = EvalTransform(method.size, **image_settings(description))
-        self.cut = 0  # texts so far that were longer than the method reads
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self.facts().items())
@@ -166,7 +165,7 @@ class Model:
         if images is not None:
             single, unit, total = is_one_image(images), "images", count_of(images)
             some: Any = [images] if single else several(images, "image")
-            batches: Iterator[Any] = self._images(some, size)
+            batches: Iterator[Any] = self._images(some, size, truncated)
         else:
             single, unit = isinstance(texts, str), "texts"
             many = texts if isinstance(texts, list | str) else several(texts, "text")
@@ -190,10 +189,8 @@ class Model:
             vectors = vectors[0] if single else vectors
             return vectors if convert_to_tensor else vectors.cpu().numpy()
         ids = torch.arange(len(both.vector), device=self.device)
-        if images is not None:
-            return both._replace(item=ids, image=ids)
-        cut = torch.tensor(truncated, device=self.device)
-        return both._replace(item=ids, image=torch.full_like(ids, -1), truncated=cut)
+        both = both._replace(item=ids, image=ids if images is not None else torch.full_like(ids, -1))
+        return both._replace(truncated=torch.tensor(truncated, device=self.device)) if truncated else both
 
     @torch.no_grad()
     def similarity(self, a: Any, b: Any) -> Tensor:
@@ -346,7 +343,11 @@ class Model:
     ) -> str:
         """Upload the model with its card to the Hugging Face hub and return the address of the commit.
 
-        name  owner/model; the repository is made if it is not there
+        name     owner/model; the repository is made if it is not there
+        private  make a new repository a private one
+        licence  for the card, as the hub has it: apache-2.0
+        results  for the card: files of `grainline evaluate --json`
+        message  of the commit
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """
@@ -368,21 +369,24 @@ class Model:
     def prepared(self, image: ImageLike) -> Images:
         """One image as the method reads it, with its description if the method reads descriptions."""
         number = torch.arange(1)
-        dense = self._dense([image], number)
+        dense = self._dense([image], number, [])
         return to(Images(self._square(image)[None], number, dense=dense), self.device)
 
     def cropped(self, image: ImageLike) -> Image.Image:
         """The square of an image that the model reads, as background of heat maps."""
         return self.transform.square.cut(original(image))
 
-    def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
-        """Batches of squares: while the method encodes one batch, threads decode the next."""
+    def _images(self, images: Iterable[ImageLike], size: int, truncated: list[bool]) -> Iterator[Images]:
+        """Batches of squares: while the method encodes one batch, threads decode the next.
+
+        truncated  gets one entry for each description
+        """
         squares = in_order(lambda image: (image, self._square(image)), images, DECODERS, ahead=size)
         with closing(squares):
             while some := list(islice(squares, size)):
                 inputs, number = [image for image, _ in some], torch.arange(len(some))
                 pixels = torch.stack([square for _, square in some])
-                yield Images(pixels, number, dense=self._dense(inputs, number))
+                yield Images(pixels, number, dense=self._dense(inputs, number, truncated))
 
     def _texts(self, texts: Sequence[str], size: int, truncated: list[bool]) -> Iterator[Texts]:
         """Batches of texts, all padded to the longest; `truncated` gets one entry for each text."""
@@ -391,13 +395,12 @@ class Model:
         if not texts:
             return
         tokens = self.read(texts)
-        self.cut += sum(tokens.truncated)
         truncated += tokens.truncated
         padded = texts_of(tokens.ids)
         for start in range(0, len(texts), size):
             yield rows(padded, slice(start, start + size))
 
-    def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts | None:
+    def _dense(self, images: Sequence[ImageLike], number: Tensor, truncated: list[bool]) -> Texts | None:
         """The descriptions of images, if the method reads them. UserError for an image without."""
         if not self.method.reads_descriptions:
             return None
@@ -410,7 +413,7 @@ class Model:
                 "name a file of `grainline data describe` with --descriptions"
             )
         tokens = windows(self.tokenizer, texts, self.method.context)
-        self.cut += sum(tokens.truncated)
+        truncated += tokens.truncated
         return description_texts(tokens.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:

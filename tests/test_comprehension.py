@@ -473,7 +473,7 @@ def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Cap
     given = ["evaluate", model, "--data", "scenes:dev?count=4&size=40", "--suite", "comprehension"]
     page, found = tmp_path / "a.html", tmp_path / "a.json"
     assert call(*given, "--json", found, "--html", page) == 0
-    assert "comprehension, protocol plain, 4 images" in capsys.readouterr().out
+    assert "comprehension, protocol plain: 4 images" in capsys.readouterr().out
     assert read(found).settings["alpha"] == 0.5
     words = Page(page.read_text()).words
     for part in ("Comprehension of", "Expressions: most wrong", "Expressions: most right", "ground truth"):

@@ -70,7 +70,7 @@ class Reader:
 
     def __init__(self, pairwise: bool = False, context: int = CONTEXT) -> None:
         self.method, self.context = Cosine(pairwise), context
-        self.cut, self.texts = 0, list[str]()
+        self.texts = list[str]()
 
     def read(self, texts: Sequence[str]) -> TokenizedParts:
         ids = [[zlib.crc32(word.encode()) for word in text.split()] for text in texts]
@@ -84,8 +84,8 @@ class Reader:
         if images is not None:
             return encoded([[np.asarray(image).mean() / 255, 0.5, 0.1] for image in images])
         self.texts += texts or []
-        self.cut += sum(self.read(texts or []).truncated)
-        return encoded([self.vector(text) for text in texts or []])
+        cut = torch.tensor(self.read(texts or []).truncated)
+        return encoded([self.vector(text) for text in texts or []])._replace(truncated=cut)
 
     def vector(self, text: str) -> list[float]:
         g = np.random.default_rng(zlib.crc32(" ".join(text.split()[: self.context]).encode()))

@@ -708,7 +708,7 @@ def test_the_command_writes_a_result_and_a_page(
     assert call(*given, "--json", found, "--html", page) == 0
     told = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "tIoU, uniform chunks, K = 4" in told
-    assert "phrases, protocol plain, 3 images, 4 texts" in told
+    assert "phrases, protocol plain: 3 images, 4 texts" in told
     assert read(found).data["phrases"] == 7
     assert "tIoU, spectral clustering" in Page(page.read_text()).words
     assert call(*given, "--compare-to", found) == 0

@@ -230,7 +230,7 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     for change, said in (
         ({"image_id": 12}, r"^annotation 1 of .*: its foil is of image 12, the caption of 11"),
         ({"caption": ""}, r'^annotation 1 of .*: caption is "", not a text'),
-        ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes": it must be true or false'),
+        ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes": it must be a valid boolean'),
         ({"id": [1]}, r"annotations\[5\] of .*: id is \[1\]: an id is a number or a text"),
     ):
         notes = [dict(note) for note in content["annotations"]]

@@ -188,7 +188,7 @@ def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
         ({"ann_id": 77}, "image 1 or annotation 77 is not in"),
         ({"sentences": ["man"]}, 'sentences.0 is "man": it must be an object'),
         ({"image_id": {}}, "image_id is an object: an id is a number or a text"),
-        ({"split": ["val"]}, 'split is ["val"]: it must be text'),
+        ({"split": ["val"]}, 'split is ["val"]: it must be a valid string'),
     ):
         source = open_source(changed(**fields))
         assert len(source) == 3
@@ -205,7 +205,7 @@ def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
     for code, why in (
         ([[1, 2, 3]], "a polygon is a list of three points or more"),
         ({"size": [16, 20], "counts": [3, 4]}, "the runs of a mask add up to 7, not to 16 x 20"),
-        ({"size": [16, 20], "counts": [-1, 321]}, "counts.0 is -1: it must be 0 or more"),
+        ({"size": [16, 20], "counts": [-1, 321]}, "counts.0 is -1: it must be greater than or equal to 0"),
         ({"size": [16, 1e999], "counts": [320]}, "size.1 is Infinity: it must be a finite number"),
         ({"size": [10**6, 10**6], "counts": [10**12]}, "pixels, more than 89478485"),
         ([[1, 2, 3, 4, 5, float("nan")]], "segmentation.0.5 is NaN: it must be a finite number"),

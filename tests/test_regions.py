@@ -158,7 +158,7 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
         (
             lambda x: x["annotations"][1].update(neg_category_ids=[]),
             "annotations[1]",
-            "is []: it must be a list of 1 or more",
+            "is []: Tuple should have at least 1 item",
         ),
         (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "[1, 2, 3]: too short"),
         (

@@ -20,7 +20,6 @@ from grainline.data.scenes.source import Scenes
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import write_html
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import validation_summary
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
@@ -28,7 +27,6 @@ from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
 from grainline.report.case import Case, WholeImage, lead, standing
 from grainline.report.charts import DASHES, line_chart
 from grainline.report.page import MissingImage
-from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
 from grainline.training.report import curves
 
@@ -296,19 +294,10 @@ def test_training_leaves_a_page_about_loss_validation_data_and_settings(run: Pat
     assert sum(tag == "figure" for tag, _ in page.tags) == 7
 
 
-def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path, tmp_path: Path) -> None:
-    last = [line for line in read_log(run / "run") if line["kind"] == "validation"][-1]
-    assert last["images"] == 6
-    said = f"at rank {last['metrics']['text to image median rank']:g} of 6 (median)."
-    assert said in validation_summary(str(run / "run"))
+def test_a_page_says_that_the_run_was_validated_on_these_data(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    data = ("--data", "scenes:dev?count=8")
-    assert call("evaluate", run / "run", *data, "--html", page) == 0
-    assert f"{said} That says nothing about other data." in Page(page.read_text()).words
     validation = read_recipe(str(run / "run" / "recipe.yaml"), []).data.validation
     assert call("evaluate", run / "run", "--data", *validation, "--html", page) == 0
-    assert said in Page(page.read_text()).words
-    assert "nothing about other data" not in Page(page.read_text()).words
     assert "the run was validated on these data, by which it" in Page(page.read_text()).words
 
 

@@ -245,7 +245,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["shortlist=0"], "field 'shortlist' is 0: it must be 1 or more"),
+        (["shortlist=0"], "field 'shortlist' is 0: it must be greater than or equal to 1"),
         (["exact=true"], "exact ranks by all scores next to a shortlist; set shortlist with it"),
     ],
 )

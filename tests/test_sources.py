@@ -759,7 +759,7 @@ def test_wrong_rows_of_coco_are_damage_of_their_own(data: Path) -> None:
         f"{file}: images[2] (another image has its id 5)",
         f"{file}: annotations[1] (id is an object: an id is a number or a text)",
         f"{file}: annotations[2] (image 9 is not listed, or wrong there)",
-        f"{file}: annotations[3] (caption is null: it must be text)",
+        f"{file}: annotations[3] (caption is null: it must be a valid string)",
     )
 
 

@@ -50,7 +50,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     """Write a model into a new Hugging Face folder, or into a state dict of open_clip (`.safetensors`).
 
     source   a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
-    scoring  how the method of a run scores pairs, where it has several ways: only "vectors" can be written
+    scoring  how pairs are scored, for runs with several ways: only vectors can be written
 
     The tokenizer is written too, into the folder of the file. Returns how far vectors moved. Raises UserError
     where the model has no such form, where a file exists, and where vectors moved by more than LIMIT; then

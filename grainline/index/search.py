@@ -18,7 +18,6 @@ from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
@@ -130,10 +129,10 @@ class Index:
     def __len__(self) -> int:
         return len(self.reader)
 
-    @cached_property
+    @property
     def validated(self) -> str:
-        """At which rank the model finds right images on the validation data of its run; "" if unknown."""
-        return validation_summary(self.path) if self.path else ""
+        """A sentence that the run of the model is near chance on its validation data; "" where it is not."""
+        return self.model.weakness
 
     @checked()
     @torch.no_grad()

@@ -73,13 +73,13 @@ def build(
 ) -> Report:
     """Index all images below a folder. Given again, it goes on where it was interrupted.
 
-    calibration_texts  texts like the queries that describe other images: a source with captions, or a .txt
-                       file with one text a line; None: built-in descriptions of everyday photographs, or
-                       of drawn scenes for a model that was trained on these alone
+    calibration_texts  texts like the queries, about other images: a source with captions, or a .txt file
+                       with one text a line (default: built-in descriptions of everyday photographs, or of
+                       drawn scenes for a model that was trained on these alone)
     descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
                        the folder
-    exclude            patterns of images and folders to leave out, now and in every refresh: "private",
-                       "*-copy.jpg"; () for those of the index
+    exclude            patterns of images and folders to leave out, now and in every refresh: private,
+                       *-copy.jpg (default: those of the index)
     """
     root, folder = root_of(images), path_of(out, "the folder of the index")
     if not images_below(root, exclude)[0]:
@@ -175,8 +175,8 @@ def refresh(
     """Bring the index up to date with its folder: encode new and changed images, remove those without a file.
 
     full          read and hash every image, instead of only those whose size or time is another
-    descriptions  files to read from now on; () reads those that were named last. An image with another
-                  description has changed.
+    descriptions  files of `grainline data describe` to read from now on (default: those of the index); an
+                  image with another description has changed
     """
     with _open_writer(index, model, chunk) as writer:
         return Update(writer, descriptions, progress).all_images(full)

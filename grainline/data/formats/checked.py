@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from grainline.config import ALLOWED, plain
+from grainline.config import located, plain
 from grainline.data.record import Box
 
 
@@ -146,18 +146,11 @@ def brief_json(value: Any) -> str:
 def _complaint(error: ValidationError, value: Any) -> str:
     """The first error in one line: "regions.0.box is [3, 0, 1, 1]: a box is left, top, right, bottom"."""
     first = error.errors(include_url=False)[0]
-    names: list[str] = []
-    for part in first["loc"]:
-        inside = isinstance(value, Mapping) and part in value
-        inside = inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value))
-        if not inside:
-            names += [str(part)] if first["type"] == "missing" else []
-            break
-        names, value = [*names, str(part)], value[part]
+    names, value = located(first, value)
     name = ".".join(names)
     if first["type"] == "missing" and isinstance(value, list | tuple):  # a list that ends before this place
         return f"{'.'.join(names[:-1])} is {brief_json(value)}: too short, it has {len(value)}"
     if first["type"] == "missing":
         return f"no {name}"
-    message = plain(first).replace(ALLOWED["dict_type"], "an object")
+    message = re.sub("a valid dictionary.*", "an object", plain(first))
     return f"{name or 'it'} is {brief_json(value)}: {message}"

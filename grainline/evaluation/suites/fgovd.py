@@ -224,7 +224,7 @@ class FoilCollector(RegionCollector):
                 raise UserError(f"all {outside} regions {of} lie outside the square that the model sees")
             raise UserError(f"no region {of} has a box and foils; {NEEDED}")
         texts = self._queue.encoded()
-        self.truncated = self._queue.cut_alike
+        self.truncated = self._queue.number_cut
         square = "squash" if self.model.transform.resize == "squash" else "crop"
         vector = torch.cat(self._vectors or [torch.empty(0, 1)])
         return Regions(
