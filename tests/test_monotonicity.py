@@ -539,9 +539,11 @@ def shown(**changes: Any) -> SubtextScores:
     return SubtextScores(Image.new("RGB", (30, 30), (9, 90, 9)), "p<1>", texts, lines)._replace(**changes)
 
 
-def test_the_table_says_what_was_cut_and_what_ties() -> None:
+def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
     page = cases_html([subtext_case(shown())], "a")
-    assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 6
+    assert page.count('class="ring"') == 1
+    assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
+    assert page.count(">=</text>") == 1
     assert "0.2000 <small>cut, tie</small>" in page
     assert "rho 0.87" in page
     assert "<b>dog" not in page
@@ -619,7 +621,7 @@ def test_from_the_command_to_the_page(models: dict[str, Path], tmp_path: Path, c
     assert "maxsim/run (maxsim)" in page
     assert "Models side by side" in page
     assert key in page
-    assert "<small>cut" in page
+    assert 'class="ring"' in page
     assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "y.html") == 0
     page = (tmp_path / "y.html").read_text()
     assert page.count('<article class="card">') == 4

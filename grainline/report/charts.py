@@ -27,6 +27,8 @@ class Series(NamedTuple):
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    hollow: Sequence[bool] = ()  # points that are rings; () for none
+    signs: Sequence[tuple[float, float, str]] = ()  # x, y and a character that is set just above
     chance: float | None = None  # a dotted line across the chart
 
 
@@ -142,6 +144,7 @@ def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:
 def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> dict[str, Any]:
     """A series as the template needs it: words of the legend, and points in pixels."""
     x, y = points
+    assert not series.hollow or len(series.hollow) == len(x), "hollow points are all finite"
 
     def path(places: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in places)
@@ -154,13 +157,15 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
     band = []
     if len(x) > POINTS:
         band = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
+    few = zip(x, y, series.hollow or [False] * len(x), strict=True) if len(x) <= FEW else ()
     return {
         "words": words,
         "dash": dash,
         "line": path([(x[b].mean(), y[b].mean()) for b in blocks]),
         "chance": "" if series.chance is None else f"{frame.py(series.chance):.1f}",
         "band": path(band),
-        "dots": [path([place]).split(",") for place in zip(x, y, strict=True)] if len(x) <= FEW else [],
+        "dots": [(f"{frame.px(x):.1f}", f"{frame.py(y):.1f}", hollow) for x, y, hollow in few],
+        "signs": [(f"{frame.px(x):.1f}", f"{frame.py(y) - 5:.1f}", sign) for x, y, sign in series.signs],
     }
 
 
@@ -177,10 +182,11 @@ def number(value: float, digits: int = 10) -> str:
 
 # Scores by the number of sentences that are read, for single images and several models.
 
+TIE = "="  # set over two neighbours of equal score
 SUBTEXT_RULES = (
     "Every point is the score of the image with one subtext: the caption from its beginning to there. "
-    "rho is Pearson's correlation of score and number. cut: the subtext was longer than the model reads. "
-    "tie: exactly the same score twice."
+    "rho is Pearson's correlation of score and number. A ring: the subtext was longer than the model reads, "
+    f"and cut. {TIE}: exactly the same score twice."
 )
 
 
@@ -211,7 +217,10 @@ def subtext_case(one: SubtextScores) -> Case:
     head = ("", "added", *(line.model for line in one.lines))
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
     number = list(range(1, len(one.subtexts) + 1))
-    series = [Series(f"{line.model}: rho {line.rho:.2f}", number, line.scores) for line in one.lines]
+    series = [
+        Series(f"{line.model}: rho {line.rho:.2f}", number, line.scores, line.cut, ties(line))
+        for line in one.lines
+    ]
     chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
     return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
 
@@ -221,6 +230,11 @@ def _score(line: Line, place: int) -> str:
     notes = ["cut"] * line.cut[place] + ["tie"] * tied
     score = f"{line.scores[place]:.4f}"
     return Markup("{} <small>{}</small>").format(score, ", ".join(notes)) if notes else score
+
+
+def ties(line: Line) -> list[tuple[float, float, str]]:
+    """The places between neighbours of equal score, with the sign."""
+    return [(i + 0.5, a, TIE) for i, (a, b) in enumerate(pairwise(line.scores), 1) if a == b]
 
 
 def added(subtexts: Sequence[str]) -> list[str]:
