@@ -86,13 +86,8 @@ class IndexReader:
         return np.argsort(np.array(self.hashes), kind="stable")[:BACKGROUND]
 
     @cached_property
-    def null_text_scores(self) -> np.ndarray:
-        """Standardised best scores of the calibration texts, sorted: [Q]"""
-        return np.sort(self._standard_best(store.NULL_TEXTS))
-
-    @cached_property
     def null_sentence_scores(self) -> np.ndarray:
-        """The same of single sentences, for queries of one sentence: [Q]"""
+        """Standardised best scores of the calibration sentences, sorted, for queries of one: [Q]"""
         return np.sort(self._standard_best(store.NULL_SENTENCES))
 
     def null_scores(self, count: int) -> np.ndarray:

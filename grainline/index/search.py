@@ -110,20 +110,9 @@ DEFAULT = Options()
 class Index:
     """An open index with its model: a snapshot of the time when it was opened."""
 
-    def __init__(
-        self,
-        reader: IndexReader,
-        model: Model,
-        finder: CandidateSearch | None = None,
-        path: str | None = None,
-    ) -> None:
-        """
-        finder  the candidate search; None: exact or FAISS, by the number of images
-        path    path of the model; None: the path that the index stores
-        """
-        self.reader, self.model = reader, model
-        self.path = reader.manifest.model_id.path if path is None else path
-        self.root = Path(reader.manifest.root)
+    def __init__(self, reader: IndexReader, model: Model, finder: CandidateSearch | None = None) -> None:
+        """finder  the candidate search; None: exact or FAISS, by the number of images"""
+        self.reader, self.model, self.root = reader, model, Path(reader.manifest.root)
         self.finder = finder or open_candidates(reader.folder, reader.segments)
 
     def __len__(self) -> int:
@@ -372,8 +361,7 @@ def open_index(
     model   the model of the index, or its folder; None: the folder that the index stores
     """
     reader = IndexReader(path_of(folder, "the folder of the index"))
-    path = model if isinstance(model, str) else None
-    return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder, path)
+    return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder)
 
 
 def check(folder: str | Path) -> int:
