@@ -13,7 +13,6 @@ from PIL import Image
 from runs import call, complaint, recipe
 from test_viz import Page
 
-import grainline.index.output
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
@@ -235,25 +234,18 @@ def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
 
 def lines(*, terms: int = 2) -> list[dict[str, Any]]:
     named = {"loss": 1.0} | {f"term {i}": None for i in range(terms - 1)}
-    return [
-        {
-            "kind": "train",
-            "step": step,
-            "epoch": 0.5,
-            "terms": named,
-            "norm": None,
-            "lr": {".*": 0.1},
-            "images_per_s": 8.0,
-        }
-        for step in (1, 2, 3)
-    ] + [
-        {
-            "kind": "validation",
-            "step": 2,
-            "metrics": {"rSum": 9.0, "text to image R@10": 50.0, "text to image R@5": 25.0},
-            "chance": {"rSum": 12.0, "text to image R@10": 10.0},
-        }
-    ]
+    train = {
+        "kind": "train",
+        "epoch": 0.5,
+        "terms": named,
+        "norm": None,
+        "lr": {".*": 0.1},
+        "images_per_s": 8.0,
+    }
+    metrics = {"rSum": 9.0, "text to image R@10": 50.0, "text to image R@5": 25.0}
+    chance = {"rSum": 12.0, "text to image R@10": 10.0}
+    validation = {"kind": "validation", "step": 2, "metrics": metrics, "chance": chance}
+    return [train | {"step": step} for step in (1, 2, 3)] + [validation]
 
 
 def test_curves_show_all_that_the_log_holds() -> None:
@@ -344,14 +336,8 @@ def made(tmp_path: Path) -> Path:
     """A folder with `model`, `photos` and `index`; one image has a name that is HTML."""
     saved(tiny_model(), tmp_path / "model")
     photo(photos(tmp_path / "photos", 18) / "<b>&.png", 99)
-    arguments = [
-        "--model",
-        tmp_path / "model",
-        "--out",
-        tmp_path / "index",
-        "--calibration-texts",
-        texts(tmp_path),
-    ]
+    arguments = ["--model", tmp_path / "model", "--out", tmp_path / "index"]
+    arguments += ["--calibration-texts", texts(tmp_path)]
     assert call("index", "build", tmp_path / "photos", *arguments) == 0
     return tmp_path
 
@@ -404,19 +390,6 @@ def test_a_image_as_the_query_is_shown(made: Path) -> None:
     assert [a["alt"] for tag, a in found.tags if a.get("class") == "query"] == [f"the query, {query}"]
     assert sum(tag == "article" for tag, _ in found.tags) == 3
     assert not [tag for tag, _ in found.tags if tag == "input"]
-
-
-def test_many_queries_are_listed_and_the_rest_is_counted(
-    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(grainline.index.output, "MAX_QUERIES", 2)
-    (made / "queries.txt").write_text("\n".join(TEXTS[:3]) + "\n")
-    page = made / "page.html"
-    assert call("search", made / "index", "--queries", made / "queries.txt", "-k", 2, "--html", page) == 0
-    found = Page(page.read_text())
-    assert sum(tag == "a" for tag, _ in found.tags) == 2
-    assert "The first 2 of 3 queries" in found.words
-    assert f"written: {page}, the first 2 of 3 queries" in capsys.readouterr().err
 
 
 def test_a_page_shows_whole_images_and_dims_what_the_model_does_not_read(tmp_path: Path) -> None:
