@@ -385,7 +385,7 @@ def test_an_index_holds_images_as_their_descriptions_say(
     assert call("search", out, "--image", known) == 0  # its description lies in the index
     Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
     query = ("search", out, "--image", tmp_path / "new.png")
-    assert "has none in the index" in complaint(capsys, *query)
+    assert "has none; name --descriptions FILE" in complaint(capsys, *query)
     description_method.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
     assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
 

@@ -51,8 +51,7 @@ class Snapshot:
             self.rows.setdefault(sha256[:NAME], []).append(i)
         if len(index):  # every search needs these, and the first one would have to wait for them
             reader = index.reader
-            _ = index.finder, reader.null_text_scores, reader.null_sentence_scores
-            _ = reader.null_image_scores, reader.calibration
+            _ = reader.null_sentence_scores, reader.null_image_scores, reader.calibration
         self.samples = samples(index) if len(index) else []
         self.examples = examples(index)
 
@@ -87,7 +86,7 @@ class Engine:
             reader = IndexReader(self.folder)
             if reader.manifest.model_id.fingerprint != model_id.fingerprint:
                 raise UserError("the index was built anew with another model; start the server again")
-            self.now, self.problem = Snapshot(Index(reader, model, path=self.now.image_index.path)), ""
+            self.now, self.problem = Snapshot(Index(reader, model)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
             self.problem = self._message(error)
 
