@@ -215,7 +215,7 @@ def serve(
         typer.Option(
             min=0.001,
             max=1,
-            help="Share that one address may have of connections, requests, decoders and the queue.",
+            help="Share that one address may have of requests, bytes, decoders and the queue.",
         ),
     ] = 0.25,
     behind_proxy: Annotated[
@@ -226,7 +226,7 @@ def serve(
     """Search an index in the browser: a page and a JSON interface, on this machine only by default."""
     _require_index(folder)
     from grainline.config import parse
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
 
     require_server()
     from grainline.web.server import serve as run

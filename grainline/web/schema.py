@@ -10,8 +10,9 @@ from grainline.index.search import Match, QueryHits, Verdict
 from grainline.index.store import Row
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
-from grainline.web.limits import CHARACTERS, HITS
 
+CHARACTERS = 20_000  # of a text: some 200 sentences
+HITS = 100  # images in an answer
 LEVELS = 127  # of heat, each way
 
 
