@@ -108,11 +108,11 @@ def png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
 
 def test_a_text_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
     index = open_index(made / "index", MODEL)
-    found = ask(client).json()
-    assert plain(found) == expected(index.search([QUERY], 3)[0])
-    assert [s["text"] for s in found["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
-    shas = [index.reader.hashes[index.reader.numbers[hit["path"]]] for hit in found["hits"]]
-    assert [hit["name"] for hit in found["hits"]] == [sha256[:24] for sha256 in shas]
+    answer = ask(client).json()
+    assert plain(answer) == expected(index.search([QUERY], 3)[0])
+    assert [s["text"] for s in answer["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
+    shas = [index.reader.hashes[index.reader.numbers[hit["path"]]] for hit in answer["hits"]]
+    assert [hit["name"] for hit in answer["hits"]] == [sha256[:24] for sha256 in shas]
 
 
 def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
@@ -466,7 +466,7 @@ def test_requests_that_wait_together_are_answered_together_and_equally(
         others = [pool.submit(ask, client, *one) for one in asked[1:]]
         until(lambda: client.get("/api/health").json()["waiting"] == 8)
         with monkeypatch.context() as patch:
-            patch.setattr(MODEL.method, "encode_texts", lambda given: reads.append(1) or read(given))
+            patch.setattr(MODEL.method, "encode_texts", lambda batch: reads.append(1) or read(batch))
             gate.open.set()
             answers = [future.result().json() for future in (first, *others)]
     assert [len(batch) for batch in gate.calls] == [1, 8]
@@ -594,9 +594,9 @@ def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
         photo(copy / "photos" / "new.png", 77)
         (copy / "photos" / old[0]["path"]).unlink()
         refresh(copy / "index", model=MODEL)
-        found = ask(client, k=HITS).json()
-        assert plain(found) == expected(open_index(copy / "index", MODEL).search([QUERY], HITS)[0])
-        paths = [hit["path"] for hit in found["hits"]]
+        answer = ask(client, k=HITS).json()
+        assert plain(answer) == expected(open_index(copy / "index", MODEL).search([QUERY], HITS)[0])
+        paths = [hit["path"] for hit in answer["hits"]]
         assert "new.png" in paths
         assert old[0]["path"] not in paths
         assert client.get(old[0]["image"]).status_code == 404
@@ -637,13 +637,6 @@ def test_an_empty_index_says_so(copy: Path) -> None:
             assert why(response) == "this index holds no images yet"
 
 
-def test_queries_of_other_kinds_and_numbers_do_not_mix_in_one_batch(made: Path) -> None:
-    engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
-    queries = [TextQuery(text=text, k=k) for text, k in zip(TEXTS[:3], (2, 3, 2), strict=True)]
-    paths = [[hit.path for hit in one.hits] for one in engine.answer(queries)]
-    assert paths == [[hit.path for hit in index.search([x.text], x.k)[0].hits] for x in queries]
-
-
 # The command
 
 
@@ -669,9 +662,9 @@ def test_the_command_serves_until_ctrl_c(
     try:
         assert program.stdout is not None
         line = program.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert found, line + (program.stderr.read() if program.stderr and not line else "")
-        with httpx.Client(base_url=found.group(), trust_env=False) as client:
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert address, line + (program.stderr.read() if program.stderr and not line else "")
+        with httpx.Client(base_url=address.group(), trust_env=False) as client:
             assert ask(client).status_code == 200
             assert client.get("/api/health").status_code == client.get("/page.js").status_code == 200
             form = {"Content-Type": "multipart/form-data; boundary=B"}
@@ -679,7 +672,7 @@ def test_the_command_serves_until_ctrl_c(
             with socket.create_connection(("127.0.0.1", client.base_url.port), PATIENCE) as odd:
                 odd.sendall(b"nonsense\r\n\r\n")
                 assert b" 400 " in odd.recv(100)
-        taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
+        taken = complaint(capsys, "serve", made / "index", "--port", address.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE)
@@ -704,10 +697,10 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert call("serve", "--help") == 0
 
 
-def spinning(code: str, **given: str) -> "subprocess.CompletedProcess[str]":
-    """Run code and print what is set for waiting threads, where nothing but `given` was."""
+def spinning(code: str, **setting: str) -> "subprocess.CompletedProcess[str]":
+    """Run code and print what is set for waiting threads, where nothing but `setting` was."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    environment = {name: value for name, value in os.environ.items() if name not in names} | setting
     return subprocess.run(
         [sys.executable, "-c", f"import os, {code}; print(*map(os.environ.get, {names}))"],
         capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "VERBOSE"},
@@ -751,8 +744,8 @@ def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
     if data is not None:
         (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{data}']}}\n")
     try:
-        found = examples(index)
-        assert found
-        assert (set(found) <= set(PHOTOGRAPHS)) == general
+        tries = examples(index)
+        assert tries
+        assert (set(tries) <= set(PHOTOGRAPHS)) == general
     finally:
         index.model.run = None

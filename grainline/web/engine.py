@@ -26,9 +26,17 @@ from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, NULL_SENTENCES, CorruptIndex
 from grainline.model import Model
 from grainline.web.guard import Limits
-from grainline.web.schema import CHARACTERS, HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
+from grainline.web.schema import (
+    CHARACTERS,
+    DIGITS,
+    HeatOut,
+    HeatQuery,
+    SearchOut,
+    TextQuery,
+    heat_out,
+    search_out,
+)
 
-NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
 log = logging.getLogger(__name__)
@@ -53,7 +61,7 @@ class Snapshot:
         self.image_index = index
         self.rows: dict[str, list[int]] = {}
         for i, sha256 in enumerate(index.reader.hashes):
-            self.rows.setdefault(sha256[:NAME], []).append(i)
+            self.rows.setdefault(sha256[:DIGITS], []).append(i)
         if len(index):  # every search needs these, and the first one would have to wait for them
             reader = index.reader
             _ = index.finder, reader.null_text_scores, reader.null_sentence_scores
@@ -167,8 +175,7 @@ class Engine:
         images = [query.image for query in queries if isinstance(query, ImageQuery)]
         results = index.search(texts, k) if texts else index.search_images(images, k)
         rows, numbers = index.reader.rows, index.reader.numbers
-        names = [[rows[numbers[hit.path]].sha256[:NAME] for hit in result.hits] for result in results]
-        return [search_out(*one) for one in zip(results, names, strict=True)]
+        return [search_out(one, [rows[numbers[hit.path]] for hit in one.hits]) for one in results]
 
     def _heat(self, queries: Sequence[HeatQuery]) -> list[HeatOut]:
         index = self.now.image_index
