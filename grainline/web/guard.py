@@ -95,11 +95,6 @@ class Pool:
             del self.used_by[client]
 
 
-def is_listed(address: str, proxies: Sequence[Network]) -> bool:
-    """Whether an address belongs to a proxy."""
-    return bool(proxies) and any(ip_address(address) in network for network in proxies)
-
-
 def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
     """The name under which a request counts.
 
@@ -116,7 +111,7 @@ def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
     values = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
     for value in reversed(values):
         before = parse_address(value.strip()) or parse_address(host_of(value.strip()))
-        if not before or not is_listed(address, proxies):
+        if not before or not any(ip_address(address) in network for network in proxies):
             break
         address = str(before)
     return counted(address)
@@ -200,10 +195,10 @@ class Guard:
         sent: list[str] = []
         send = _with_headers(send, scope["path"], sent)
         client = client_of(scope, self.limits.behind_proxy)
-        counted = scope["path"] != HEALTH and self.requests.take(client)
+        runs = scope["path"] != HEALTH and self.requests.take(client)
         sizes: list[int] = []
         try:
-            self._admit(scope, counted)
+            self._admit(scope, runs)
             body = await self._body(scope, receive, client, sizes)
             await self.app(scope, _replayed(body, receive), send)
         except HTTPException as error:
@@ -218,19 +213,19 @@ class Guard:
             if not sent:
                 raise
         finally:
-            if counted:
+            if runs:
                 self.requests.give(client)
             self.bytes.give(client, sum(sizes))
 
-    def _admit(self, scope: Scope, counted: bool) -> None:
-        """Raises HTTPException. counted: whether the request is among those that may run"""
+    def _admit(self, scope: Scope, runs: bool) -> None:
+        """Raises HTTPException. runs: whether the request is among those that may run"""
         headers, path = Headers(scope=scope), scope["path"]
         name = host_of(headers.get("host", ""))
         if not is_own_name(name, self.host):
             raise HTTPException(421, f"this server does not go by the name {name!r}")
         if path.startswith("/api/") and not _same_site(headers):
             raise HTTPException(403, "requests from other sites are not answered")
-        if not counted and path != HEALTH:
+        if not runs and path != HEALTH:
             raise HTTPException(503, "too many requests at a time; try again in a moment")
         if scope["method"] == "POST":
             expected = "multipart/form-data" if path == UPLOAD else "application/json"
