@@ -18,6 +18,7 @@ usual abbreviations of German, French and Spanish that are no English words.
 import html
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby, pairwise
 from random import Random
 from typing import Literal, NamedTuple
@@ -133,8 +134,13 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
 
 
 def split_sentences(text: str, splitter: Mode = "rules") -> list[str]:
-    """The sentences of a text, without their places."""
-    return [sentence.text for sentence in sentences(text, splitter)]
+    """The sentences of a text, without their places; those of the latest texts are remembered."""
+    return list(_pieces(text, splitter))
+
+
+@lru_cache(maxsize=256)  # a training sample asks for the sentences of one text several times
+def _pieces(text: str, splitter: Mode) -> tuple[str, ...]:
+    return tuple(sentence.text for sentence in sentences(text, splitter))
 
 
 def without_first(pieces: Sequence[str]) -> Sequence[str]:

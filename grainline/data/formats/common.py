@@ -271,8 +271,8 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
-        looked = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
-        raise data_error(f"none of the {len(candidates)} images of {source} is under {root} {looked}")
+        hint = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
+        raise data_error(f"none of the {len(candidates)} images of {source} is under {root} {hint}")
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -108,26 +108,26 @@ def elements(path: str) -> Iterator[Any]:
 
     Raises UserError where the file cannot be read, is no list, or breaks off.
     """
-    text, at, number = "", 0, 0
+    text, start, number = "", 0, 0
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
             while True:
-                mark = _MARK.match(text, at)
+                mark = _MARK.match(text, start)
                 if mark and mark[1].endswith("]") and (number > 0) == (mark[1] == "]"):
                     return
                 try:
                     if mark is None or mark[1] != ("," if number else "["):
-                        raise json.JSONDecodeError("no list of elements", text, at)
+                        raise json.JSONDecodeError("no list of elements", text, start)
                     value, end = _decode(text, mark.end())
                     if _MARK.match(text, end) is None:  # half of a number ends so too: -3 of -3.5
                         raise json.JSONDecodeError("the list breaks off", text, end)
                 except json.JSONDecodeError as error:
                     more = file.read(PIECE)
-                    if not more or len(text) - at > MAX_ELEMENT:
+                    if not more or len(text) - start > MAX_ELEMENT:
                         raise ValueError(str(error)) from error
-                    text, at = text[at:] + more, 0
+                    text, start = text[start:] + more, 0
                     continue
-                at, number = end, number + 1
+                start, number = end, number + 1
                 yield value
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): convert it") from error
