@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
 from runs import call, complaint
+from test_suite import InMemory
 from torch import Tensor
 
 from grainline.data.benchmarks.long_captions import HimoDocci
@@ -102,22 +103,6 @@ def encoded(vectors: Sequence[Sequence[float]]) -> Encoded:
     return Encoded(vector, vector[:, None], torch.ones(n, 1).bool(), torch.arange(n), torch.full((n,), -1))
 
 
-class InMemory:
-    path = "memory:test"
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> Record:
-        return self.records[index]
-
-    def fingerprint(self) -> str:
-        return "f00"
-
-
 WORDS = ("dog", "cat", "tree", "river", "stone", "house", "cloud", "street", "lamp", "window", "oak", "field")
 
 
@@ -190,14 +175,6 @@ def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
         assert [found.cut[t] for t in places] == [False, True, True, True, True]
     assert len(model.texts) == 4
     assert data.cut == 8, "texts that were cut, encoded or not"
-
-
-def test_the_first_caption_or_all_of_them() -> None:
-    one = Record("a", Image.new("RGB", (4, 4)), ("A dog runs.", "It is wet."))
-    for captions, number in (("whole", 2), ("first", 1)):
-        found = told(Reader(), [one, *records((2,))], captions=captions).collected["monotonicity"]
-        assert found is not None
-        assert len(found.of[EACH][0]) == number
 
 
 # --- metrics ---

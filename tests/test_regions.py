@@ -21,19 +21,16 @@ from test_viz import EVIL
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Foil, Region, keys_of
 from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
-from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
-from grainline.evaluation.suite import Settings, variant
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.fgovd import (
-    TEXTS,
     FgOvdSuite,
     margins,
     question_scores,
@@ -426,47 +423,7 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
                 assert split == "dev" or len(values) == full[kind]
 
 
-def test_scenes_draw_foils_where_the_suite_asks_for_them() -> None:
-    one = Scenes("scenes:dev?count=2", size=48)
-    joined = variant(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48), "with_foils")
-    assert all(region.foils for i in range(5) for region in joined[i].regions)
-    found = variant(one, "with_foils")
-    assert isinstance(found, Scenes)
-    assert (found.size, found.path, len(found)) == (48, one.path, 2)
-    assert (
-        found.fingerprint()
-        == Scenes("scenes:dev?count=2&regions=2&size=48").fingerprint()
-        != one.fingerprint()
-    )
-    assert one[0].regions == ()
-
-
 # Boxes
-
-
-@pytest.mark.parametrize(
-    ("resize", "margin"), [("crop", 1.0), ("crop", 1.15), ("squash", 1.0), ("squash", 1.2)]
-)
-@pytest.mark.parametrize("size", [(90, 50), (37, 64), (64, 64)])
-def test_a_box_lies_where_its_pixels_lie_in_the_square(
-    resize: Any, margin: float, size: tuple[int, int]
-) -> None:
-    transform = EvalTransform(64, resize, "bilinear", margin)
-    width, height = size
-    for box in ((12, 9, 25, 22), (20, 15, 34, 37), (0, 0, 30, 45)):
-        pixels = np.zeros((height, width, 3), np.uint8)
-        pixels[box[1] : box[3], box[0] : box[2]] = 255
-        light = transform(pixels)[0] > 127
-        found = [light.any(axis).nonzero().flatten() for axis in (0, 1)]  # columns, rows
-        placed = [min(max(edge, 0.0), 64.0) for edge in transform.place(box, size)]
-        seen = [found[0][0], found[1][0], found[0][-1] + 1, found[1][-1] + 1]
-        assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
-
-
-def test_a_box_of_a_pressed_image_in_units_of_its_grid() -> None:
-    """x, y, width, height of (64, 48, 320, 240) in an image of 640 x 480, by the numbers of FG-OVD."""
-    placed = EvalTransform(224, "squash", "bilinear", 1.0).place((64, 48, 64 + 320, 48 + 240), (640, 480))
-    assert [edge * 14 / 224 for edge in placed] == pytest.approx([1.4, 1.4, 8.4, 8.4])
 
 
 # The suite
@@ -596,42 +553,6 @@ def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
 
 
 # Pages and images
-
-
-def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
-    model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40").with_foils()
-    data, result = measure(model, source)
-    on = Evaluation(model, source, data, result)
-    lead = margins(question_scores(data.collected["fg-ovd"]))
-    worst, best = (part.cases for part in FgOvdSuite().cases(on, 4))
-    margin = [float(x) for x in lead]
-    image = np.array(result.queries["image"])
-    for shown, sign in ((worst, 1), (best, -1)):
-        order: list[int] = []
-        for i in sorted(range(len(margin)), key=lambda i: sign * margin[i]):
-            order += [i] * (image[i] not in image[order])
-        assert len({one.detail for one in shown}) == len(shown) == 4
-        for one, at in zip(shown, order, strict=False):
-            question = data.collected["fg-ovd"].questions[at]
-            row = int(data.collected["fg-ovd"].image[question.region])
-            region = source[row].regions
-            assert one.look is not None
-            assert one.right == (margin[at] > 0)
-            assert one.title.endswith(f"by {abs(margin[at]):.3f}")
-            texts = [data.collected["fg-ovd"].texts.strings[place] for place in question.texts]
-            rank = f"rank {result.queries['rank'][at]} of {len(texts)}"
-            assert one.detail == f"{question.kind}, {rank}, {data.keys[row]}"
-            told = one.look.sentences
-            scores = dict(zip(texts, question_scores(data.collected["fg-ovd"])[at].tolist(), strict=True))
-            assert [text.score for text in told] == [scores[text.text] for text in told]
-            assert [text.score for text in told] == sorted((text.score for text in told), reverse=True)
-            right = next(text for text in told if text.role == "right text")
-            assert any(right.text == one.phrase for one in region)
-            others = sorted(scores[text] for text in texts[1:])[::-1][: TEXTS - 1]
-            assert sorted((text.score for text in told if text.role == "foil"), reverse=True) == others
-            assert one.look.box == tuple(data.collected["fg-ovd"].box[question.region].tolist())
-            assert one.look.heat is not None
-            assert one.look.heat.shape == (len(told), 8, 8)
 
 
 def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
