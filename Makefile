@@ -31,8 +31,8 @@ fix: $(READY)
 # Kernels in Triton's interpreter, and compiled for GPUs: two to three minutes, in an environment with the extra `kernels`.
 kernels-test: $(READY)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,kernels]"
-	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 tests/test_kernel*.py
-	$(BIN)/python -m pytest -q -n 2 tests/test_kernel*.py
+	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 tests/test_kernels.py
+	$(BIN)/python -m pytest -q -n 2 tests/test_kernels.py
 
 # Plants faults one at a time; the tests must catch each. A quarter of an hour at most on two cores, and outside CI.
 mutants: $(READY)

@@ -17,9 +17,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import yaml
 
-from grainline.evaluation.compare import paired_test, pooled, refuse_other
+from grainline.evaluation.compare import pooled, refuse_other
 from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import Metric, Result, read
 from grainline.evaluation.suite import MetricSamples, settings_of, suite_of
@@ -248,7 +249,18 @@ def compared(
     ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
     if not measurable:
         return f"{ends} | {seeds} | not measurable | "
-    return f"{ends} | {seeds} | {verdict(found, each)} | {paired_test(each, [0.0] * len(each)) or ''}"
+    return f"{ends} | {seeds} | {verdict(found, each)} | {t_test(each)}"
+
+
+def t_test(differences: Sequence[float]) -> str:
+    """Whether a metric differs between settings with the same seeds; "" where all differences are alike."""
+    from scipy.stats import ttest_1samp  # half a second, for this alone
+
+    if len(differences) < 2 or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12):
+        return ""
+    test = ttest_1samp(differences, 0.0)
+    p = "p < 0.001" if test.pvalue < 0.001 else f"p = {test.pvalue:.2g}"
+    return f"t({len(differences) - 1}) = {test.statistic:.2f}, {p}"
 
 
 def cells(folder: Folder, setting: str, names: Sequence[str]) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Start(NamedTuple):
         method.load_state_dict(published.parts, strict=False)
 
     def tokenizer(self, name: str | None = None) -> TextTokenizer:
-        """That of the text side's checkpoint, or the named one; UserError for another vocabulary."""
+        """The tokenizer of the text side's checkpoint, or the named one; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
         config = checkpoint_of(self.description.config.text)

@@ -7,14 +7,15 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
@@ -32,7 +33,7 @@ TRUSTED: ContextVar[frozenset[str] | None] = ContextVar("trusted", default=froze
 
 KINDS = (
     "scenes|tars|folder|classes|table|parquet|json|cola|refcoco|dci|valse|sugarcrepe|docci|iiw|sharegpt4v"
-    "|hexagons|texts|hf|python"
+    "|texts|hf|python"
 )
 """Kinds of data (`SOURCES`) that could be modules: a typed scenes:train names no class."""
 
@@ -47,10 +48,32 @@ HUB_FILE = re.compile(rf"{HUB_NAME.pattern}|\w[\w.-]*/\w[\w.-]*/\w[\w./-]*\.(pt|
 """And of a file of weights there, `owner/model/file.pt`, or inside a Python package, `pip:NAME`."""
 
 
+def require_model_name(name: str | Path) -> None:
+    """UserError for a path that is not there and that no model of the hub can have as a name."""
+    if HUB_FILE.fullmatch(str(name)) is None:
+        raise UserError(
+            f"no model at {Path(name).resolve()}, and that is no name of the Hugging Face hub; give the"
+            " folder that `grainline train --out` wrote, or a checkpoint of others by its folder, file or"
+            " name"
+        )
+
+
 class Config(BaseModel):
     """The settings of one class: defined above it, and the first argument of its constructor."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_fields(cls, values: Any) -> Any:
+        """Refuse unknown names before missing ones: a mistyped name makes the correct one missing too."""
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for name in values if isinstance(values, Mapping) else ():
+            if name not in known:
+                raise PydanticCustomError(
+                    "unknown_field", "no field {name}", {"name": str(name), "allowed": known}
+                )
+        return values
 
 
 @contextmanager
@@ -90,9 +113,9 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> 
     try:
         config = cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first(error, cls, [field] * bool(field))}") from None
-    for path, given, kind in _swapped(values, config, [field] * bool(field)):
-        raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(given)}: it must be {kind}")
+        raise UserError(f"{where}: {_first(error, values, [field] * bool(field))}") from None
+    for path, value, kind in _swapped(values, config, [field] * bool(field)):
+        raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(value)}: it must be {kind}")
     return config
 
 
@@ -194,6 +217,42 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_whole(
+    path: Path,
+    find: Callable[[str], Path],
+    typed: list[Any] | None = None,
+    above: tuple[Path, ...] = (),
+) -> dict[str, Any]:
+    """The fields of a recipe over those of its `base`, a path relative to the file or a name.
+
+    find   the file of a recipe, by path or name
+    typed  gets the values of files that are the user's own: neither they nor recipes that have them as a base
+           lie in a run, which has a model.json
+    above  the recipes that have this one as a base, in order
+    """
+    chain = (*above, path.resolve())
+    if path.resolve() in above:
+        raise UserError(
+            f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
+        )
+    values = read_yaml(path)
+    folders = (*path.absolute().parents[:3], *chain[-1].parents[:3])  # it may be a link
+    if any(os.path.lexists(folder / "model.json") for folder in folders):
+        typed = None
+    if typed is not None:
+        typed.append(values)
+    if "base" not in values:
+        return values
+    base = values.pop("base")
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base is {base!r}; it must be the name of a recipe or a .yaml file")
+    try:
+        below = find(str(path.parent / base) if base.endswith((".yaml", ".yml")) else base)
+    except UserError as error:
+        raise UserError(f"{path}: base: {error}") from None
+    return deep_merge(read_whole(below, find, typed, chain), values)
+
+
 TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
 
 
@@ -282,144 +341,70 @@ def _value(text: str, change: str) -> Any:
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
-def _swapped(given: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
+def _swapped(value: Any, config: Any, path: list[str]) -> Iterator[tuple[list[str], Any, str]]:
     """Fields of which pydantic made a number of true or false, or the other way round, and what they take."""
-    if isinstance(config, BaseModel) and isinstance(given, Mapping):
-        for name in filter(type(config).model_fields.__contains__, given):
-            yield from _swapped(given[name], getattr(config, name), [*path, name])
-    elif isinstance(config, tuple) and isinstance(given, list | tuple):
-        for i, (one, read) in enumerate(zip(given, config, strict=False)):
+    if isinstance(config, BaseModel) and isinstance(value, Mapping):
+        for name in filter(type(config).model_fields.__contains__, value):
+            yield from _swapped(value[name], getattr(config, name), [*path, name])
+    elif isinstance(config, tuple) and isinstance(value, list | tuple):
+        for i, (one, read) in enumerate(zip(value, config, strict=False)):
             yield from _swapped(one, read, [*path, str(i)])
-    elif isinstance(config, bool) and not isinstance(given, bool):
-        yield path, given, ALLOWED["bool_type"]
-    elif isinstance(config, int | float) and isinstance(given, bool) and not isinstance(config, bool):
-        yield path, given, ALLOWED["int_type" if isinstance(config, int) else "float_type"]
-
-
-ALLOWED = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(
-        ("model_type", "model_attributes_type", "dict_type"), "a mapping of field names to values"
-    ),
-    "int_parsing_size": "a smaller whole number",
-    "finite_number": "a finite number",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "less than {lt}",
-    "less_than_equal": "{le} or less",
-    "literal_error": "{expected}",
-    "union_tag_invalid": "one of {expected_tags}",
-    **dict.fromkeys(("string_type", "string_unicode"), "text"),
-    "string_too_short": "text with {min_length} or more characters",
-    "string_too_long": "text with {max_length} or fewer characters",
-    "string_pattern_mismatch": "text of the form {pattern}",
-    "missing": "given",
-    "extra_forbidden": "left out: no such field",
-    "too_short": "a list of {min_length} or more entries",
-    "too_long": "a list of {max_length} or fewer entries",
-}
-"""What a field takes, by the type of pydantic's error."""
+    elif isinstance(config, bool) and not isinstance(value, bool):
+        yield path, value, "true or false"
+    elif isinstance(config, int | float) and isinstance(value, bool) and not isinstance(config, bool):
+        yield path, value, "a number"
 
 
 def plain(error: Mapping[str, Any]) -> str:
-    """What an error of pydantic means: the message of a check of ours, or what the field takes.
+    """The message of an error of pydantic.
 
-    >>> plain({"type": "greater_than", "ctx": {"gt": 0}, "input": -1})
-    'it must be more than 0'
+    >>> plain({"type": "greater_than", "msg": "Input should be greater than 0"})
+    'it must be greater than 0'
     """
-    context = error.get("ctx", {})
-    if error["type"] == "value_error":
-        return str(context["error"])
-    bound = error["type"].startswith(("greater_", "less_"))
-    kind = "float_type" if bound and isinstance(error["input"], bool) else error["type"]
-    context = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
-    return f"it must be {ALLOWED.get(kind, 'another value').format_map(context)}"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text.replace("Input should", "it must").replace("valid tuple", "valid list")
 
 
-def _first(error: ValidationError, cls: type[BaseModel], above: list[str]) -> str:
-    """One line for the first error: the dotted field, its value, what is allowed.
+def located(error: Mapping[str, Any], values: Any) -> tuple[list[str], Any]:
+    """The names that lead to an error of pydantic in the values as they were written, and the value there.
+
+    A location of pydantic also has the types that a value may have, which stand in no file.
+    """
+    names: list[str] = []
+    for part in error["loc"]:
+        inside = isinstance(values, Mapping) and part in values
+        inside = inside or (isinstance(values, list | tuple) and isinstance(part, int) and part < len(values))
+        if inside:
+            names, values = [*names, str(part)], values[part]
+        elif error["type"] == "missing" and part == error["loc"][-1]:
+            names.append(str(part))
+    return names, values
+
+
+def _first(error: ValidationError, values: Any, above: list[str]) -> str:
+    """One line for the first error, unknown fields before others: the field, its value, what is allowed.
 
     above  the field that holds the config, or nothing
-
-    Unknown names come before missing ones: a mistyped name makes the correct one missing too.
     """
-    errors: list[Any] = error.errors()
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
-    loc = [str(part) for part in first["loc"]]
-    path, here, _ = _walk(cls, loc)
-    field = ".".join([*above, *path])
-    same = [e for e in errors if _walk(cls, [str(part) for part in e["loc"]])[0] == path]  # 2 for float | str
-    more = f" (and {len(errors) - len(same)} more)" if len(errors) > len(same) else ""
-    if first["type"] == "extra_forbidden":
-        _, owner, others = _walk(cls, loc[:-1])
-        forms = [c for _, c in owner] + others if len(owner) == 1 else []
-        allowed = "; or ".join(", ".join(form.model_fields) for form in forms) or "no such field"
-        near = suggestion(loc[-1], (name for form in forms for name in form.model_fields))
-        dotted = {".".join([*above, name]) for name in _dotted(cls)}
-        near = near or suggestion(loc[-1], dotted - {field})
-        return f"unknown field {field!r}{near}; allowed here: {allowed}{more}"
-    if first["type"] == "missing":
-        return f"field {field!r} is missing{more}"
+    errors: list[Any] = error.errors(include_url=False)
+    first = next((e for e in errors if e["type"] == "unknown_field"), errors[0])
+    path = located(first, values)[0]
+    if first["type"] == "unknown_field":
+        name, allowed = first["ctx"]["name"], first["ctx"]["allowed"]
+        near = suggestion(name, allowed)
+        known = ", ".join(allowed) or "no field"
+        return f"unknown field {'.'.join([*above, *path, name])!r}{near}; allowed here: {known}"
     if first["type"] == "union_tag_not_found":
-        tag = first["ctx"]["discriminator"].strip("'")
-        tags = ", ".join(str(c.model_fields[tag].default) for _, c in here)
-        return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
-    if first["type"] == "invalid_key" or loc[-1:] == ["[key]"]:
-        return f"field {field!r}: its name must be text{more}"
+        path.append(first["ctx"]["discriminator"].strip("'"))
+    field = ".".join([*above, *path])
+    if first["type"] in ("missing", "union_tag_not_found"):
+        return f"field {field!r} is missing"
     value = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
-    if first["type"] == "union_tag_invalid":
-        tag = first["ctx"]["discriminator"].strip("'")
-        field, value = f"{field}.{tag}", f" is {_short(first['ctx']['tag'])}"
+    same = [e for e in errors if located(e, values)[0] == path]  # 2 for float | str
     message = ", or ".join(dict.fromkeys(map(plain, same)))
-    return f"field {field!r}{value}: {message}{more}" if field else f"{message}{more}"
-
-
-def _dotted(cls: type[BaseModel]) -> Iterator[str]:
-    """The names of all fields, those of configs inside with dots."""
-    for name, field in cls.model_fields.items():
-        yield name
-        for _, config in _configs_in(field.annotation):
-            yield from (f"{name}.{inner}" for inner in _dotted(config))
+    return f"field {field!r}{value}: {message}" if field else message
 
 
 def _short(value: Any) -> str:
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-Candidates = list[tuple[str | None, type[BaseModel]]]
-"""Configs that may stand at one place, with the tags that distinguish them where no field of theirs does."""
-
-
-def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, list[type[BaseModel]]]:
-    """Follow the location of an error through the configs. Where one of several was used it contains a tag.
-
-    Returns the path as the user wrote it, the configs that may stand there, and the alternatives.
-    """
-    path: list[str] = []
-    here: Candidates = [(None, cls)]
-    others: list[type[BaseModel]] = []
-    for name in loc:
-        if len(here) > 1:
-            others = [c for tag, c in here if tag is not None and tag != name]
-            fields = {c: c.model_fields.values() for _, c in here}
-            here = [(tag, c) for tag, c in here if name in (tag, *(field.default for field in fields[c]))]
-            continue  # a tag stands in no file
-        if not here and not name.isdigit():
-            continue  # one of the types that the field may have
-        path.append(name)
-        if here and name in here[0][1].model_fields:
-            here, others = _configs_in(here[0][1].model_fields[name].annotation), []
-        # else the place in a list, each entry of which is such a config
-    return path, here, others
-
-
-def _configs_in(annotation: Any) -> Candidates:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [(None, annotation)]
-    own = next((x.tag for x in getattr(annotation, "__metadata__", ()) if isinstance(x, Tag)), None)
-    configs = [pair for part in getattr(annotation, "__args__", ()) for pair in _configs_in(part)]
-    return [(own or tag, c) for tag, c in configs]

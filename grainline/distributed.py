@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from grainline.types import Encoded, Mean, each, mirror, rows
+from grainline.types import Encoded, Mean, each, rows
 
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -102,17 +102,8 @@ def all_reduce_max(x: Tensor) -> Tensor:
 
 
 def largest(number: int, device: torch.device) -> int:
-    """The largest of the numbers of all ranks. device: of the collective, where hosts exchange no tensors."""
-    return largest_of((number,), device)[0]
-
-
-def largest_of(numbers: Sequence[int], device: torch.device) -> list[int]:
-    """The largest of each of some numbers of all ranks, with one collective."""
-    if world_size() == 1:
-        return list(numbers)
-    where = "cpu" if _hosts_exchange() else device
-    out: list[int] = all_reduce_max(torch.tensor(numbers, device=where)).tolist()
-    return out
+    """The largest of the numbers of all ranks. device: of the collective"""
+    return int(all_reduce_max(torch.tensor(number, device=device))) if world_size() > 1 else number
 
 
 def broadcast_buffers(module: nn.Module) -> None:
@@ -220,12 +211,7 @@ def _of_length(x: Tensor, length: int) -> Tensor:
 def _gathered(x: Tensor) -> Tensor:
     if x.is_floating_point():
         return cast(Tensor, _Gather.apply(x))
-    return cast(Tensor, mirror(_all_rows, x)) if _hosts_exchange() else _all_rows(x)
-
-
-def _hosts_exchange() -> bool:
-    """Whether processes can exchange tensors of their hosts, so that none waits for its device."""
-    return "cpu:" in dist.get_backend_config()
+    return _all_rows(x)
 
 
 def _all_rows(x: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import pickle
 import re
 import shutil
 import socket
-import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,13 +68,20 @@ def write_text(path: Path, text: str) -> None:
 
     File names may hold bytes that are not UTF-8. They are written as \\udcff, which JSON reads as the name.
     """
+    with drafted(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        sync(draft)
+
+
+@contextmanager
+def drafted(target: Path) -> Iterator[Path]:
+    """A temporary path for a file or folder, renamed to target when the block ends, else removed."""
+    draft = temporary_path(target)
     try:
-        temporary_path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
-        sync(temporary_path(path))
-        move_into_place(path)
-    except OSError:
-        discard(temporary_path(path))
-        raise
+        yield draft
+        move_into_place(target)
+    finally:
+        discard(draft)
 
 
 @contextmanager
@@ -97,25 +103,13 @@ def writing(target: Path, advice: str = "choose another --out") -> Iterator[None
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
-    UserError if it cannot be written; the old file stays, and the temporary one is removed. Into a pipe or a
-    device go the bytes of the file.
+    UserError if it cannot be written, as into a pipe or a device; the old file stays.
     """
     with writing(target, "choose another place"):
-        target = behind_links(target)
-    if is_stream(target):
-        with tempfile.TemporaryDirectory() as folder, writing(target, "choose another place"):
-            yield Path(folder, target.name)
-            with Path(folder, target.name).open("rb") as draft, target.open("wb") as stream:
-                shutil.copyfileobj(draft, stream)
-        return
-    try:
-        with writing(target, "choose another place"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            discard(temporary_path(target))  # of a process that was killed
-            yield temporary_path(target)
-            move_into_place(target)
-    finally:
-        discard(temporary_path(target))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        discard(temporary_path(target))  # of a process that was killed
+        with drafted(target) as draft:
+            yield draft
 
 
 def seal(folder: Path, body: Mapping[str, Any]) -> None:
@@ -126,26 +120,20 @@ def seal(folder: Path, body: Mapping[str, Any]) -> None:
     sync(folder)
 
 
-def unseal(
-    folder: Path, by_size: Collection[str] = (), only: Collection[str] | None = None
-) -> dict[str, Any]:
+def unseal(folder: Path, only: Collection[str] | None = None) -> dict[str, Any]:
     """Check every file; returns the body that `seal` wrote. Raises Corrupt.
 
-    by_size  files that are too large to be read now: only their size is checked
-    only     the files to check, where others are not needed and may be missing; None: all
+    only  the files to check, where others are not needed and may be missing; None: all
     """
     body = read_sealed(folder / STATE)
-    check_files(folder, body.pop("files"), by_size, only)
+    sums = body.pop("files")
+    check_files(folder, {name: x for name, x in sums.items() if only is None or name in only})
     return body
 
 
-def check_files(
-    folder: Path, files: Mapping[str, Any], by_size: Collection[str] = (), only: Collection[str] | None = None
-) -> None:
-    """Compare files with their sizes and sums; raises Corrupt. by_size and only as for `unseal`."""
+def check_files(folder: Path, files: Mapping[str, Any], by_size: Collection[str] = ()) -> None:
+    """Compare files with their sizes and sums; raises Corrupt. by_size: files too large to be read now"""
     for name, expected in files.items():
-        if only is not None and name not in only:
-            continue
         try:
             size = (folder / name).stat().st_size
             if size != expected["bytes"]:

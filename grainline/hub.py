@@ -26,11 +26,7 @@ Metric = Mapping[str, Any]  # name, value, low, high, chance, as `grainline eval
 
 
 def save(
-    folder: Path,
-    description: Description,
-    method: nn.Module,
-    tokenizer: TextTokenizer,
-    card: str,
+    folder: Path, description: Description, method: nn.Module, tokenizer: TextTokenizer, card: str
 ) -> None:
     """Write the folder. Raises UserError where it holds something else, or cannot be written."""
     if folder.exists() and not folder.is_dir():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
-from grainline.config import HUB_FILE, trusting
+from grainline.config import require_model_name, trusting
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import kind_of, load_pretrained
@@ -114,11 +114,7 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
     place = path_of(path, "the path of the model").resolve()  # "." has no name of its own
     folder = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if folder is None and not place.exists():
-        if HUB_FILE.fullmatch(str(path)) is None:
-            raise UserError(
-                f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
-                "`grainline train --out` wrote, or a checkpoint of others by its folder, file or name"
-            )
+        require_model_name(path)
         return None
     if place.is_file() and place.suffix.lower() in DATA:
         raise UserError(f"{path} is {DATA[place.suffix.lower()]}, not a model: the model comes first")

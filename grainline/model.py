@@ -13,7 +13,6 @@ from contextlib import closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,7 +74,6 @@ class Model:
         self.description, self.method = description, method.eval()
         self.tokenizer, self.batch, self.run = tokenizer, batch, run
         self.transform = EvalTransform(method.size, **image_settings(description))
-        self.cut = 0  # texts so far that were longer than the method reads
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self.facts().items())
@@ -131,7 +129,7 @@ class Model:
         convert_to_tensor: bool = False,
         normalize_embeddings: bool = True,
         precision: Precision = "float32",
-        device: str | torch.device | Sequence[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> Any:
         """Embeddings of images or of texts: an `Encoded` with vectors [N, D] and tokens [N, L, D].
 
@@ -146,7 +144,7 @@ class Model:
         normalize_embeddings  must be True: vectors of grainline have unit length
         precision          of the vectors, without which `convert_to_numpy` is meant: float32, bfloat16
                            (tensors only), int8, uint8, binary, ubinary (`nn.quantization.quantize`)
-        device             another device, or several that share the batches: ["cuda:0", "cuda:1"]
+        device             another device than that of the model
 
         Rows are numbered from 0. Raises UserError for a file that is no image.
         """
@@ -159,12 +157,15 @@ class Model:
         if not normalize_embeddings:
             raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
         bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
-        devices = device if isinstance(device, list | tuple) and device else [str(device or self.device)]
+        home = self.device
+        method = (
+            self.method if device in (None, home, str(home)) else _moved(copy.deepcopy(self.method), device)
+        )
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
             single, unit, total = is_one_image(images), "images", count_of(images)
             some: Any = [images] if single else several(images, "image")
-            batches: Iterator[Any] = self._images(some, size)
+            batches: Iterator[Any] = self._images(some, size, truncated)
         else:
             single, unit = isinstance(texts, str), "texts"
             many = texts if isinstance(texts, list | str) else several(texts, "text")
@@ -176,7 +177,7 @@ class Model:
             if show_progress_bar
             else nullcontext(lambda *_: None) as step
         ):
-            for encoded in self._run(batches, devices):
+            for encoded in (to(_encode(method, batch), home) for batch in batches):
                 parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)
         if not parts:
@@ -188,10 +189,8 @@ class Model:
             vectors = vectors[0] if single else vectors
             return vectors if convert_to_tensor else vectors.cpu().numpy()
         ids = torch.arange(len(both.vector), device=self.device)
-        if images is not None:
-            return both._replace(item=ids, image=ids)
-        cut = torch.tensor(truncated, device=self.device)
-        return both._replace(item=ids, image=torch.full_like(ids, -1), truncated=cut)
+        both = both._replace(item=ids, image=ids if images is not None else torch.full_like(ids, -1))
+        return both._replace(truncated=torch.tensor(truncated, device=self.device)) if truncated else both
 
     @torch.no_grad()
     def similarity(self, a: Any, b: Any) -> Tensor:
@@ -204,20 +203,15 @@ class Model:
         """
         bare = not (isinstance(a, Encoded) and isinstance(b, Encoded))
         if bare and self.method.pairwise:
-            raise UserError(
-                f"{self.description.method} compares parts of images and texts, which bare vectors lack:"
-                " give similarity what encode returns without convert_to_numpy or convert_to_tensor"
-            )
+            name = self.description.method
+            raise UserError(f"{name} compares parts of images and texts, which bare vectors lack")
         vectors = [_vectors(x) for x in (a, b)]
         if vectors[0].shape[-1] != vectors[1].shape[-1]:
             widths = " and ".join(str(x.shape[-1]) for x in vectors)
             raise UserError(f"similarity: vectors of widths {widths}; both sides come from the same model")
         if bare:
             if not all(x.is_floating_point() for x in vectors):
-                raise UserError(
-                    "similarity takes floats: compare binary vectors by Hamming distance, and int8 ones of"
-                    " one range (nn.quantization.quantize) once they are floats again"
-                )
+                raise UserError("similarity takes floats: compare binary vectors by Hamming distance")
             first, second = (x.to(self.device, torch.float32) for x in vectors)
             return first @ second.T
         of_images = [bool((x.image >= 0).all()) for x in (a, b)]
@@ -349,7 +343,11 @@ class Model:
     ) -> str:
         """Upload the model with its card to the Hugging Face hub and return the address of the commit.
 
-        name  owner/model; the repository is made if it is not there
+        name     owner/model; the repository is made if it is not there
+        private  make a new repository a private one
+        licence  for the card, as the hub has it: apache-2.0
+        results  for the card: files of `grainline evaluate --json`
+        message  of the commit
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """
@@ -371,43 +369,24 @@ class Model:
     def prepared(self, image: ImageLike) -> Images:
         """One image as the method reads it, with its description if the method reads descriptions."""
         number = torch.arange(1)
-        dense = self._dense([image], number)
+        dense = self._dense([image], number, [])
         return to(Images(self._square(image)[None], number, dense=dense), self.device)
 
     def cropped(self, image: ImageLike) -> Image.Image:
         """The square of an image that the model reads, as background of heat maps."""
         return self.transform.square.cut(original(image))
 
-    def _run(self, batches: Iterator[Batch], devices: Sequence[str]) -> Iterator[Encoded]:
-        """Batches encoded in their order, each on the next device that is free."""
-        home = self.device
-        methods = [
-            self.method if name == str(home) else _moved(copy.deepcopy(self.method), name) for name in devices
-        ]
-        if len(methods) == 1:
-            yield from (to(_encode(methods[0], batch), home) for batch in batches)
-            return
-        free: SimpleQueue[Method] = SimpleQueue()
-        for method in methods:
-            free.put(method)
+    def _images(self, images: Iterable[ImageLike], size: int, truncated: list[bool]) -> Iterator[Images]:
+        """Batches of squares: while the method encodes one batch, threads decode the next.
 
-        def encode(batch: Batch) -> Encoded:
-            method = free.get()
-            try:
-                return to(_encode(method, batch), home)
-            finally:
-                free.put(method)
-
-        yield from in_order(encode, batches, len(methods), ahead=2 * len(methods))
-
-    def _images(self, images: Iterable[ImageLike], size: int) -> Iterator[Images]:
-        """Batches of squares: while the method encodes one batch, threads decode the next."""
+        truncated  gets one entry for each description
+        """
         squares = in_order(lambda image: (image, self._square(image)), images, DECODERS, ahead=size)
         with closing(squares):
             while some := list(islice(squares, size)):
                 inputs, number = [image for image, _ in some], torch.arange(len(some))
                 pixels = torch.stack([square for _, square in some])
-                yield Images(pixels, number, dense=self._dense(inputs, number))
+                yield Images(pixels, number, dense=self._dense(inputs, number, truncated))
 
     def _texts(self, texts: Sequence[str], size: int, truncated: list[bool]) -> Iterator[Texts]:
         """Batches of texts, all padded to the longest; `truncated` gets one entry for each text."""
@@ -416,13 +395,12 @@ class Model:
         if not texts:
             return
         tokens = self.read(texts)
-        self.cut += sum(tokens.truncated)
         truncated += tokens.truncated
         padded = texts_of(tokens.ids)
         for start in range(0, len(texts), size):
             yield rows(padded, slice(start, start + size))
 
-    def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts | None:
+    def _dense(self, images: Sequence[ImageLike], number: Tensor, truncated: list[bool]) -> Texts | None:
         """The descriptions of images, if the method reads them. UserError for an image without."""
         if not self.method.reads_descriptions:
             return None
@@ -435,21 +413,20 @@ class Model:
                 "name a file of `grainline data describe` with --descriptions"
             )
         tokens = windows(self.tokenizer, texts, self.method.context)
-        self.cut += sum(tokens.truncated)
+        truncated += tokens.truncated
         return description_texts(tokens.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:
         return self.transform(original(image))
 
 
-@torch.no_grad()
 def _encode(method: Method, batch: Images | Texts) -> Encoded:
-    """One batch on the device of a method. Threads do not inherit `no_grad`."""
+    """One batch on the device of a method."""
     on = to(batch, next(method.parameters()).device)
     return method.encode_images(on) if isinstance(on, Images) else method.encode_texts(on)
 
 
-def _moved(method: Method, device: str | torch.device) -> Method:
+def _moved(method: Method, device: str | torch.device | None) -> Method:
     """A method on a device. UserError for one that is not there."""
     try:
         return method.to(device)
@@ -466,10 +443,7 @@ def _vectors(rows: Any) -> Tensor:
             return out
         raise ValueError(out)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(
-            "similarity takes what encode returns, or vectors [N, D] of finite numbers; for images and texts"
-            " themselves use score"
-        ) from None
+        raise UserError("similarity takes what encode returns, or vectors [N, D] of finite numbers") from None
 
 
 def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
@@ -481,7 +455,7 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
     if wrong:
         raise UserError(
             f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
-            f" number {wrong[0] + 1}: its numbers overflow, in half precision perhaps"
+            f" number {wrong[0] + 1}"
         )
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 T = TypeVar("T")
 
 LEVELS = 5
 CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = range(LEVELS)  # Texts.level
+SMALL = 2**22  # bytes; large tensors are pinned where they are made, or not at all
 
 
 class Texts(NamedTuple):
@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
     places: Tensor | None = None  # [N, H, W] token of each pixel, for images whose tokens lie on no grid
     precomputed: Any = None  # a NamedTuple of tensors [N, ...] in place of tokens and extra in `Method.score`
-    truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
+    truncated: Tensor | None = None  # [N] bool, texts longer than the method reads, or such descriptions
 
     def __repr__(self) -> str:  # shapes: numbers would fill screens
         shapes = (f"{name} {list(x.shape)}" for name, x in self._asdict().items() if isinstance(x, Tensor))
@@ -123,11 +123,11 @@ def padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
     """Ids and mask [M, S, L] of texts, parts and tokens, with padding on the right of each."""
     parts = max((len(text) for text in texts), default=1)
     length = max((len(part) for text in texts for part in text), default=1)
-    numbers = [[part + [0] * (length - len(part)) for part in text] for text in texts]
     lengths = [[len(part) for part in text] + [0] * (parts - len(text)) for text in texts]
-    ids = torch.tensor([text + [[0] * length] * (parts - len(text)) for text in numbers], dtype=torch.int64)
     mask = torch.arange(length) < torch.tensor(lengths, dtype=torch.int64).view(len(texts), parts, 1)
-    return ids.view(len(texts), parts, length), mask
+    ids = torch.zeros(mask.shape, dtype=torch.int64)
+    ids[mask] = torch.tensor([i for text in texts for part in text for i in part], dtype=torch.int64)
+    return ids, mask
 
 
 def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
@@ -142,8 +142,6 @@ def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
 
 def rows(batch: T, index: Tensor | slice) -> T:
     """The rows of every tensor at an index."""
-    if isinstance(index, slice):
-        return each(lambda x: mirror(lambda part: part[index], x), batch)
     return each(lambda x: x[index], batch)
 
 
@@ -167,8 +165,14 @@ def concat(batches: Sequence[T]) -> T:
 
 
 def to(batch: T, device: torch.device | str) -> T:
-    """Every tensor on the device (`upload`)."""
-    return each(lambda x: upload(x, device), batch)
+    """Every tensor on the device. A copy to a GPU does not wait for earlier work there."""
+    return each(lambda x: _sent(x, torch.device(device)), batch)
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and x.device.type == "cpu" and x.nbytes <= SMALL:
+        x = x.pin_memory()  # from other memory the driver may wait
+    return x.to(device, non_blocking=True)
 
 
 def to_dtype(batch: T, dtype: torch.dtype) -> T:
@@ -202,99 +206,3 @@ def without_places(encoded: Encoded) -> Encoded:
 def same_image(a: Encoded, b: Encoded) -> Tensor:
     """Which rows belong to the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
     return (a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]
-
-
-# What the host knows of a batch, so that it need not wait for the device. A batch is made on the host and
-# uploaded. `upload` remembers the host's own whole numbers and masks as long as their tensors on the device
-# live. What follows from these alone, the host computes for itself:
-#
-#     mirror     on the device too: the host will need it later
-#     from_host  then uploads it: its shape depends on values
-#     by_host    and keeps it
-#
-# Where it has no copies, it computes on the device and waits. Processes gather copies too. On a CPU
-# nothing is remembered, and functions are called with the tensors themselves. They may read no others.
-
-SMALL = 2**22  # bytes; large tensors are pinned where they are made, or not at all
-_COPIES: Any = WeakTensorKeyDictionary()  # by tensor on the device
-
-
-def upload(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on the device. A copy from pinned memory does not wait."""
-    out = _sent(x, device)
-    if x.dtype in (torch.int64, torch.bool) and _here(x) and out is not x:
-        _COPIES[out] = x
-    return out
-
-
-def mirror(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    """function(*tensors): a tensor, or a tuple of some."""
-    out = function(*tensors)
-    if not all(map(_here, tensors)) and (copies := _copies(tensors)) is not None:
-        _remember(out, _on_host(function, copies, tensors))
-    return out
-
-
-def from_host(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    """function(*tensors), on the device of the first tensor: a tensor, or a tuple of some."""
-    copies = _copies(tensors)
-    if copies is None:
-        return function(*tensors)
-    return _uploaded(_on_host(function, copies, tensors), tensors[0].device)
-
-
-def by_host(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    """function(*tensors), a tensor on the host or no tensor."""
-    copies = _copies(tensors)
-    if copies is not None:
-        return _on_host(function, copies, tensors)
-    return _read(function(*tensors))
-
-
-def _here(x: Tensor) -> bool:
-    return x.device.type == "cpu"
-
-
-def _sent(x: Tensor, device: torch.device | str) -> Tensor:
-    if torch.device(device).type == "cuda" and _here(x) and x.nbytes <= SMALL:
-        x = x.pin_memory()  # from other memory the driver may wait for the device
-    return x.to(device, non_blocking=True)
-
-
-def _read(out: Any) -> Any:
-    return out.cpu() if isinstance(out, Tensor) else out
-
-
-def _on_host(function: Callable[..., Any], copies: list[Tensor], tensors: tuple[Tensor, ...]) -> Any:
-    """On one thread, if the device is another: it is much and small, and to wake more takes longer.
-
-    A thread that first computes meanwhile has one for good, as torch reads a number for all.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or all(map(_here, tensors)):
-        return function(*copies)
-    torch.set_num_threads(1)
-    try:
-        return function(*copies)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _copies(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
-    copies = [x if _here(x) else _COPIES.get(x) for x in tensors]
-    return None if any(x is None for x in copies) else copies
-
-
-def _remember(out: Any, copy: Any) -> None:
-    if isinstance(out, Tensor):
-        _COPIES[out] = copy
-    else:
-        for one, other in zip(out, copy, strict=True):
-            _remember(one, other)
-
-
-def _uploaded(copy: Any, device: torch.device) -> Any:
-    if isinstance(copy, Tensor):
-        return upload(copy, device)
-    parts = (_uploaded(one, device) for one in copy)
-    return type(copy)(*parts) if hasattr(copy, "_fields") else tuple(parts)

@@ -1,6 +1,5 @@
 """Whether an image shows a sentence: p against loops, false ticks and power in a drawn world."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from PIL import Image
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import EVERYDAY
-from grainline.errors import UserError
-from grainline.index.calibration import Standard, best_hits, described_images, share_below
+from grainline.index.calibration import Standard, best_hits, described_images
 from grainline.index.calibration_texts import (
     PHOTOGRAPHS,
     SCENES,
@@ -257,20 +255,6 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
 
-def test_null_texts_without_images_say_nothing_of_the_power(tmp_path: Path) -> None:
-    file = tmp_path / "t.jsonl"
-    file.write_text(
-        "".join(json.dumps({"caption": f"A dog, number {i}. It runs."}) + "\n" for i in range(24))
-    )
-    build(
-        photos(tmp_path / "photos", 20),
-        tmp_path / "index",
-        model=tiny_model("clip"),
-        calibration_texts=f"texts:{file}",
-    )
-    assert IndexReader(tmp_path / "index").calibration.power(0.05) is None
-
-
 def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_not_come_up(
     tmp_path: Path,
 ) -> None:
@@ -333,15 +317,6 @@ def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
     ]
 
 
-@pytest.mark.parametrize(("name", "value"), [("level", -1), ("support", 1.5), ("absent", float("nan"))])
-def test_a_level_is_a_share(name: str, value: float, tmp_path: Path) -> None:
-    model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
-    options = Options()._replace(**{name: value})
-    with pytest.raises(UserError, match=rf"Options.{name} is {value}; it must be a number from 0 to 1"):
-        open_index(tmp_path / "index", model).search([QUERY], 2, options)
-
-
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
     model = tiny_model()
     build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
@@ -385,7 +360,3 @@ def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None
 
 def _names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*.png")]
-
-
-def test_shares_below_count_ties() -> None:
-    assert share_below(np.array([1.0, 1.0, 2.0]), np.array([1.0])).tolist() == [0.75]

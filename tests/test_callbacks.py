@@ -12,7 +12,6 @@ import grainline
 from grainline.training import loop
 from grainline.training.callbacks import TrainingState
 
-NEVER = {"patience": 3, "min_delta": 1e6}
 VALIDATED: dict[str, Any] = {"validation": "scenes:dev?count=4", "validate_every": 1, "save_every": 1}
 
 
@@ -78,7 +77,7 @@ def test_a_validation_that_ends_a_run_leaves_a_checkpoint_of_its_step(tmp_path: 
 
 
 def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(tmp_path: Path) -> None:
-    settings = VALIDATED | {"early_stopping": NEVER}
+    settings = VALIDATED | {"early_stopping": {"patience": 3}, "lr": 1e-30}  # no step improves anything
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     grainline.train(recipe(tmp_path), whole, **settings)
     assert logged(whole)[-1]["text"].startswith("stopped after step 4 of 6: early stopping, rSum")
@@ -99,9 +98,6 @@ def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(t
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(grainline.UserError, match="early_stopping reads validations: set validate_every"):
         grainline.train(recipe(tmp_path), tmp_path / "x", early_stopping={"patience": 2})
-    settings = VALIDATED | {"early_stopping": {"metric": "rsum"}}
-    with pytest.raises(grainline.UserError, match=r"metric is 'rsum' \(did you mean rSum\?\); the metrics"):
-        grainline.train(recipe(tmp_path), tmp_path / "y", **settings)
     with pytest.raises(grainline.UserError, match="is neither an object of a class derived from"):
         grainline.train(recipe(tmp_path), tmp_path / "z", callbacks=[3])
 

@@ -314,7 +314,7 @@ WRONG = {
     "std": ({"std": [0.1, 0.0, 0.1]}, "must be above 0 in every colour"),
     "unknown": (
         {"patch": 4},
-        "unknown field 'patch' (did you mean encoder.patches?); allowed here: name, width, heads",
+        "unknown field 'patch'; allowed here: name, width, heads",
     ),
 }
 

@@ -20,6 +20,7 @@ from grainline.errors import UserError
 from grainline.methods.shared import LogitScale, clamp_scales
 from grainline.nn.attention import Block, Stack
 from grainline.nn.pooling import AttentionPool, mean_pool, unit
+from grainline.nn.runtime import one_thread
 from grainline.training.step import LoraConfig, add_lora
 from grainline.types import Images, Texts, rows
 
@@ -701,3 +702,12 @@ def test_encoders_that_cannot_be_are_named_with_what_can(cls: Any, values: dict[
     with pytest.raises(UserError) as error:
         parse(cls, values, "here")
     assert said in str(error.value)
+
+
+def test_the_host_plans_on_one_thread_and_restores_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [6]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with pytest.raises(IndexError), one_thread():
+        raise IndexError
+    assert threads == [6, 1, 6]

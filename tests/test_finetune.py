@@ -242,12 +242,12 @@ def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("out", "said"),
     [
-        ("x.pt", "would be pickled; a state dict is written as .safetensors"),
+        ("x.pt", "would be pickled; name a .safetensors file, or a folder"),
         ("taken", "is there already; give a new name"),
         ("taken/file.safetensors", "is there already; give a new name"),
         (
             "taken/x-quickgelu.safetensors",
-            "tokenizer.json is there already, and the tokenizer goes into the same folder",
+            "tokenizer.json is there already; give a new folder",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, c
     wanted = load(run, device="cpu", scoring="vectors").encode(texts=told).vector
     torch.testing.assert_close(load(out, device="cpu").encode(texts=told).vector, wanted, rtol=0, atol=1e-5)
     said = complaint(capsys, "convert", out, tmp_path / "again", "--scoring", "vectors")
-    assert f"{out} is no run and has one way to score: leave it out" in said
+    assert f"{out} is no run and has one way to score" in said
 
 
 def test_weights_of_a_hugging_face_folder_alone_are_sent_to_their_folder(

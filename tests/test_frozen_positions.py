@@ -172,7 +172,9 @@ def test_as_many_positions_as_the_text_may_have_are_one_line(
         UserError, match=f"frozen_positions 30 is not less than the context, {CONTEXT} tokens"
     ):
         begun(checkpoint[0], frozen_positions=30)
-    with pytest.raises(UserError, match=r"field 'text\.frozen_positions' is -1: it must be 0 or more"):
+    with pytest.raises(
+        UserError, match=r"field 'text\.frozen_positions' is -1: it must be greater than or equal to 0"
+    ):
         begun(checkpoint[0], frozen_positions=-1)
     own = [f"model.pretrained={checkpoint[0]}", "model.text.frozen_positions=99", "model.text.context=48"]
     out = tmp_path / "run"
@@ -186,7 +188,7 @@ def test_a_text_encoder_from_scratch_has_no_such_positions(tmp_path: Path) -> No
         "image": {"name": "toy/4", "size": 8},
         "text": {"name": "toy", "vocab": 9, "frozen_positions": 2},
     }
-    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions' .*; allowed here: name"):
+    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions'; allowed here: name"):
         parse(CLIPConfig, values, str(tmp_path))
 
 

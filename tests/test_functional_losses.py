@@ -18,7 +18,7 @@ from grainline import losses
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIPExtra
 from grainline.methods.caft import CAFT, CAFTConfig, CAFTExtra
-from grainline.methods.patch_selection.training import summary
+from grainline.methods.patch_words import summary
 from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.selector import Selector

@@ -4,19 +4,16 @@ import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from indexes import TEXTS, saved, texts, tiny_model
+from indexes import TEXTS, saved, tiny_model
 from PIL import Image
-from runs import call, complaint
+from runs import call
 from test_viz import Page
 
-from grainline.data.other_texts import PHOTOGRAPHS, other_texts
 from grainline.data.transforms import Box, EvalTransform
-from grainline.errors import UserError
 from grainline.evaluation.show_panels import Photo, heat_rows
 from grainline.methods import METHODS
 from grainline.methods.heat import heat_overlay, mask_of, over_image, read_area
@@ -108,20 +105,6 @@ def test_a_mask_is_what_stands_out_and_empty_where_nothing_does(tmp_path: Path) 
     )
 
 
-def test_paths_images_and_arrays_have_the_same_heat(tmp_path: Path) -> None:
-    model, path = tiny_model(), photo(tmp_path)
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
-    forms: list[Any] = [path, str(path), path.read_bytes(), image, np.asarray(image)]
-    forms.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-    images = [model.heat_image(one, "A red dog.").tobytes() for one in forms]
-    assert len(set(images)) == 1
-    masks = [model.segment(one, "A red dog.").tobytes() for one in forms]
-    assert len(set(masks)) == 1
-    with pytest.raises(UserError, match="give a text with words"):
-        model.heat_image(path, " ")
-
-
 @pytest.mark.parametrize(("rank", "weak"), [(26, True), (25, False)])
 def test_a_run_near_chance_says_so_beside_its_heat(tmp_path: Path, rank: float, weak: bool) -> None:
     run = saved(tiny_model(), tmp_path / "run")
@@ -140,24 +123,6 @@ def test_a_run_near_chance_says_so_beside_its_heat(tmp_path: Path, rank: float, 
     page = tmp_path / "show.html"
     assert call("show", run, image, "--text", "A red dog.", "--out", page) == 0
     assert bool(re.search(said, page.read_text())) == weak
-
-
-def test_other_texts_fit_what_a_model_was_trained_on(tmp_path: Path) -> None:
-    both = other_texts(None, None)
-    assert both.source.endswith("photographs and of drawn scenes")
-    for paths, words in (("['scenes:train?count=9']", "drawn scenes"), ("[photos/]", "photographs")):
-        (tmp_path / "recipe.yaml").write_text(f"data: {{paths: {paths}}}")
-        found = other_texts(None, tmp_path)
-        assert found.source == f"built-in sentences of {words}"
-        assert set(PHOTOGRAPHS).isdisjoint(found.sentences) == (words == "drawn scenes")
-        assert set(found.sentences) < set(both.sentences)
-    (tmp_path / "recipe.yaml").write_text("data: {paths: [photos/, scenes]}")
-    assert other_texts(None, tmp_path) == both
-    assert PHOTOGRAPHS[0] not in other_texts(None, None, [PHOTOGRAPHS[0].upper()]).sentences
-    assert len(other_texts("scenes:dev?count=200", None).sentences) > 60
-    (tmp_path / "few.txt").write_text("A dog.\nA dog.\n")
-    with pytest.raises(UserError, match=r"few.txt has 1 other sentences; .* 16 or more"):
-        other_texts(str(tmp_path / "few.txt"), None)
 
 
 def test_each_sentence_and_phrase_has_a_map_over_the_whole_image(tmp_path: Path) -> None:
@@ -194,19 +159,3 @@ def test_every_method_shows_where_texts_are(method: str, tmp_path: Path, capsys:
     assert ("empty slot 0." in words) == weighs
     with Image.open(png) as figure:
         assert figure.width > 1000
-
-
-def test_options_that_do_not_go_together_are_one_line(tmp_path: Path, capsys: Capture) -> None:
-    clip = saved(tiny_model("clip"), tmp_path / "clip")
-    flair = saved(tiny_model("flair", changes=("heads=2",)), tmp_path / "flair")
-    page, others = tmp_path / "x.html", texts(tmp_path, 72)
-    first = ("show", clip, photo(tmp_path), "--out", page)
-    assert "others.jpg must end in .png" in complaint(capsys, *first, "--out", tmp_path / "others.jpg")
-    assert "give --text" in complaint(capsys, *first, "--others", others)
-    assert "--scale is for maps of weights" in complaint(capsys, *first, "--text", "a", "--scale", "0.5")
-    assert "this clip sees patches, not segments; give --text" in complaint(capsys, *first)
-    attends = ("show", flair, *first[2:], "--text", "a", "--others", others)
-    assert "--others is for maps of contrast" in complaint(capsys, *attends)
-    assert not page.exists()
-    assert call(*first, "--text", "A red dog.", "--others", others) == 0
-    assert f"sentences of {others}" in Page(page.read_text()).words

@@ -12,7 +12,6 @@ from torch import Tensor
 from grainline.config import parse
 from grainline.distributed import ddp_mean
 from grainline.errors import UserError
-from grainline.losses import hide
 from grainline.losses.hide import Principal, principal_part
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.training.step import step
@@ -382,19 +381,3 @@ def test_a_batch_in_another_order_has_the_same_loss_in_one_group() -> None:
     for name, other in itertools.product(a, b):
         if name == other:
             torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(9, 5), (5, 9)])
-def test_a_device_that_is_not_waited_for_finds_the_same(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
-    results = []
-    for number in (hide._products, lambda keep: keep.shape[1]):
-        monkeypatch.setattr(hide, "_products", number)
-        for detach in (False, True):
-            y = x.clone().requires_grad_()
-            part = found(y, 0.6, detach_basis=detach).rows
-            (part * g).sum().backward()
-            results.append((part.detach(), y.grad))
-    torch.testing.assert_close(results[:2], results[2:])

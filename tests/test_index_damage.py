@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import TEXTS, content, photo, photos, texts, tiny_model
-from servers import running, until
+from indexes import content, photo, photos, texts, tiny_model
+from servers import running
 
 from grainline import files
 from grainline.errors import UserError
@@ -19,7 +19,7 @@ from grainline.index import inverted, store
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader
 from grainline.index.search import Hit, open_index
-from grainline.index.store import TOKENS, Column, new_part, read_manifest, write_manifest
+from grainline.index.store import Column, new_part, read_manifest, write_manifest
 from grainline.index.sync import add, build, remove
 from grainline.web.engine import Engine
 
@@ -147,25 +147,6 @@ def test_a_scan_of_all_vectors_is_refused_where_one_of_them_is_damaged(made: Pat
                 _ = opened.vectors
 
 
-def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "index", tmp_path / "index")
-    engine = Engine(tmp_path / "index", MODEL)
-    opened = engine.now.image_index.reader
-    column = opened.segments[0].arrays[TOKENS]
-    with running(engine) as client:
-        column._unchecked[:] = True  # as if no page had been read yet
-        column._sums = "0" * len(column._sums)
-        response = client.post("/api/search", json={"text": QUERIES[0], "k": 18})
-        assert response.status_code == 503
-        until(lambda: client.get("/api/health").json()["status"] == "stale")
-        problem = client.get("/api/health").json()["problem"]
-        assert problem.startswith(
-            "index index is corrupt: segments/00000001/tokens.npy is not what was written"
-        )
-        assert str(tmp_path) not in problem
-        assert response.json() == {"error": problem}
-
-
 @pytest.mark.parametrize("name", ["vectors.npy", "tokens.npy", "mask.npy"])
 def test_a_file_that_is_cut_under_an_open_index_is_named_until_it_is_whole_again(
     made: Path, tmp_path: Path, name: str
@@ -243,25 +224,8 @@ def test_only_pages_that_are_read_are_checked_and_each_of_them_once(
             way()
 
 
-def test_rows_of_many_pages_are_checked_to_their_end(tmp_path: Path) -> None:
-    array = np.random.default_rng(0).standard_normal((5, 50_000)).astype(np.float32)
-    path, sealed = part(tmp_path, array)
-    damaged(path, 128 + 2 * 200_000 + 100_000)  # the middle of the third row
-    column = Column(path, sealed)
-    for row in (0, 1, 3, 4):
-        assert (column[np.array([row])] == array[row]).all()
-    with pytest.raises(UserError, match="is corrupt"):
-        column[np.array([0, 2])]
-
-
 def test_arrays_keep_no_file_open(made: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
     opened = open_index(made / "index", MODEL).reader
     assert len(opened) == 18
     assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_an_index_whose_folder_has_a_name_in_no_encoding_is_read(made: Path, tmp_path: Path) -> None:
-    odd = tmp_path / "\udcff index"
-    shutil.copytree(made / "index", odd)
-    assert len(open_index(odd, MODEL).search([TEXTS[0]], 3)[0].hits) == 3

@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter against loops by the modules, and compiled for GPUs, both on a CPU."""
+"""Kernels in Triton's interpreter against torch and loops, and compiled for GPUs, both on a CPU."""
 
 import os
 import re
@@ -9,146 +9,79 @@ from typing import Any
 
 import pytest
 import torch
-from test_chunked import assert_near
-from test_pooled import Case, assert_same
-from torch import Tensor
+from test_superpixel import FITS, image, slow_connected, slow_kmeans, some_fits
 
 from grainline.errors import UserError
 from grainline.kernels import launch
-from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import pooled_scores
-from grainline.losses.tiled import operands as precision
-from grainline.losses.tiled.operands import Operands, half_products
-
-SHAPES = pytest.mark.parametrize(  # heads, width, segments
-    ("heads", "width", "slots"),
-    [(2, 32, 17), (1, 21, 24), (3, 60, 30), (1, 21, 5), (1, 40, 33), (3, 60, 7)],
-    ids=["two", "odd", "three", "few", "wide", "few of three"],
-)
-DENSE = ["attend", "lengths", "weigh", "unattend"]
-HALVES = pytest.mark.parametrize(
-    "half", [torch.float32, torch.float16]
-)  # bfloat16 is wrong in the interpreter
+from grainline.nn import superpixels
+from grainline.nn.superpixels import hard, kmeans
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and os.environ.get(launch.VARIABLE) == "interpret"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter: make kernels-test")
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were called, in small tiles, so that there are several programs and splits."""
-    from grainline.kernels import pooled
-
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that are called from now on. One that is refused raises."""
     names: list[str] = []
-    run = launch.run
 
-    def recorded(name: str, kernel: Any, fallback: Any) -> Any:
+    def recorded(name: str, kernel: Any, _: Any) -> Any:
         names.append(name)
-        out = run(name, kernel, fallback)
-        assert not launch._refused
-        return out
+        return kernel()
 
     monkeypatch.setattr(launch, "run", recorded)
-    monkeypatch.setattr(pooled, "TILE", dict.fromkeys(pooled.TILE, (16, 16)))
-    monkeypatch.setattr(pooled, "NUMBERS", dict.fromkeys(pooled.NUMBERS, 128))
-    monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: True)
-    monkeypatch.setattr(precision, "on_gpu", lambda _: True)
     return names
 
 
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return calls(monkeypatch)
+
+
 @interpreted
-@SHAPES
-@pytest.mark.parametrize("negatives", ["sampled", "all"])
-def test_losses_by_kernels_are_those_of_a_loop_over_pairs(
-    heads: int,
-    width: int,
-    slots: int,
-    negatives: str,
-    called: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("cell", "size", "steps"), [(4, 12, 3), (5, 15, 2), (2, 34, 2), (33, 33, 1)])
+def test_superpixels_by_a_kernel_are_those_by_products(
+    cell: int, size: int, steps: int, called: list[str]
 ) -> None:
-    monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
-    case = Case(heads, torch.float32, width=width, slots=slots)
-    assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-5, 5e-4)
-    assert called == DENSE
+    pixels = image(size, seed=3)
+    expected, found = superpixels._by_products(pixels, cell, 10.0, steps), kmeans(pixels, cell, 10.0, steps)
+    assert called == ["kmeans"]
+    assert torch.equal(found, expected)
+    if size < 20:
+        assert found[1].tolist() == slow_kmeans(pixels[1], cell, 10.0, steps)
+        assert torch.equal(kmeans(pixels / 255, cell, 10.0, steps), found)
 
 
 @interpreted
-@SHAPES
-@pytest.mark.parametrize(
-    "bias", [-2.0, -25.0]
-)  # slopes of negatives are zeros of float16, but for their units
-def test_losses_by_kernels_in_half_precision_are_near(
-    heads: int, width: int, slots: int, bias: float, called: list[str]
+@FITS
+def test_superpixels_are_connected_by_a_kernel_as_by_flood_fill(
+    cell: int, grid: int, values: int, smooth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(heads, torch.float32, width=width, slots=slots)
-    with torch.no_grad():
-        case.bias.fill_(bias)
-    if bias < -2.0:
-        case.captions = case.captions._replace(image=torch.full_like(case.captions.image, -1))
-    expected = case.fast(case.pairs("all"))
-    assert called == [], "float32 stays float32"
-    with half_products(True):
-        found = case.fast(case.pairs("all"))
-    assert called == DENSE
-    assert not torch.equal(found.total, expected.total)
-    assert_near(found, expected, case.learnt())
+    from grainline.kernels import kmeans as kernels
+
+    block = 32 if cell * grid < 16 else 256
+    monkeypatch.setattr(kernels, "PIECES", (block, kernels.PIECES[1]))
+    monkeypatch.setattr(kernels, "JOIN", (block, kernels.JOIN[1]))
+    fit = some_fits(2, cell, grid, values, smooth)
+    label = hard(fit, cell)
+    expected = [slow_connected(label[i].tolist(), fit[i].tolist(), cell) for i in range(2)]
+    kernels.connect(label, fit, cell)
+    assert label.tolist() == expected
 
 
 @interpreted
-@SHAPES
-@pytest.mark.parametrize("few", [10**4, 0])
-def test_scores_by_kernels_are_those_of_the_module(
-    heads: int, width: int, slots: int, few: int, called: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_conditioned, "FEW", few)
-    monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
-    case = Case(heads, torch.float32, width=width, slots=slots)
-    with torch.no_grad():
-        keys = case.pool.keys(case.segments, case.mask)
-        found = pooled_scores(case.pool, keys, case.texts[:, None])
-        expected = torch.stack([torch.stack([case.cosine(i, j) for j in range(15)]) for i in range(5)])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert called == ["attend", "lengths"]
-
-
-# Each kernel that adds up, alone, in several splits of several tiles
-
-
-def near(found: Tensor, expected: Tensor, half: torch.dtype) -> None:
-    bound = 1e-5 if half == torch.float32 else 1e-3
-    assert float((found - expected).detach().norm()) <= bound * float(expected.detach().norm())
-
-
-@interpreted
-@pytest.mark.usefixtures("called")
-@HALVES
-@pytest.mark.parametrize("width", [21, 64])
-@pytest.mark.parametrize("listed", [False, True])
-def test_lengths_and_what_is_weighed_are_those_of_torch(width: int, half: torch.dtype, listed: bool) -> None:
-    from grainline.kernels import pooled
-
-    z, y = torch.randn(2, 3, 11, width).to(half)
-    u, shift = torch.randn(17 if listed else 11, width).to(half), torch.randn(width)
-    places = torch.randint(-1, 17, (3, 11)) if listed else None
-    units = torch.tensor([2.0, 0.5, 4.0, 8.0, 0.25])
-    x, (of_y, of_u) = (z.double() * 2.0).requires_grad_(), units[1:3].double()
-    text = (u.double() * of_u).requires_grad_()
-    of_pairs = text if places is None else (text[places.clamp(min=0)] * (places >= 0)[..., None])
-    out, w = y.double() * of_y, shift.double().requires_grad_()
-    along, square = (x * of_pairs).sum(-1), (x * (out + 2 * w)).sum(-1)
-    for found, twin in zip(pooled.lengths(z, y, u, shift, units[:3], places), (along, square), strict=True):
-        near(found, twin, half)
-    by_along, by_square = torch.randn(2, 3, 11)
-    weighted, by_u, total = pooled.weigh(z, y, u, shift, by_along, by_square, units, places)
-    loss = (along * by_along).sum() + (square * by_square).sum()
-    by_x, by_text, by_w = torch.autograd.grad(loss, (x, text, w))
-    by_x += by_square[..., None].double() * (out.detach())  # y = S z has as much
-    near(8.0 * y, by_x, half)
-    near(0.25 * weighted, z.double() * by_square[..., None], half)
-    near(2 * 0.25 * 2.0 * total, by_w, half)
-    if not listed:
-        near(by_u, by_text, half)
+def test_superpixels_by_a_kernel_break_ties_and_keep_centres_without_pixels(called: list[str]) -> None:
+    uniform = torch.full((1, 3, 9, 9), 77, dtype=torch.uint8)
+    uniform[..., 4, 4] = 0
+    found = kmeans(uniform, 3, 0.0, 1)  # place counts nothing
+    assert found[0, 0, ::3].tolist() == [0, 0, 1], "the lower number of the cells that have its colour"
+    assert torch.equal(found, superpixels._by_products(uniform, 3, 0.0, 1))
+    generator = torch.Generator().manual_seed(364)  # one centre loses its last pixel
+    noise = torch.randint(0, 256, (1, 3, 9, 9), generator=generator, dtype=torch.uint8)
+    assert kmeans(noise, 3, 1.0, 5)[0].tolist() == slow_kmeans(noise[0], 3, 1.0, 5)
+    assert called == ["kmeans"] * 2
+    with pytest.raises(RuntimeError, match="don't multiply up"):
+        kmeans(noise[..., :6], 3, 1.0, 1)
+    assert len(called) == 2, "images are squares"
 
 
 # Whether kernels are used
@@ -216,126 +149,28 @@ def test_a_refused_kernel_is_tried_once_and_named(caplog: pytest.LogCaptureFixtu
     assert launch.run("lengths", lambda: 5, lambda: 7) == 5
 
 
-@pytest.mark.parametrize("refused", [DENSE, *([x] for x in DENSE if INTERPRETED)], ids=",".join)
-@pytest.mark.parametrize(("heads", "slots"), [(3, 30), (3, 7)])
-def test_torch_computes_what_is_refused(
-    refused: list[str], heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "use", lambda _: True)
-    monkeypatch.setattr(launch, "_refused", set(refused))
-    for place in (text_conditioned, precision):
-        monkeypatch.setattr(place, "on_gpu", lambda _: True)
-    monkeypatch.setattr(text_conditioned, "operands", lambda _: Operands(torch.float32))
-    case = Case(heads, torch.float32, width=60, slots=slots)
-    assert_same(case.fast(case.pairs("all")), case.slow("all"), case.learnt(), 1e-5, 5e-4)
-    assert launch._refused == set(refused)
+# Compiled without a GPU, at the sizes of training
 
-
-# Compiled without a GPU, at the sizes of training: 512 dimensions, 8 heads, 64 segments.
-
-HEAD = {"H": 8, "L": 64, "D": 64, "BL": 64, "BD": 64, "MASK": True, "LIST": False, "PREC": "tf32"}
 PIXELS = {"S": 224, "C": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "attend": HEAD,
-    "unattend": HEAD,
-    "attend wide": HEAD | {"D": 128, "BD": 128},
-    "unattend wide": HEAD | {"D": 128, "BD": 128},
-    "attend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
-    "unattend widest": HEAD | {"L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths": {"D": 512, "LIST": False},
-    "lengths wide": {"D": 768, "LIST": False},
-    "weigh": {"D": 512, "LIST": False},
-    "weigh wide": {"D": 1024, "LIST": False},
-    "attend of lists": HEAD | {"LIST": True},
-    "unattend of lists": HEAD | {"LIST": True},
-    "unattend of lists wide": HEAD | {"LIST": True, "D": 128, "BD": 128},
-    "unattend of lists widest": HEAD | {"LIST": True, "L": 128, "D": 128, "BL": 128, "BD": 128},
-    "lengths of lists": {"D": 512, "LIST": True},
-    "weigh of lists": {"D": 512, "LIST": True},
-    "collect": {"D": 512, "BM": 16, "BN": 256, "WEIGHT": True},
     "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},
     "assign": PIXELS | {"LAST": False},
     "assign last": PIXELS | {"LAST": True},
     "assign wide": PIXELS | {"C": 32, "LAST": False},
     "move": {"G": 14, "BLOCK": 128},
-    "sums": {"D": 512, "BOTH": True},
-    "hits": {"D": 512, "BOTH": True},
-    "slopes": {"D": 512, "BOTH": True},
-    "slopes of an odd width": {"D": 500, "BOTH": True},
-    "binary": {"D": 512, "LEARNS": True},
 }
-HALF = (
-    "q",
-    "key",
-    "value",
-    "z",
-    "matrix",
-    "u",
-    "y",
-    "by_z",
-    "weighted",
-    "by_fit",
-    "by_text",
-    "turned",
-    "x",
-    "left",
-    "right",
-    "out",
-)
-WHOLE = {
-    "T": "i32",
-    "C": "i32",
-    "N": "i32",
-    "M": "i32",
-    "rows": "i32",
-    "tiles": "i32",
-    "token": "*i64",
-    "places": "*i64",
-    "pair": "*i64",
-    "start": "*i64",
-    "valid": "*i1",
-    "real": "*i1",
-    "pixels": "*u8",
-    "label": "*i64",
-    "cells": "i32",
-    "compactness": "fp32",
-    "row_ids": "*i32",
-    "col_ids": "*i32",
-    "n": "i32",
-    "m": "i32",
-    "vectors": "i32",
-    "own": "fp32",
-    "sibling": "fp32",
-    "decay": "fp32",
-}
-LIMITS = {
-    90: (227, "wgmma.mma_async"),
-    80: (99, "mma.sync"),
-}  # KiB of shared memory, products of half precision; sm_86, sm_89 and sm_120 have 99, sm_80 has more
+WHOLE = {"pixels": "*u8", "label": "*i64", "cells": "i32", "compactness": "fp32"}
+LIMITS = {90: 227, 80: 99}  # KiB of shared memory; sm_86, sm_89 and sm_120 have 99, sm_80 has more
 
 
-def as_launched(
-    name: str, constants: dict[str, Any], older: bool
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def as_launched(name: str, constants: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A kernel with the constants and settings that it is launched with."""
-    from grainline.kernels import dots, kmeans, lists, pooled
+    from grainline.kernels import kmeans as kernels
 
-    word, modules = name.split()[0], (dots, kmeans, lists, pooled)
-    kernel = next(getattr(module, f"_{word}") for module in modules if hasattr(module, f"_{word}"))
-    if word in pooled.TILE:
-        blocks = constants.get("BL", 0), constants.get("BD", 0)
-        tile, options = pooled.settings(pooled.LISTED if pooled.LISTED in name else word, *blocks, older)
-        return kernel, constants | {"BM": tile}, options
-    if word in pooled.NUMBERS:
-        return kernel, constants | pooled.whole_rows(word, constants["D"]), dict(pooled.FUSION)
-    if word in dots.LAUNCH:
-        both = constants | dots.settings(word, constants["D"], torch.float16)
-        names = [arg for arg in both if arg in kernel.arg_names]
-        return kernel, {arg: both[arg] for arg in names}, {k: both[k] for k in both if k not in names}
-    alone = {"move": kmeans.MOVE, "collect": lists.LAUNCH}
-    if word in alone:
-        return kernel, constants, alone[word]
-    blocks, options = kmeans.tile(constants["C"])
+    kernel = getattr(kernels, f"_{name.split()[0]}")
+    if name == "move":
+        return kernel, constants, kernels.MOVE
+    blocks, options = kernels.tile(constants["C"])
     return kernel, constants | blocks, options
 
 
@@ -344,14 +179,12 @@ def as_launched(
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the extra `kernels` is not installed")
-    if "widest" in name and architecture < 90:
-        pytest.skip("64 segments at most there: `fits`")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel, constants, options = as_launched(name, CONSTANTS[name], architecture < 90)
-    types = {arg: "*fp16" if arg in HALF else WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
+    kernel, constants, options = as_launched(name, CONSTANTS[name])
+    types = {arg: WHOLE.get(arg, "*fp32") for arg in kernel.arg_names}
     source = ASTSource(
         fn=kernel,
         signature=types | dict.fromkeys(constants, "constexpr"),
@@ -363,12 +196,8 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
         },
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    shared, instruction = LIMITS[architecture]
-    assert compiled.metadata.shared <= shared * 1024
-    text = compiled.asm["ptx"]
-    if constants.get("PREC"):
-        assert instruction in text
-    (tmp_path / "kernel.ptx").write_text(text)
+    assert compiled.metadata.shared <= LIMITS[architecture] * 1024
+    (tmp_path / "kernel.ptx").write_text(compiled.asm["ptx"])
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     chip = f"sm_{architecture}" + ("a" if architecture == 90 else "")
     for program in ("ptxas-blackwell", "ptxas"):  # the plain one may be older than the PTX

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from indexes import photo, tiny_model
 from PIL import Image
-from test_viz import EVIL, Page
+from test_viz import Page
 
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
@@ -167,16 +167,3 @@ def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() 
     others = [a["src"] for _, a in Page(louder).tags if a.get("class") == "over"]
     assert [mine == its for mine, its in zip(maps, others, strict=True)] == [False, False, True, False]
     assert limit_of(heat) == 0.75
-
-
-def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
-    texts, heat = told([0.5, 0.25], text=EVIL)
-    for one in (
-        CaseImage(Image.new("RGB", (40, 40)), "p", texts, heat),
-        CaseImage(Image.new("RGB", (40, 40)), "p", texts, None),
-        CaseImage(MissingImage("away"), "", texts),
-    ):
-        page = Page(look(one, "a"))
-        assert page.words.count(f"{EVIL} 0.0") == 1
-        assert "score 0.250" in page.words
-        assert not [tag for tag, _ in page.tags if tag == "script"]

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import grainline
 from grainline.build import shared_config
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
-from grainline.data.image_inputs import open_image
 from grainline.errors import UserError
 from grainline.fingerprint import fingerprint
 from grainline.methods import METHODS
@@ -84,13 +82,13 @@ def test_batches_devices_and_iterators_change_nothing(model: Model) -> None:
     whole = model.encode(images=images)
     for some in (
         model.encode(images=iter(images), batch_size=2),
-        model.encode(images=tuple(images), batch_size=1, device=["cpu", "cpu", "cpu"]),
+        model.encode(images=tuple(images), batch_size=1),
         model.encode(images=images, device="cpu", show_progress_bar=True),
     ):
         close(some.vector, whole.vector)
         close(some.tokens, whole.tokens)
         assert some.item.tolist() == some.image.tolist() == list(range(len(images)))
-    texts = model.encode(texts=(text for text in TEXTS), batch_size=1, device=["cpu", "cpu"])
+    texts = model.encode(texts=(text for text in TEXTS), batch_size=1)
     close(texts.vector, model.encode(texts=TEXTS).vector)
     assert texts.image.tolist() == [-1] * 3
 
@@ -123,8 +121,8 @@ def test_every_form_of_an_image_is_the_same_image(clip: Model, tmp_path: Path) -
         ({"images": np.zeros((8, 8, 3), np.int64)}, "pixels are uint8 in 0..255 or floats"),
         ({"images": np.zeros((0, 8, 3))}, r"\[0, 8, 3\]"),
         ({"images": [None]}, "this one is of type NoneType"),
-        ({"images": {"a": 1}}, "give one image, a list of them or an iterator; this is of type dict"),
-        ({"texts": {"a", "b"}}, "give one text, a list of them or an iterator; this is of type set"),
+        ({"images": {"a": 1}}, "give one image, a list or an iterator; this is of type dict"),
+        ({"texts": {"a", "b"}}, "give one text, a list or an iterator; this is of type set"),
         ({"texts": 5}, "this is of type int"),
         ({"texts": ["a", 3]}, "texts must be strings"),
         ({"texts": []}, "nothing to encode"),
@@ -192,45 +190,7 @@ def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
         clip.encode("a dog", texts="a dog")
 
 
-NONSENSE: list[Any] = [5, None, b"x", [], {"a": 1}, [5], [None], object(), print, {1, 2}, int, iter([]),
-                       np.zeros((2, 2, 2)), torch.full((2, 4), torch.nan)]  # fmt: skip
-
-
-@pytest.mark.parametrize("call", [
-    lambda model, x: model.similarity(x, x),
-    lambda model, x: model.similarity(model.encode(texts="a"), x),
-    lambda model, x: model.encode(texts="a", device=x or 0),
-    lambda model, x: model.encode(texts="a", batch_size=[x]),
-    lambda model, x: model.encode(texts="a", convert_to_numpy=x),
-    lambda model, x: model.heat(x, "a"),
-    lambda model, x: model.segment(np.zeros((9, 9, 3)), x),
-    lambda model, x: model.save(x),
-    lambda model, x: model.to(x),
-    lambda model, x: model.read(x if x != [] else "letters"),
-    lambda _, x: grainline.compare(x, x),
-    lambda _, x: grainline.Result.load(x),
-    lambda _, x: grainline.load(x),
-    lambda _, x: grainline.train(x, "runs/never"),
-    lambda _, x: grainline.train("clip/patches", x),
-    lambda _, x: grainline.train("clip/patches", "runs/never", max_steps=[x]),
-    lambda _, x: grainline.evaluate(suite=x),
-    lambda model, x: grainline.evaluate(model, "scenes:dev?count=4&size=32", max_corrupt=x or -1),
-    lambda _, x: grainline.evaluate(scores=[[1], [1, 2]], pairs=x),
-])  # fmt: skip
-def test_arguments_that_make_no_sense_are_one_line(
-    call: Callable[[Model, Any], Any], clip: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for value in NONSENSE:
-        if isinstance(value, np.ndarray | Tensor) and call.__code__.co_names[0] != "similarity":
-            continue  # an array is an image as well
-        with pytest.raises(UserError) as error:
-            call(clip, value)
-        assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("device", ["text", "", "cuda:77", ["cpu", "photo.jpg"]])
+@pytest.mark.parametrize("device", ["text", "", "cuda:77"])
 def test_a_device_that_is_not_there_is_one_line(device: Any, clip: Model) -> None:
     if device != "":
         with pytest.raises(UserError, match=r"device .* cannot be used \(.*give cpu, cuda or cuda:0"):
@@ -260,15 +220,6 @@ def test_wrong_arguments_say_what_is_allowed(clip: Model, tmp_path: Path) -> Non
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.JPG", format="jpeg")
     with pytest.raises(UserError, match=r"mine.JPG is an image, not a model: the model comes first"):
         grainline.load(tmp_path / "mine.JPG")
-
-
-def test_results_are_compared_by_their_files_too(clip: Model, tmp_path: Path) -> None:
-    result = grainline.evaluate(clip, "scenes:dev?count=4&size=32")
-    path = str(result.save(tmp_path / "a.json"))
-    expected = grainline.compare(result, result)
-    assert grainline.compare(path, result) == grainline.compare(result, Path(path)) == expected
-    with pytest.raises(UserError, match=r"none.json"):
-        grainline.compare(result, "none.json")
 
 
 def test_conversions_return_the_vectors_alone(clip: Model) -> None:
@@ -344,10 +295,6 @@ def test_saving_spares_what_is_no_saved_model(clip: Model, tmp_path: Path) -> No
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes.txt", "run"]
 
 
-def test_what_encode_returns_is_printed_as_shapes(clip: Model) -> None:
-    assert repr(clip.encode(texts=TEXTS)).startswith(f"Encoded(vector [{len(TEXTS)}, ")
-
-
 def test_what_is_shared_names_no_folder_of_this_machine(clip: Model, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(
@@ -413,10 +360,6 @@ def test_integers_have_no_similarity(precision: Any, clip: Model) -> None:
         clip.similarity(vectors, vectors)
 
 
-def test_floats_of_an_image_are_rounded() -> None:
-    assert open_image(np.full((2, 3, 3), 0.999)).getpixel((0, 0)) == (255, 255, 255)
-
-
 PUSH = """
 import os, sys
 from pathlib import Path
@@ -471,19 +414,3 @@ def test_a_pushed_model_comes_back_from_the_hub(clip: Model, tmp_path: Path) -> 
     assert address.endswith("/someone/model/commit/" + "c" * 40)
     assert files == "README.md model.json model.safetensors tokenizer.json tokenizer_meta.json"
     assert refused.startswith("the Hugging Face hub did not take someone/model (")
-
-
-def test_descriptions_of_images_go_with_each() -> None:
-    seps = model_of("seps")
-    with pytest.raises(UserError, match="reads a description with each image"):
-        seps.encode(images=Image.new("RGB", (9, 9)))
-
-
-def endless() -> Iterator[Image.Image]:
-    yield Image.new("RGB", (9, 9))
-    raise OSError("the disk is gone")
-
-
-def test_an_error_of_an_iterator_is_the_callers(clip: Model) -> None:
-    with pytest.raises(OSError, match="the disk is gone"):
-        clip.encode(images=endless())

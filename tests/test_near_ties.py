@@ -8,8 +8,8 @@ from make import TINY
 from torch import Tensor
 
 from grainline.config import override, parse
+from grainline.methods import patch_words
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection import training
 from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.methods.shared import ScoreFn, TripletSchedule, both_triplets
 from grainline.nn.patch_selection import scoring
@@ -38,10 +38,10 @@ def alike(method: Any, number: int, spread: float, dtype: torch.dtype) -> tuple[
     )
     patches, cls, description = seen[:, :-2], seen[:, -2], seen[:, -1]  # only SEPS reads the last
     real = torch.ones(number, selector.number, dtype=torch.bool)
-    extra = SelectionExtra(cls, real[:, 0], training.unit(description))
+    extra = SelectionExtra(cls, real[:, 0], patch_words.unit(description))
     ids, words = torch.arange(number), torch.ones(number, 5, dtype=torch.bool)
-    images = Encoded(training.summary(patches, real), patches, real, ids, ids, extra)
-    return Pair(images, Encoded(training.summary(told, words), told, words, ids, ids)), (seen, told)
+    images = Encoded(patch_words.summary(patches, real), patches, real, ids, ids, extra)
+    return Pair(images, Encoded(patch_words.summary(told, words), told, words, ids, ids)), (seen, told)
 
 
 def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:

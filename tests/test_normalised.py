@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled import pair_loss as normalised
-from grainline.losses.tiled.pair_loss import SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_loss import SoftmaxLoss, log_sum, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
-from grainline.losses.tiled.scores import Dot, Parts, Vjp
+from grainline.losses.tiled.scores import Dot
 from grainline.types import Mean
 
 
@@ -66,24 +65,7 @@ def test_however_far_apart_the_logits_are(
         assert float((a - b).abs().max()) <= limit * max(1.0, float(b.abs().max()))
 
 
-@pytest.mark.parametrize(("largest", "times"), [(5.0, 1), (100.0, 2)])
-def test_exponentials_are_shared_where_logits_are_near(
-    largest: float, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken, whole = [], normalised._exp_from
-
-    def counted(logits: Tensor, zero: Tensor) -> Tensor:
-        taken.append(logits)
-        return whole(logits, zero)
-
-    monkeypatch.setattr(normalised, "_exp_from", counted)
-    v, t = spread(largest, torch.float32)
-    sum(m.total for m in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), blocks(36))).backward()
-    assert len(taken) == 2 * times  # one tile, met twice
-
-
-@pytest.mark.parametrize("sides", [1, 2])
-def test_sums_of_exponentials_of_what_is_not_finite(sides: int) -> None:
+def test_sums_of_exponentials_of_what_is_not_finite() -> None:
     inf = torch.inf
     for values in (
         [[1.0, 2.0, -inf], [-inf, -inf, -inf]],
@@ -93,49 +75,8 @@ def test_sums_of_exponentials_of_what_is_not_finite(sides: int) -> None:
         [[torch.nan, 1.0, 0.0], [0.0, 0.0, 1.0]],
     ):
         logits = torch.tensor(values)
-        for side, found in enumerate(normalised._log_sums(logits, sides)):
-            torch.testing.assert_close(found, logits.logsumexp(1 - side), equal_nan=True)
-
-
-class Known(Dot):
-    """Which logits were there already in the second pass, and how many tiles there were."""
-
-    def __init__(self) -> None:
-        self.known: list[Tensor] = []
-        self.met = 0
-
-    def forward_with_vjp(
-        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Vjp]:
-        self.met += 1
-        if known is not None:
-            self.known.append(known)
-            assert torch.equal(known, self.tile(rows, cols, shared))
-        return super().forward_with_vjp(rows, cols, shared, known)
-
-
-def test_logits_are_stored_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 12)
-    (v, t), which, score = spread(5.0, torch.float32, 72), blocks(72), Known()
-
-    def both() -> Tensor:
-        means = pair_loss(score, SoftmaxLoss(True), (v,), (t,), which)
-        return means[0].total + means[1].total
-
-    total = both()
-    first = torch.autograd.grad(total, (v, t), retain_graph=True)
-    inputs, one = 2 * 72 * 8 * 4, 12 * 12 * 4
-    assert (score.met, len(score.known)) == (36, inputs // one)
-    again = torch.autograd.grad(total, (v, t))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    Known.closed = False  # a score that has to compute its tiles again
-    try:
-        score.known.clear()
-        none = torch.autograd.grad(both(), (v, t))
-    finally:
-        del Known.closed
-    assert not score.known
-    assert all(torch.equal(a, b) for a, b in zip(first, none, strict=True))
+        for axis in (0, 1):
+            torch.testing.assert_close(log_sum(logits, axis), logits.logsumexp(axis), equal_nan=True)
 
 
 def test_groups_without_rows_and_tiles_of_padding_alone_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

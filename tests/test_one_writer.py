@@ -120,22 +120,3 @@ def test_resume_begins_anew_where_the_run_was_killed_before_it_wrote_anything(
         (out / name).write_text("{ half")
     assert call("train", recipe(tmp_path), "--out", out, "--resume") == 0
     assert (out / "last/model.safetensors").read_bytes() == (done / "last/model.safetensors").read_bytes()
-
-
-def test_a_folder_of_something_else_gets_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "photos"
-    out.mkdir()
-    (out / "a.png").write_bytes(b"x")
-    for again in ([], ["--resume"]):
-        assert "is not an empty folder" in complaint(capsys, "train", recipe(tmp_path), "--out", out, *again)
-    assert [path.name for path in out.iterdir()] == ["a.png"]
-
-
-def test_a_folder_with_a_name_too_long_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("--data", "scenes:train?count=64&size=32")
-    said = complaint(capsys, "train", "clip/scenes", *given, "--out", tmp_path / ("x" * 300))
-    assert "the folder of the run cannot be" in said
-    assert said.endswith("File name too long; choose another")
-    assert len(said) < 500

@@ -22,7 +22,7 @@ from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
-from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenized, Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenized, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
@@ -214,15 +214,6 @@ class Pairs:
         return [(0, 0), *((i, min(i + 2, size)) for i in range(0, size, 2))][:context]
 
 
-def test_places_of_characters_are_used_where_words_alone_read_otherwise() -> None:
-    pairs: TextTokenizer = Pairs()  # type: ignore[assignment]
-    found = tokens_of(pairs, "A red Dog", 20)
-    assert found is not None
-    assert [(one.start, one.end) for one in found] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 9)]
-    assert [one.column for one in found] == [1, 2, 3, 4, 5]
-    assert tokens_of(pairs, "A red dog…", 20) is None, "cleaning changed more than case"
-
-
 def test_tokens_are_cut_with_the_text_and_parts_stand_one_behind_the_other() -> None:
     tokenizer = Tokenizer.train(["a red dog runs. a cat."] * 2, vocab=540)
     text = "A red dog runs.  A cat. A dog."
@@ -372,14 +363,6 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=f"^line 3 has a bracket that {why}"):
             read_sentence(line, "line 3")
-
-
-def test_scenes_mark_what_they_say_without_drawing() -> None:
-    drawn = Scenes("scenes:dev?count=3&regions=1", 32)
-    for i in range(3):
-        bare, full = drawn.texts_only()[i], drawn[i]
-        assert (bare.key, bare.captions, bare.long, bare.image) == (full.key, full.captions, full.long, b"")
-        assert [(r.phrase, r.span) for r in bare.regions] == [(r.phrase, r.span) for r in full.regions]
 
 
 # The suite

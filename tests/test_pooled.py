@@ -10,10 +10,11 @@ from test_pairs import Largest
 from torch import Tensor
 
 from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import image_side, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import conditioned_cosine, pair_mask
-from grainline.losses.tiled.conditioned_cosine import Dense, Gram, Outward, PooledCosine
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled import conditioned_cosine, pair_mask, scores
+from grainline.losses.tiled.conditioned_cosine import ConditionedCosine
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs
+from grainline.losses.tiled.scores import half_products
 from grainline.nn.hashing import hash_pairs
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Mean
@@ -88,7 +89,7 @@ class Case:
         return Mean(total, number)
 
 
-WAYS = pytest.mark.parametrize(("heads", "slots"), [(1, 3), (2, 3), (3, 7)], ids=["gram1", "gram2", "dense"])
+WAYS = pytest.mark.parametrize(("heads", "slots"), [(1, 3), (3, 7)])
 NEGATIVES = pytest.mark.parametrize("negatives", ["sampled", "all"])
 
 
@@ -107,7 +108,6 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str
 ) -> None:
     case = Case(heads, slots=slots)
-    assert type(image_side(case.pool, case.segments, None)[0]) is (Dense if heads == 3 else Gram)
     found, expected = case.fast(case.pairs(negatives)), case.slow(negatives)
     assert_same(found, expected, case.learnt(), 1e-11, 1e-11)
     assert found.number == 4
@@ -194,9 +194,11 @@ def test_rows_of_different_groups_never_meet() -> None:
 
 def test_sampled_pairs_are_a_list_and_no_more_than_that_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     case, pairs = Case(3), []
-    weights = Dense.weights
+    read = ConditionedCosine.read
     monkeypatch.setattr(
-        Dense, "weights", lambda self, here: pairs.append(here.cols[2].numel()) or weights(self, here)
+        ConditionedCosine,
+        "read",
+        lambda self, rows, cols, shared: pairs.append(cols[2].numel()) or read(self, rows, cols, shared),
     )
     case.fast(case.pairs("sampled"))
     # own captions, up to 4; 5 images that have any; a foil: of 15 texts
@@ -264,41 +266,44 @@ def test_without_a_gradient_it_has_the_same_value() -> None:
     torch.testing.assert_close(found.total, case.fast(case.pairs("sampled")).total.detach())
 
 
-@pytest.mark.parametrize(("heads", "slots", "few"), [(3, 3, 10**4), (3, 3, 0), (1, 3, 0), (12, 9, 0)])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(("heads", "slots"), [(1, 3), (3, 3), (12, 9)])
+@pytest.mark.parametrize("masked", [True, False])
 def test_scores_are_sums_over_the_parts_of_a_text(
-    heads: int, slots: int, few: int, told: bool, monkeypatch: pytest.MonkeyPatch
+    heads: int, slots: int, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_conditioned, "FEW", few)
     monkeypatch.setattr(conditioned_cosine, "CACHED", 7)
     case = Case(heads, slots=slots)
     texts, real = case.texts[:12].unflatten(0, (4, 3)).detach(), torch.rand(4, 3) > 0.3
     real[0], real[3] = True, False
-    held = case.pool.keys(case.segments, case.mask)
-    learnt = pooled_scores(case.pool, held, texts, real if told else None)
-    held = KeyValue(held.key.detach(), held.value.detach(), held.mask)
-    found = pooled_scores(case.pool, held, texts, real if told else None)
+    keys = case.pool.keys(case.segments, case.mask)
+    learnt = pooled_scores(case.pool, keys, texts, real if masked else None)
+    keys = KeyValue(keys.key.detach(), keys.value.detach(), keys.mask)
+    found = pooled_scores(case.pool, keys, texts, real if masked else None)
     assert found.shape == (5, 4)
     assert learnt.requires_grad
     assert not found.requires_grad, "weights alone ask for none"
     assert torch.equal(learnt, found)
     for i in range(5):
         for m in range(4):
-            counted = [s for s in range(3) if real[m, s] or not told]
+            counted = [s for s in range(3) if real[m, s] or not masked]
             total = sum(case.cosine(i, 3 * m + s) for s in counted) * 3 / max(1, len(counted))
             torch.testing.assert_close(found[i, m], torch.as_tensor(total).double().detach())
 
 
-def test_scores_from_half_precision_are_near_and_in_full() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_scores_from_half_precision_are_near_and_in_full(
+    dtype: torch.dtype, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case(3, torch.float32)
     with torch.no_grad():
-        held = case.pool.keys(case.segments, case.mask)
-    exact = pooled_scores(case.pool, held, case.texts[:, None])
-    half = pooled_scores(
-        case.pool, KeyValue(held.key.bfloat16(), held.value.bfloat16(), held.mask), case.texts[:, None]
-    )
+        keys = case.pool.keys(case.segments, case.mask)
+        exact = pooled_scores(case.pool, keys, case.texts[:, None])
+        monkeypatch.setattr(text_conditioned, "on_gpu", lambda _: gpu)
+        near = KeyValue(keys.key.to(dtype), keys.value.to(dtype), keys.mask)
+        half = pooled_scores(case.pool, near, case.texts[:, None])
     assert half.dtype == torch.float32
-    assert 0 < float((half - exact).abs().max()) < 0.02
+    assert 0 < float((half - exact).abs().max()) < (0.02 if gpu or dtype == torch.bfloat16 else 0.003)
 
 
 def test_tiles_stay_small() -> None:
@@ -311,28 +316,52 @@ def test_tiles_stay_small() -> None:
     assert seen_elements.most <= 3000 * 12 * 1.1
 
 
-def test_scores_by_gram_are_made_for_few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, at_once = Case(1, torch.float32, slots=3), []
-    held, texts = case.pool.keys(case.segments, case.mask), torch.randn(4, 3, 12)
-    real = text_conditioned._gram
-    monkeypatch.setattr(
-        text_conditioned, "_gram", lambda pool, some: at_once.append(len(some[0])) or real(pool, some)
-    )
-    whole = pooled_scores(case.pool, held, texts)
-    monkeypatch.setattr(text_conditioned, "ROOM", 2 * 3 * (3 + 12))  # of two images
-    torch.testing.assert_close(pooled_scores(case.pool, held, texts), whole)
-    assert at_once == [5, 2, 2, 1]
+# On a GPU: other tiles, and operands in half precision where training is
+
+GRADIENT = 5e-2  # the worst gradient with operands in bfloat16, at a scale of 9; most are within 1e-2
 
 
-@pytest.mark.parametrize(("score", "numbers"), [(Dense(), 12), (Gram(), 6), (Outward(1), 12)])
-def test_tiles_of_other_devices_hold_many_pairs_but_no_more_than_their_room(
-    score: PooledCosine, numbers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (conditioned_cosine, text_conditioned, scores):
+        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+
+
+@NEGATIVES
+@WAYS
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("pairs", [1000, 33, 4])  # all in a tile; two images; one image with some texts
+def test_tiles_of_a_gpu_have_the_same_loss_and_gradients(
+    heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # numbers of a pair: what it pools, 3 heads of 4; or its weights alone, 3 heads of 2
-    monkeypatch.setattr(conditioned_cosine, "ROOM", 2**12)
-    rows = (torch.empty(5, 3, 2, 4, device="meta"),)
-    cols = (torch.empty(7, 3, 4, device="meta"),)
-    for wide in (100, 10**6):
-        height, width = score.sides(rows, cols, wide)
-        assert width == min(wide, 2**12 // numbers)
-        assert height * width * numbers <= 2**12 < (height + 1) * width * numbers
+    monkeypatch.setattr(conditioned_cosine, "ROOM", pairs * 4 * heads * (2 * slots + 3 * 12 // heads))
+    case = Case(heads, slots=slots)
+    rows, cols = (case.pool.keys(case.segments).key,), (case.texts,)
+    assert ConditionedCosine().sides(rows, cols, 15) == (max(1, pairs // 15), min(15, pairs))
+    assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
+
+
+@NEGATIVES
+@WAYS
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(("large", "bias"), [(1.0, -2.0), (1e6, -2.0), (1.0, -25.0)])
+def test_half_precision_is_near_whatever_the_size_of_numbers(
+    heads: int, slots: int, negatives: str, large: float, bias: float
+) -> None:
+    """Values and slopes far outside of float16: sigmoid(-25) is 1e-11."""
+    case = Case(heads, torch.float32, slots=slots)
+    with torch.no_grad():
+        case.pool.to_value.weight *= large
+        case.pool.to_value.bias *= large
+        case.bias.fill_(bias)
+    if bias < -2:
+        case.captions = case.captions._replace(image=torch.full_like(case.captions.image, -1))
+    expected = case.fast(case.pairs(negatives))
+    with half_products(True):
+        near = case.fast(case.pairs(negatives))
+    assert not torch.equal(near.total, expected.total)
+    torch.testing.assert_close(near.total, expected.total, rtol=5e-3, atol=0)
+    grads = [torch.autograd.grad(x.total, case.learnt(), retain_graph=True) for x in (near, expected)]
+    largest = max(float(b.norm()) for b in grads[1])
+    for a, b in zip(*grads, strict=True):
+        assert float((a - b).norm()) <= GRADIENT * float(b.norm()) + 5e-3 * largest

@@ -24,8 +24,9 @@ from transformers import SiglipConfig, SiglipModel
 from grainline import build, loading
 from grainline.encoders.pretrained import load_pretrained, published
 from grainline.errors import UserError
+from grainline.loading import load
 from grainline.nn.pooling import unit
-from grainline.training.inputs import copy_weights, read_source_run
+from grainline.training.inputs import copy_weights
 from grainline.types import Images, texts_of
 
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -503,7 +504,7 @@ def test_init_from_and_another_method_take_what_fits(
 ) -> None:
     file, plain = written("flair", tmp_path / "flair"), tmp_path / "clip.pt"
     torch.save(shaken(OpenAI(vocab=VOCAB)).state_dict(), plain)
-    method, source = started("flair", plain), read_source_run(str(file)).method.state_dict()
+    method, source = started("flair", plain), load(str(file), device="cpu").method.state_dict()
     assert copy_weights(method, source, str(file)) == []
     assert all(torch.equal(x, source[name]) for name, x in method.state_dict().items())
     capsys.readouterr()

@@ -34,7 +34,6 @@ from grainline.evaluation.suites.referring import (
 )
 from grainline.model import Model
 from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
-from grainline.report.heatmap import outlined
 
 SCENES = "scenes:dev?count=3&size=40"
 
@@ -83,32 +82,11 @@ def test_otsus_threshold_is_that_of_brute_force() -> None:
     assert torch.equal(alone, found), "maps know nothing of each other"
 
 
-def test_the_lowest_of_equal_thresholds_is_taken_and_values_on_it_are_below() -> None:
-    four = [0.0, 0.5, 0.5 + 1 / 512, 1.0]  # the first and the last alone are parted equally well
-    mirrored = torch.tensor([[four]])
-    assert thresholds(unit_range(mirrored)).tolist() == [1 / 256] == [slow_threshold(four)]
-    two = torch.tensor([[[-3.0, 5.0, 5.0]]])  # all thresholds between do the same
-    assert thresholds(unit_range(two)).tolist() == [1 / 256]
-    edge = torch.tensor([[[0.0, 1 / 256, 1 / 256, 1.0]]])  # 1 / 256 is the last value of the first bin
-    assert thresholds(unit_range(edge)).tolist() == [1 / 256]
-    assert otsu_mask(edge).tolist() == [[[False, False, False, True]]]
-    assert otsu_mask(mirrored).tolist() == [[[False, True, True, True]]]
-
-
 def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
     flat = torch.full((2, 3, 4), -0.7)
     flat[1, 0, 0] = 0.5
     assert thresholds(unit_range(flat))[0] == 1
     assert otsu_mask(flat).sum((1, 2)).tolist() == [0, 1]
-
-
-def test_only_the_shape_of_heat_counts() -> None:
-    heat = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(otsu_mask(heat), otsu_mask(16 * heat - 4))
-    stretched = unit_range(heat)
-    assert stretched.dtype == torch.float64
-    assert stretched.amin((1, 2)).tolist() == [0, 0]
-    assert stretched.amax((1, 2)).tolist() == [1, 1]
 
 
 def test_overlaps_and_the_box_are_those_of_loops() -> None:
@@ -351,20 +329,3 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
         measure(model, plain)
-
-
-def test_a_line_runs_around_a_mask() -> None:
-    grey = Image.new("RGB", (8, 7), (120, 120, 120))
-    mask = np.zeros((7, 8), bool)
-    mask[2:6, 0:4] = True
-    found = np.asarray(outlined(grey, mask))[:, :, 0]
-    assert found.tolist() == [
-        [120] * 8,
-        [255] * 4 + [120] * 4,
-        [0] * 4 + [255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [0] * 4 + [255] + [120] * 3,
-        [255] * 4 + [120] * 4,
-    ]
-    assert np.asarray(outlined(grey, ~mask & mask)).min() == 120

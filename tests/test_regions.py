@@ -17,7 +17,6 @@ from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
-from test_viz import EVIL
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
@@ -27,10 +26,12 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.fgovd import (
+    TEXTS,
     FgOvdSuite,
     margins,
     question_scores,
@@ -38,9 +39,6 @@ from grainline.evaluation.suites.fgovd import (
 )
 from grainline.loading import load
 from grainline.model import Model
-from grainline.report.case import CaseImage, SentenceScore, look
-from grainline.report.heatmap import framed
-from grainline.report.page import MissingImage
 
 COLOURS = ("red", "blue", "green", "wet")
 
@@ -142,7 +140,7 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
         (
             lambda x: x["annotations"][1].update(neg_category_ids=[]),
             "annotations[1]",
-            "is []: it must be a list of 1 or more",
+            "is []: Tuple should have at least 1 item",
         ),
         (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "[1, 2, 3]: too short"),
         (
@@ -180,14 +178,6 @@ def test_a_wrong_row_is_damage_and_leaves_the_others(
     at = list(keys_of(source)).index(place)
     with pytest.raises(CorruptSample, match=rf"color.json: {re.escape(place)} \(.*{re.escape(message)}"):
         source[at]
-
-
-def test_a_file_without_any_right_region_is_a_mistake(tmp_path: Path) -> None:
-    data = content(BOXES[:1])
-    data["annotations"][0]["bbox"] = None
-    (tmp_path / "color.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"color.json: annotations\[0\] \(bbox is null: .*no region is right"):
-        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(tmp_path))
 
 
 def test_images_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
@@ -256,7 +246,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
     drawn(tmp_path / "coco", [])
     drawn(tmp_path / "coco/val2017", ["a.png", "b.png", "c.png"])
-    for path in (str(file), f"fg-ovd:{file}"):
+    for path in (str(file), f"fg-ovd-lines:{file}"):
         found = open_source(path, images=str(tmp_path / "coco"))
         assert isinstance(found, FgOvdLines)
         assert list(found.keys()) == list(source.keys())
@@ -555,26 +545,37 @@ def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
 # Pages and images
 
 
-def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
-    grey = Image.new("RGB", (50, 30), (120, 120, 120))
-    found = framed(grey, (10.2, 5.0, 30.0, 24.6))
-    for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
-        corners = [(10 + inset, 5 + inset), (29 - inset, 24 - inset), (10 + inset, 15), (20, 24 - inset)]
-        assert {found.getpixel(corner) for corner in corners} == {colour}
-    assert found.getpixel((8, 15)) == (120, 120, 120)
-    assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = CaseImage(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
-    assert isinstance(small, Image.Image)
-    assert small.size == (224, 224)
-    assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
-    assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert CaseImage(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
-
-
-def test_compared_texts_are_marked_and_escaped() -> None:
-    told = [SentenceScore(f"a red {EVIL}", 0.5, role="foil", other="a blue"), SentenceScore("a blue", 0.25)]
-    element = look(CaseImage(Image.new("RGB", (8, 8)), "x", told), "n")
-    assert "a <mark>red &lt;script&gt;" in element
-    assert "foil, score 0.500" in element
-    assert '<span class="verdict">score 0.250' in element
-    assert "<script" not in element
+def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
+    model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40").with_foils()
+    data, result = measure(model, source)
+    on = Evaluation(model, source, data, result)
+    lead = margins(question_scores(data.collected["fg-ovd"]))
+    worst, best = (part.cases for part in FgOvdSuite().cases(on, 4))
+    margin = [float(x) for x in lead]
+    image = np.array(result.queries["image"])
+    for shown, sign in ((worst, 1), (best, -1)):
+        order: list[int] = []
+        for i in sorted(range(len(margin)), key=lambda i: sign * margin[i]):
+            order += [i] * (image[i] not in image[order])
+        assert len({one.detail for one in shown}) == len(shown) == 4
+        for one, at in zip(shown, order, strict=False):
+            question = data.collected["fg-ovd"].questions[at]
+            row = int(data.collected["fg-ovd"].image[question.region])
+            region = source[row].regions
+            assert one.look is not None
+            assert one.right == (margin[at] > 0)
+            assert one.title.endswith(f"by {abs(margin[at]):.3f}")
+            texts = [data.collected["fg-ovd"].texts.strings[place] for place in question.texts]
+            rank = f"rank {result.queries['rank'][at]} of {len(texts)}"
+            assert one.detail == f"{question.kind}, {rank}, {data.keys[row]}"
+            told = one.look.sentences
+            scores = dict(zip(texts, question_scores(data.collected["fg-ovd"])[at].tolist(), strict=True))
+            assert [text.score for text in told] == [scores[text.text] for text in told]
+            assert [text.score for text in told] == sorted((text.score for text in told), reverse=True)
+            right = next(text for text in told if text.role == "right text")
+            assert any(right.text == one.phrase for one in region)
+            others = sorted(scores[text] for text in texts[1:])[::-1][: TEXTS - 1]
+            assert sorted((text.score for text in told if text.role == "foil"), reverse=True) == others
+            assert one.look.box == tuple(data.collected["fg-ovd"].box[question.region].tolist())
+            assert one.look.heat is not None
+            assert one.look.heat.shape == (len(told), 8, 8)

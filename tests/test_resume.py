@@ -200,14 +200,6 @@ def test_noise_and_crops_go_on_where_they_were(copy: Path) -> None:
     assert weights(copy.parent / "plain") != before
 
 
-def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = complaint(capsys, *resume(copy, "--checkpoint", "step-00000003"))
-    assert "no checkpoint 'step-00000003'" in text
-    assert "there are: step-00000002, step-00000004, step-00000006, last" in text
-
-
 @pytest.mark.parametrize(
     "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", ".", "../.saving-x"]
 )
@@ -421,15 +413,6 @@ def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
     assert "--resume --checkpoint step-00000004" in text
     assert call(*resume(copy, "--checkpoint", "step-00000004")) == 0
     assert weights(copy) == before
-
-
-def test_a_checkpoint_of_another_method_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = copy.parent / "siglip"
-    assert call("train", recipe(copy.parent, "siglip"), "--out", out, "--set", "train.max_steps=2") == 0
-    shutil.rmtree(out / "checkpoints")
-    shutil.copytree(copy / "checkpoints", out / "checkpoints")
-    text = complaint(capsys, *resume(out, "--set", "train.max_steps=2", method="siglip"))
-    assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
 
 
 EXPLODE = "train.optimizer.schedule={kind: step, milestones: [4], factor: 1.0e+30}"

@@ -1,6 +1,5 @@
 """SSI against loops in float64; what is drawn, and from what; where noise stands; what a result says."""
 
-import io
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from rich.console import Console
 from runs import recipe
 from test_zeroshot import Cosine, encoded
 from torch import Tensor
@@ -22,7 +20,7 @@ from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
 from grainline.evaluation.compare import with_comparison
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import difference_table, table
+from grainline.evaluation.evaluate_model import as_text
 from grainline.evaluation.result import Result, from_json, to_json
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.stability import (
@@ -50,7 +48,7 @@ class Reader:
     def __init__(self, pairwise: bool = False, context: int = 1000, seed: int = 0, lean: float = 0.5) -> None:
         self.method, self.context, self.seed = Cosine(pairwise), context, seed
         self.lean = lean  # how much all words look one way, which keeps scores away from 0
-        self.cut, self.texts = 0, list[str]()
+        self.texts = list[str]()
 
     def word(self, word: str) -> Tensor:
         g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {word}".encode()))
@@ -68,13 +66,13 @@ class Reader:
             return encoded(torch.stack([self.word(str(image.getpixel((0, 0)))) for image in images]))  # type: ignore[union-attr]
         assert texts is not None
         self.texts += texts
-        self.cut += sum(self.read(texts).truncated)
         tokens = [torch.stack([self.word(word) for word in text.split()[: self.context]]) for text in texts]
         length = max(map(len, tokens))
         mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
         padded = torch.stack([F.pad(x, (0, 0, 0, length - len(x)), value=9.0) for x in tokens])
         vector = torch.stack([F.normalize(x.mean(0), dim=0) for x in tokens])
-        return encoded(vector)._replace(tokens=padded, mask=mask)
+        cut = torch.tensor(self.read(texts).truncated)
+        return encoded(vector)._replace(tokens=padded, mask=mask, truncated=cut)
 
     def score(self, colour: str, text: str) -> float:
         """The same in float64, of one image and one text."""
@@ -278,15 +276,13 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
     assert result.data["texts"] == len(
         {*noisy(Reader(), Told(captions(20)), 7).collected["stability"].subtexts.strings}
     )
-    out = io.StringIO()
-    Console(file=out, width=200).print(table(result))
-    line = next(line for line in out.getvalue().splitlines() if "SSI (lower is better)" in line)
+    out = as_text(result)
+    line = next(line for line in out.splitlines() if "SSI (lower is better)" in line)
     assert f" {result.metric(SSI).value:.2f} " in line
     assert " none " in line
     before = measured(Reader(seed=1), Told(captions(20)), seed=7)
-    out = io.StringIO()
-    Console(file=out, width=200).print(difference_table(with_comparison(result, before, "b.json")))
-    line = next(line for line in out.getvalue().splitlines() if "SSI (lower is better)" in line)
+    out = as_text(with_comparison(result, before, "b.json")).partition("compared to")[2]
+    line = next(line for line in out.splitlines() if "SSI (lower is better)" in line)
     assert f"{result.metric(SSI).value - before.metric(SSI).value:+.2f}" in line
 
 

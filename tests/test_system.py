@@ -12,7 +12,7 @@ import pytest
 from grainline import system
 from grainline.data.open_source import _kind
 from grainline.errors import UserError
-from grainline.files import NoLocks, one_writer, write_text
+from grainline.files import NoLocks, one_writer
 
 
 @pytest.fixture
@@ -47,26 +47,6 @@ def test_without_fcntl_a_folder_has_one_writer(windows: Callable[[int], None], t
         windows(errno.EINVAL)
         with pytest.raises(NoLocks, match="cannot be locked: invalid argument"), one_writer(tmp_path, "run"):
             pass
-
-
-def test_without_pread_a_piece_of_a_file_is_read(windows: object, tmp_path: Path) -> None:  # noqa: ARG001
-    (tmp_path / "a").write_bytes(b"0123\x1a56789")
-    descriptor = os.open(tmp_path / "a", system.READ)
-    assert [system.read_at(descriptor, 3, at) for at in (6, 3, 8)] == [b"678", b"3\x1a5", b"89"]
-    os.close(descriptor)
-
-
-def test_without_posix_files_are_synced_and_any_number_is_open(
-    windows: object,  # noqa: ARG001
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: 1 / 0 if Path(path).is_dir() else real(path, *rest))
-    write_text(tmp_path / "a.txt", "x")
-    write_text(tmp_path / "a.txt", "y")
-    assert (tmp_path / "a.txt").read_text() == "y"
-    assert system.openable(10**7) == 10**7
 
 
 @pytest.mark.parametrize("path", ["C:\\photos", "c:\\photos", "C:/photos", "D:\\a b\\rows.csv?image=photo"])

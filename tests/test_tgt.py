@@ -588,7 +588,7 @@ def test_without_contrast_the_image_side_must_be_frozen() -> None:
         (("image.pool=attention",), "mean of image tokens"),
         (("decoder.heads=5",), "no multiple of decoder.heads 5"),
         (("text.eps=0",), "text.eps"),
-        (("text.groups=0",), "more than 0"),
+        (("text.groups=0",), "greater than 0"),
         (("text.tokens_per_group=.inf",), "finite"),
         (("scale=.inf",), "finite"),
     ],

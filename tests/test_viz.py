@@ -2,7 +2,6 @@
 
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from grainline.report.case import (
     marked,
     table_html,
 )
-from grainline.report.charts import POINTS, Chart, Series, charts, line_chart, ticks, whisker
-from grainline.report.heatmap import colours, limit_of, overlay, scale_bar
+from grainline.report.charts import POINTS, Chart, Series, charts, line_chart, ticks
+from grainline.report.heatmap import colours, limit_of, overlay
 from grainline.report.page import (
     TEMPLATES,
     MissingImage,
@@ -44,8 +43,6 @@ from grainline.report.page import (
     write_page,
 )
 
-STYLE = (TEMPLATES / "style.css").read_text()
-LIGHT, DARK = re.findall(r":root {\s*([^}]*?) }", STYLE)
 EVIL = """<script>alert("x")</script><img src='https://evil.example/x' onerror="y">&"""
 
 
@@ -78,39 +75,17 @@ def test_heat_on_pixels_equals_the_slow_interpolation() -> None:
         )
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_heat_of_one_token_falls_on_its_own_patch(mode: Any) -> None:
-    heat = torch.zeros(1, 12)
-    heat[0, 4 + 2] = -1.0  # row 1 of 3, column 2 of 4
-    found = on_grid(heat, (3, 4), (30, 40), mode)[0]
-    place = divmod(int(found.argmin()), 40)
-    assert 10 <= place[0] < 20
-    assert 20 <= place[1] < 30
-    assert found.min() < -0.9
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_even_heat_stays_even(mode: Any) -> None:
-    torch.testing.assert_close(
-        on_grid(torch.full((1, 6), -0.25), (2, 3), (7, 9), mode), torch.full((1, 7, 9), -0.25)
-    )
-
-
-@pytest.mark.parametrize(
-    ("spot", "words"),
-    [
-        ((0, 0), "strongest at the upper left"),
-        ((0, 4), "strongest at the top"),
-        ((4, 8), "strongest at the right"),
-        ((4, 4), "strongest at the centre"),
-        ((8, 0), "strongest at the lower left"),
-        ((8, 5), "strongest at the bottom"),
-    ],
-)
-def test_the_place_of_the_maximum_is_reported_in_words(spot: tuple[int, int], words: str) -> None:
-    heat = np.full((9, 9), -0.5)
-    heat[spot] = 0.1
-    assert place(heat) == words
+def test_the_place_of_the_maximum_is_reported_in_words() -> None:
+    spots = {
+        (0, 0): "at the upper left",
+        (0, 4): "at the top",
+        (4, 8): "at the right",
+        (4, 4): "at the centre",
+    }
+    for spot, words in (spots | {(8, 0): "at the lower left", (8, 5): "at the bottom"}).items():
+        heat = np.full((9, 9), -0.5)
+        heat[spot] = 0.1
+        assert place(heat) == f"strongest {words}"
 
 
 # overlay
@@ -174,19 +149,6 @@ def test_contrast_is_blind_to_the_level_of_a_text_and_to_tokens_that_every_text_
     np.testing.assert_allclose(contrast(7 * heat, 7 * null, real), found, atol=1e-4)
 
 
-def test_few_texts_that_show_nothing_have_contrast() -> None:
-    torch.manual_seed(1)
-    share = [
-        float(
-            (contrast(torch.randn(64, 16), torch.randn(64, 16), torch.ones(16).bool()).abs().amax(1) > 1)
-            .float()
-            .mean()
-        )
-        for _ in range(30)
-    ]
-    assert 0.15 < np.mean(share) < 0.26, "one text of five, and a little more for so few calibration texts"
-
-
 def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:
     level = 0.2 + torch.rand(16)
     null = level + 1e-8 * torch.randn(20, 16)
@@ -200,58 +162,22 @@ def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:
 def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     image, heat = Image.new("RGB", (30, 30), (10, 200, 90)), np.full((2, 30, 30), 0.9)
     heat[1, :10, :10] = 2.0
-    drawn = look(
-        CaseImage(
-            image,
-            "p",
-            [SentenceScore("a flat one", 0.5), SentenceScore("a corner", 0.5)],
-            heat,
-            contrast=True,
-        ),
-        "a",
-    )
+    sentences = [SentenceScore("a flat one", 0.5), SentenceScore("a corner", 0.5)]
+    one = CaseImage(image, "p", sentences, heat, contrast=True)
+    drawn = look(one, "a")
     assert "heat of &#39;a flat one&#39;: no contrast" in drawn
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
-    assert "fits less than other texts" in drawn
-    one = CaseImage(image, "p", [SentenceScore("t", 0.5)], heat[:1], contrast=True)
     assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
     assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
-
-
-def test_a_common_limit_makes_maps_comparable() -> None:
-    image, heat = Image.new("RGB", (3, 3), "white"), np.full((3, 3), 0.2)
-    assert np.asarray(overlay(image, heat, 1.0)).min() > np.asarray(overlay(image, heat)).min()
-
-
-def test_the_colours_keep_their_order_for_readers_without_red_or_green() -> None:
-    # Brettel-like simulation by Vienot: what a deuteranope sees of orange and blue still differs widely.
-    to_lms = np.array(
-        [[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]]
-    )
-    blind = np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]])
-    seen = np.linalg.inv(to_lms) @ blind @ to_lms
-    bar = np.asarray(scale_bar()).astype(float)[0] @ seen.T
-    assert np.abs(bar[0] - bar[-1]).max() > 90
-    assert (np.abs(np.diff(bar, axis=0)).max(0) < 12).all(), "no false edges"
 
 
 # charts
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
-    for low, high in (
-        (0.0, 1.0),
-        (-3.2, 7.9),
-        (0.0013, 0.0018),
-        (5, 123456),
-        (2.0, 2.0),
-        (0.0, 0.0),
-        (-4, -4),
-        (1e-14, 3e-14),
-        (1e-12, 1.0000000000000002e-12),
-        (-1e15, -1e15 + 0.25),
-    ):
+    ranges = [(0.0, 1.0), (-3.2, 7.9), (0.0013, 0.0018), (5, 123456), (2.0, 2.0), (0.0, 0.0), (-4, -4)]
+    for low, high in [*ranges, (1e-14, 3e-14), (1e-12, 1.0000000000000002e-12), (-1e15, -1e15 + 0.25)]:
         found = ticks(low, high)
         assert found[0] <= low <= high <= found[-1]
         assert 3 <= len(found) <= 8
@@ -268,12 +194,6 @@ def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
     assert top < 40, "the peak of 9 stands near the upper end of the axis"
 
 
-def test_an_axis_of_steps_has_several_numbers_and_the_legend_no_power_of_ten() -> None:
-    drawn = line_chart(Chart("t", "step", "y", [Series("a", [10, 940], [2500.0, 1334.6])]))
-    assert [f">{step}</text>" in drawn for step in (200, 400, 600, 800)] == [True] * 4
-    assert "a, last 1,330" in drawn
-
-
 def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
     drawn = line_chart(
         Chart("t", "x", "y", [Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])])
@@ -281,56 +201,6 @@ def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
     assert "2 not finite" in drawn
     assert "nan" not in drawn
     assert "no finite values" in line_chart(Chart("t", "x", "y", [Series("a", [1], [float("nan")])]))
-
-
-def test_a_single_point_is_visible() -> None:
-    assert "<circle" in line_chart(Chart("t", "x", "y", [Series("a", [5], [0.5])]))
-
-
-def test_whiskers_stand_in_the_order_of_their_numbers() -> None:
-    drawn = whisker(0.5, 0.4, 0.7, 0.1, (0.0, 1.0))
-    chance, value = float(drawn.split('x1="')[2].split('"')[0]), float(drawn.split('cx="')[1].split('"')[0])
-    low, high = float(drawn.split('x1="')[3].split('"')[0]), float(drawn.split('x2="')[3].split('"')[0])
-    assert chance < low < value < high
-    assert whisker(2.0, 2.0, 2.0, 2.0, (0.0, 1.0)) == whisker(1.0, 1.0, 1.0, 1.0, (0.0, 1.0))
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def ratio(one: str, other: str) -> float:
-    """The contrast of WCAG, 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_the_measure_of_contrast_is_that_of_the_standard() -> None:
-    assert ratio("#ffffff", "#000000") == pytest.approx(21)
-    assert ratio("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_every_pair_of_colours_has_contrast(theme: str) -> None:
-    values = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", theme))
-    grounds = {"ground", "panel", "mark"}
-    decoration = {"line"}  # rims and grid lines, which nothing depends on
-    for name in values.keys() - grounds - decoration:
-        for ground in ("ground", "panel"):
-            assert ratio(values[name], values[ground]) >= 4.5, (name, ground)
-    for name in ("ink", "soft"):
-        assert ratio(values[name], values["mark"]) >= 4.5, name
-
-
-def test_all_colours_are_those_of_the_themes() -> None:
-    rules = STYLE.replace(LIGHT, "").replace(DARK, "")
-    assert not re.findall(r"#[0-9a-f]{3,6}\b|rgb|hsl", rules), "a colour that no theme knows"
-    for theme in (LIGHT, DARK):
-        named = set(re.findall(r"--(\w+): #", theme)) | {"side", "shape", "image"}
-        assert set(re.findall(r"var\(--(\w+)\)", rules)) <= named
-        assert LIGHT.count("#") == DARK.count("#") == len(named) - 3
 
 
 # report
@@ -462,15 +332,6 @@ def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
     assert not evil.open
 
 
-def test_right_or_wrong_stands_before_the_rank_which_ends_in_the_first() -> None:
-    row = Row([Panel("a dog", None, "rank 1, 0.1 ahead of the next", right=True)])
-    other = Row([Panel("a cat", None, "rank 2, 0.1 behind the first", right=False), Panel("x", None, "0.5")])
-    words = Page(cases_html([Case("t", rows=[row, other])], "a")).words.replace("\xa0", " ")
-    assert "right, rank 1, 0.1 ahead of the next" in words
-    assert "wrong, rank 2, 0.1 behind the first" in words
-    assert ", 0.5" not in words
-
-
 def test_every_image_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     tags = Page(page()).tags
     alts = [a["alt"] or "" for tag, a in tags if tag == "img"]
@@ -487,26 +348,6 @@ def test_every_image_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     assert ("html", {"lang": "en"}) in tags
 
 
-def test_headings_are_in_order_and_the_page_has_its_landmarks() -> None:
-    tags = [tag for tag, _ in Page(page()).tags]
-    levels = [int(tag[1]) for tag in tags if re.fullmatch(r"h\d", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in pairwise(levels))
-    assert all(tags.count(tag) == 1 for tag in ("main", "header", "footer", "nav"))
-
-
-def test_contents_lead_to_their_parts_and_every_id_is_there_once() -> None:
-    tags = Page(page()).tags
-    ids = [a["id"] for _, a in tags if "id" in a]
-    assert len(ids) == len(set(ids))
-    links = [(a["href"] or "")[1:] for tag, a in tags if tag == "a"]
-    assert len(links) == 7
-    assert set(links) <= set(ids)
-    assert {a["for"] for tag, a in tags if tag == "label"} <= set(ids)
-    assert {a["aria-labelledby"] for tag, a in tags if tag == "section"} <= set(ids)
-
-
 def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_image_alone_is_chosen() -> None:
     tags = Page(page()).tags
     radios = [a for tag, a in tags if tag == "input"]
@@ -516,23 +357,6 @@ def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_image_alone_is
     for group in groups:
         assert ["checked" in a for a in radios if a["name"] == group] == [True, False, False]
     assert sum(a.get("class") == "over" for _, a in tags) == 6
-
-
-def test_all_maps_of_a_image_share_one_scale() -> None:
-    image = Image.new("RGB", (8, 8), "white")
-    told = [SentenceScore("weak", 0.1), SentenceScore("strong", 0.9)]
-    weak, strong = np.full((8, 8), 0.1), np.full((8, 8), 0.8)
-    drawn = look(CaseImage(image, "p", told, np.stack([weak, strong])), "a")
-    assert "-0.8<" in drawn
-    assert "+0.8" in drawn
-    maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
-    alone = [
-        a["src"]
-        for _, a in Page(look(CaseImage(image, "p", told[:1], weak[None]), "a")).tags
-        if a.get("class") == "over"
-    ]
-    assert maps[0] != alone[0]
-    assert maps[1] == alone[0], "at its own limit either is drawn at full strength"
 
 
 def test_what_an_image_does_not_show_is_reported_in_words_and_in_shape() -> None:
@@ -547,7 +371,6 @@ def test_what_an_image_does_not_show_is_reported_in_words_and_in_shape() -> None
     words = Page(drawn).words
     assert [words.count(said) for said in ("shows it", "does not", "cannot tell")] == [1, 1, 1]
     assert "not there" in words
-    assert re.search(r"li\.no {[^}]*dashed", STYLE)
 
 
 def test_the_words_that_differ_are_marked() -> None:
@@ -559,27 +382,6 @@ def test_the_words_that_differ_are_marked() -> None:
     assert marked("a b", "a") == ("a<mark> b</mark>", "a")
 
 
-def test_table_headers_say_what_they_head() -> None:
-    tags = Page(page()).tags
-    heads = [a for tag, a in tags if tag == "th"]
-    assert {a.get("scope") for a in heads} == {"col", "row"}
-    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 5
-
-
-def test_the_numbers_stand_in_the_page() -> None:
-    words = Page(page()).words
-    for part in (
-        "34.2 %",
-        "30.1 to 38.4\u00a0%",
-        "0.20 %",
-        "250.5",
-        "Right one at rank 3 of 500 tied",
-        "f00",
-        "0.250",
-    ):
-        assert part in words
-
-
 def test_images_are_shrunk(tmp_path: Path) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1500, 2000, 3), dtype=np.uint8))
     write_page(tmp_path / "new" / "r.html", render_page("t", look(CaseImage(noise, "n"), "a"), []))
@@ -589,13 +391,11 @@ def test_images_are_shrunk(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_ends_in_one_line_and_spares_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"^cannot write .*r\.html: .*; name a file in a folder you may write to$"
-    ):
+    with pytest.raises(UserError, match=r"^cannot write .*r\.html: .*; name another file$"):
         write_page(tmp_path / "file" / "r.html", "t")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "kept").write_text("")
-    with pytest.raises(UserError, match="it is a folder; name a file"):
+    with pytest.raises(UserError, match="it is a folder; name another file"):
         write_page(tmp_path / "folder", "t")
     assert (tmp_path / "folder" / "kept").exists()
 

@@ -1,7 +1,7 @@
 """The picture of a search in README.md: python docs/figures/search.py photos.index docs/report.png
 
-Searches an index of docs/photographs for QUERY and photographs the first hit, with the heat of its first
-sentence. It needs a trained model, selenium, chromium and chromedriver. The index of the picture:
+Searches an index for a query, QUERY where none is given, and takes a picture of the first hit, with the heat of
+its first sentence. It needs a trained model, selenium, chromium and chromedriver. The index of docs/photographs:
 
     grainline train photos/starter --data FLICKR8K/train-*.tar --out runs/starter
     grainline index build docs/photographs --model runs/starter --out photos.index --calibration-texts DEV
@@ -24,10 +24,10 @@ from grainline.index.search import Options, open_index
 QUERY = "Many dogs run through the snow. They pull a man on a sled. Children swim in a pool."
 
 
-def main(index_folder: str, out: str) -> None:
+def main(index_folder: str, out: str, query: str = QUERY) -> None:
     index = open_index(index_folder)
     options = Options(heat=True)
-    results = index.search([QUERY], k=1, options=options)
+    results = index.search([query], k=1, options=options)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "hits.html")
         write_html(page, results, index, options)

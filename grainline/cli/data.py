@@ -3,11 +3,19 @@ and descriptions of it. They load torch when run.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import HELP, Images, MaxCorrupt, RecipeChanges, SamplesPerShard, Sources
+from grainline.cli.options import (
+    HELP,
+    Images,
+    MaxCorrupt,
+    RecipeChanges,
+    SamplesPerShard,
+    Sources,
+    from_signature,
+)
 from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 
@@ -55,50 +63,42 @@ def scenes(
 
 
 @data.command()
+@from_signature("training/precompute.py:write_features")
 def features(
-    sources: Sources,
-    model: Annotated[
-        str, typer.Option(help="Whose image encoder: a run folder, or the recipe that will be trained.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the features; one that was interrupted goes on.")],
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Write image tokens too, for methods that learn from them.")
-    ] = False,
-    images: Images = None,
-    changes: RecipeChanges = None,
+    sources: Sources, *, model: str, out: Path, changes: RecipeChanges = None, **settings: Any
 ) -> None:
-    """Run an image encoder over all images once, for data.features of a recipe that freezes it."""
+    """Run an image encoder over all images once, for data.features of a recipe that freezes it.
+
+    model  whose image encoder: a run folder, or the recipe that will be trained
+    out    folder for the features; one that was interrupted goes on
+    """
     from grainline.training.precompute import write_features
 
     with progress("features") as step:
-        result = write_features(
-            model, sources, out, tokens=tokens, images=images, changes=changes or (), progress=step
-        )
+        result = write_features(model, sources, out, changes=changes or (), progress=step, **settings)
     _print_written(out, result)
 
 
 @data.command()
+@from_signature()
 def describe(  # noqa: PLR0913 - each is an option of the command
     sources: Sources,
+    *,
     out: Annotated[Path, typer.Option(help="File for the descriptions, FILE.jsonl; a partial one goes on.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="A LLaVA: name of the hub or folder (default llava-hf/llava-1.5-7b-hf)."),
-    ] = None,
-    texts: Annotated[
-        str | None,
-        typer.Option(
-            help="Texts instead of a model: long, captions, captions:0,1 (by number), or a table or source "
-            "with the same keys."
-        ),
-    ] = None,
+    model: str | None = None,
+    texts: str | None = None,
     prompt: Annotated[str | None, typer.Option(help="The question to the model.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the model's sampling.")] = 0,
     tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a description.")] = 500,
     batch_size: Annotated[int, typer.Option(min=1, help="Images that the model reads at a time.")] = 8,
     images: Images = None,
 ) -> None:
-    """Describe all images once, for data.descriptions of a recipe. A model sees no caption."""
+    """Describe all images once, for data.descriptions of a recipe. A model sees no caption.
+
+    model  a LLaVA: name of the hub or folder (default llava-hf/llava-1.5-7b-hf)
+    texts  texts instead of a model: long, captions, captions:0,1 (by number), or a table or source with the
+           same keys
+    """
     from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions
     from grainline.data.open_source import open_sources
     from grainline.encoders.pretrained.llava import MODEL, PROMPT, Llava
@@ -136,9 +136,9 @@ def phrases(
     from grainline.distributed import usable_cores
 
     _require_jsonl(out, "phrases")
-    opened, by = open_source(source, images=images, size=32), open_provider(provider)
+    opened, splitter = open_source(source, images=images, size=32), open_provider(provider)
     with progress("phrases") as step:
-        result = make_phrases(opened, by, out, processes or usable_cores(), step)
+        result = make_phrases(opened, splitter, out, processes or usable_cores(), step)
     _print_written(out, result)
 
 

@@ -8,17 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import HELP, check_model, next_step
+from grainline.cli.options import HELP, check_model, from_signature, next_step
 from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Images, or folders of images, below the folder.")]
 Weights = Annotated[str | None, typer.Option(help="The model of the index, if its folder has moved.")]
-CalibrationTexts = Annotated[
-    str | None,
-    typer.Option(help="Texts like the queries, about other images: a data source or a .txt file."),
-]
 Descriptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -34,25 +30,21 @@ index = typer.Typer(
 
 
 @index.command()
-def build(
-    images: Annotated[str, typer.Argument(help="Folder of images, folders below it included.")],
-    model: Annotated[str, typer.Option(help="Run folder, weights inside one, or a checkpoint.")],
-    out: Annotated[Path, typer.Option(help="Folder of the index; an interrupted build is continued.")],
-    calibration_texts: CalibrationTexts = None,
-    descriptions: Descriptions = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Patterns of images and folders to leave out, such as private.")
-    ] = None,
-) -> None:
-    """Index all images below a folder. Run again, it continues an interrupted build."""
+@from_signature("index/sync.py:build", without=("chunk",))
+def build(images: str, *, model: str, out: Path, **settings: Any) -> None:
+    """Index all images below a folder. Run again, it continues an interrupted build.
+
+    images  folder of images, folders below it included
+    model   run folder, weights inside one, or a checkpoint
+    out     folder of the index; an interrupted build is continued
+    """
     check_model(model)
     require_folder(images)
     from grainline.index.sync import build as run
 
-    about: dict[str, Any] = {"calibration_texts": calibration_texts, "descriptions": descriptions or ()}
-    about["exclude"], started = exclude or (), time.monotonic()
+    started = time.monotonic()
     with progress("indexing") as step:
-        report = run(images, out, model=model, **about, progress=step)
+        report = run(images, out, model=model, **settings, progress=step)
     print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
@@ -76,19 +68,13 @@ def remove(folder: Folder, paths: Paths) -> None:
 
 
 @index.command()
-def refresh(
-    folder: Folder,
-    model: Weights = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Read every image, whatever its size and time.")
-    ] = False,
-    descriptions: Descriptions = None,
-) -> None:
+@from_signature("index/sync.py:refresh", without=("chunk",))
+def refresh(folder: Folder, *, model: Weights = None, **settings: Any) -> None:
     """Update the index: encode new and changed images, remove those without a file."""
     from grainline.index.sync import refresh as run
 
     with progress("indexing") as step:
-        report = run(folder, model=model, full=full, descriptions=descriptions or (), progress=step)
+        report = run(folder, model=model, **settings, progress=step)
     print_report(folder, report)
 
 
@@ -100,30 +86,29 @@ def check(folder: Folder) -> None:
     print(f"{folder} is whole: {amount(run(folder), 'image')}")
 
 
+@from_signature()
 def search(  # noqa: PLR0913 - each is an option of the command
     folder: Folder,
     text: Annotated[str | None, typer.Argument(help="What to look for, in one or many sentences.")] = None,
+    *,
     k: Annotated[int, typer.Option("-k", min=1, help="Images for each query.")] = 10,
     image: Annotated[list[str] | None, typer.Option(help="An image as the query, instead of a text.")] = None,
     queries: Annotated[Path | None, typer.Option(help="A file of texts, one a line.")] = None,
     model: Weights = None,
-    shortlist: Annotated[
-        int, typer.Option(min=0, help="Candidates by vector that are scored exactly; 0: all images.")
-    ] = 200,
+    shortlist: Annotated[int, typer.Option(min=0)] = 200,
     json: Annotated[Path | None, typer.Option(help="Write all results as JSON.")] = None,
-    heat: Annotated[
-        Path | None, typer.Option(help="Write a heat map of each sentence into this folder.")
-    ] = None,
+    heat: Path | None = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with images and heat maps.")] = None,
-    show: Annotated[
-        bool, typer.Option("--open", help="Open the page in the browser; without --html a temporary one.")
-    ] = False,
-    descriptions: Annotated[
-        list[str] | None,
-        typer.Option(help="With --image: files of descriptions, for methods that read them."),
-    ] = None,
+    show: Annotated[bool, typer.Option("--open")] = False,
+    descriptions: list[str] | None = None,
 ) -> None:
-    """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query."""
+    """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query.
+
+    shortlist     candidates by vector that are scored exactly; 0: all images
+    heat          write a heat map of each sentence into this folder
+    show          open the page in the browser; without --html a temporary one
+    descriptions  with --image: files of descriptions, for methods that read them
+    """
     _check_queries((text, image, queries), image is not None, heat, descriptions)
     if text is not None and not folder.exists() and Path(text).is_dir():
         raise UserError(f'the index comes first: grainline search {text} "{folder}"')
@@ -199,34 +184,29 @@ def require_server() -> None:
         raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
 
 
+@from_signature()
 def serve(
     folder: Folder,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets every machine in that can reach this one.")
-    ] = "127.0.0.1",
+    *,
+    host: str = "127.0.0.1",
     port: Port = 8017,
     model: Weights = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests that the model answers together.")] = 16,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; beyond it they are turned away.")
-    ] = 64,
-    share: Annotated[
-        float,
-        typer.Option(
-            min=0.001,
-            max=1,
-            help="Share that one address may have of connections, requests, decoders and the queue.",
-        ),
-    ] = 0.25,
-    behind_proxy: Annotated[
-        list[str] | None,
-        typer.Option(help="A proxy before the server, or a network of them: X-Forwarded-For counts."),
-    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    queue: Annotated[int, typer.Option(min=1)] = 64,
+    share: Annotated[float, typer.Option(min=0.001, max=1)] = 0.25,
+    behind_proxy: list[str] | None = None,
 ) -> None:
-    """Search an index in the browser: a page and a JSON interface, on this machine only by default."""
+    """Search an index in the browser: a page and a JSON interface, on this machine only by default.
+
+    host          address to listen at; 0.0.0.0 lets every machine in that can reach this one
+    batch_size    requests that the model answers together
+    queue         requests that may wait; beyond it they are turned away
+    share         share that one address may have of requests, bytes, decoders and the queue
+    behind_proxy  a proxy before the server, or a network of them: X-Forwarded-For counts
+    """
     _require_index(folder)
     from grainline.config import parse
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
 
     require_server()
     from grainline.web.server import serve as run

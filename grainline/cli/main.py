@@ -23,12 +23,12 @@ from grainline.cli.options import (
     START,
     TRAIN,
     Data,
-    Images,
     RecipeChanges,
     check_hub_name,
     check_model,
     check_recipe,
     check_sources,
+    from_signature,
     names_of,
     next_step,
 )
@@ -72,13 +72,12 @@ def top(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
     changes: RecipeChanges = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics as tables.")] = False,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
     check_recipe("maxsim/scenes", changes)
     from grainline.training.demo import demo as run
 
-    run(out, changes or [], verbose=verbose)
+    run(out, changes or [])
     next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
     print(
         'On photographs: pip install "grainline[starter]" -c constraints.txt && '
@@ -90,13 +89,14 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 
 
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
+@from_signature()
 def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A recipe to print, or a method.", show_default=False, autocompletion=names_of),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
 ) -> None:
-    """List the recipes of the package, or print one. A method's name lists its ablations too."""
+    """List the recipes of the package, or print one. A method's name lists its ablations too.
+
+    name  a recipe to print, or a method
+    """
     names = built_in.names()
     if name is not None and name not in (each.partition("/")[0] for each in names):
         print(built_in.find(name).read_text(encoding="utf-8"), end="")
@@ -120,36 +120,29 @@ def recipes(
 @app.command(
     rich_help_panel=TRAIN, epilog="Example: grainline train clip/finetune --data photos/ --out runs/tuned"
 )
+@from_signature("training/run.py:train", without=("callbacks",))
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="One of `grainline recipes`, a YAML file, a run.", autocompletion=names_of),
-    ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; of RECIPE, if that is one.")] = None,
+    recipe: Annotated[str, typer.Argument(autocompletion=names_of)],
+    *,
+    out: Path | None = None,
     data: Data = None,
-    images: Images = None,
-    validation: Annotated[
-        list[str] | None, typer.Option(help="Sources to measure on while training.")
-    ] = None,
+    validation: list[str] | None = None,
     changes: RecipeChanges = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="With --resume: the checkpoint to go on from, such as step-00000200.")
-    ] = None,
+    **settings: Any,
 ) -> None:
-    """Train a recipe. On several processes: torchrun --nproc-per-node 2 -m grainline train ..."""
+    """Train a recipe. On several processes: torchrun --nproc-per-node 2 -m grainline train ...
+
+    recipe      one of `grainline recipes`, a YAML file, a run
+    out         folder of the run; of RECIPE, if that is one
+    validation  sources to measure on while training
+    """
     if out is None and not Path(recipe).is_dir():
         raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
     check_recipe(recipe, changes)
     check_sources([*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
-    last = run(
-        recipe, out, data=data, validation=validation, images=images, changes=changes or (), resume=resume,
-        checkpoint=checkpoint,
-    )  # fmt: skip
+    last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
         next_step("grainline", "evaluate", out or recipe, "--data", *(validation or ["OTHER_DATA"]))
@@ -176,47 +169,42 @@ app.command(rich_help_panel=DATA, epilog="Example: grainline export runs/x onnx/
 
 
 @app.command(rich_help_panel=DATA, epilog="Example: grainline convert runs/tuned tuned/")
+@from_signature("export/huggingface.py:convert")
 def convert(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="IN", help="Run folder on CLIP or SigLIP towers, or a checkpoint: folder, file or name."
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Argument(metavar="OUT", help="New Hugging Face folder, or FILE.safetensors for open_clip."),
-    ],
-    scoring: Annotated[
-        str | None,
-        typer.Option(help="How pairs are scored, for runs with several ways: vectors can be written."),
-    ] = None,
+    source: Annotated[str, typer.Argument(metavar="IN")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    **settings: Any,
 ) -> None:
-    """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same."""
+    """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same.
+
+    source  run folder on CLIP or SigLIP towers, or a checkpoint: folder, file or name
+    out     new Hugging Face folder, or FILE.safetensors for open_clip
+    """
     from grainline.export.huggingface import convert as run
 
-    moved = run(source, out, scoring)
+    moved = run(source, out, **settings)
     print(f"written: {out} (vectors of images moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
 
 
 @app.command(rich_help_panel=DATA, epilog="Example: grainline push runs/x owner/name --private")
+@from_signature("model.py:Model.push_to_hub", without=("token",))
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a folder of weights inside one.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="owner/model; made if it is not there.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
-    licence: Annotated[str | None, typer.Option(help="For the card, as the hub has it: apache-2.0.")] = None,
-    results: Annotated[
-        list[str] | None, typer.Option(help="For the card: files of `evaluate RUN --json`.")
-    ] = None,
-    message: Annotated[str, typer.Option(help="Of the commit.")] = "Upload a grainline model",
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    *,
+    results: list[str] | None = None,
+    **settings: Any,
 ) -> None:
-    """Upload a model with its card to the Hugging Face hub. Log in with `hf auth login`, or set HF_TOKEN."""
+    """Upload a model with its card to the Hugging Face hub. Log in with `hf auth login`, or set HF_TOKEN.
+
+    run      run folder, or a folder of weights inside one
+    results  for the card: files of `evaluate RUN --json`
+    """
     check_model(run)
     check_hub_name(name)
     from grainline.loading import load
 
-    model = load(run, device="cpu")
-    print(model.push_to_hub(name, private=private, licence=licence, results=results or (), message=message))
+    print(load(run, device="cpu").push_to_hub(name, results=results or (), **settings))
 
 
 def main() -> NoReturn:

@@ -3,30 +3,30 @@
 import os
 import time
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from grainline.cli.index import CalibrationTexts, Port, print_report, require_folder, require_server
-from grainline.cli.options import check_model
+from grainline.cli.index import Port, print_report, require_folder, require_server
+from grainline.cli.options import check_model, from_signature
 from grainline.errors import UserError
 from grainline.progress import progress
 
 
+@from_signature("index/sync.py:build", without=("chunk", "exclude", "descriptions"))
 def photos(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photographs.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Run folder or checkpoint; default: SigLIP 2 (1.5 GB), or a CLIP that is there."),
-    ] = None,
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of the index; default: FOLDER.index beside the folder.")
-    ] = None,
-    calibration_texts: CalibrationTexts = None,
+    folder: str,
+    *,
+    model: str | None = None,
+    index: Path | None = None,
+    calibration_texts: str | None = None,
     port: Port = 8017,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
+    no_browser: bool = False,
 ) -> None:
-    """Index a folder of photographs, or bring its index up to date, and search it in the browser."""
+    """Index a folder of photographs, or bring its index up to date, and search it in the browser.
+
+    folder      folder of photographs
+    model       run folder or checkpoint; default: SigLIP 2 (1.5 GB), or a CLIP that is there
+    index       folder of the index; default: FOLDER.index beside the folder
+    no_browser  print the address only
+    """
     require_folder(folder)
     root = Path(folder).resolve()
     place = index or root.with_name(f"{root.name}.index")
@@ -38,7 +38,7 @@ def photos(
     from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
     from grainline.index import store, sync
     from grainline.index.reader import model_of
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
     from grainline.web.server import serve as run
 
     known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()

@@ -17,8 +17,7 @@ from grainline.encoders.base import Layered, ScratchConfig, TextTokens
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.hashing import has_noise, some_rows
 from grainline.nn.pooling import mean_pool
-from grainline.nn.runtime import is_static
-from grainline.types import by_host, from_host, upload
+from grainline.nn.runtime import is_static, one_thread
 
 
 class ScratchTextConfig(ScratchConfig):
@@ -55,11 +54,7 @@ class Grouping(Layered):
 
     def check_length(self, mask: Tensor) -> None:
         """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
-        if (
-            not is_static()
-            and mask.shape[1] > self.context
-            and by_host(lambda real: bool(real[:, self.context :].any()), mask)
-        ):
+        if not is_static() and mask.shape[1] > self.context and mask[:, self.context :].any():
             raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
 
     def read_in_groups(
@@ -76,9 +71,9 @@ class Grouping(Layered):
         if is_static():  # the caller keeps to the context
             return read(ids, mask)
         self.check_length(mask)
-        lengths = by_host(lambda real: real.sum(1), mask)
+        lengths = mask.sum(1).cpu()
         order, places = length_groups(lengths, self.buckets, mask.device.type)
-        back, order = upload(order.argsort(), mask.device), upload(order, mask.device)
+        back, order = order.argsort().to(mask.device), order.to(mask.device)
         parts = []
         for place, longest in places:
             rows = order[place]
@@ -104,7 +99,8 @@ class Grouping(Layered):
               reads, -> [R, S, W]
         """
         self.check_length(mask)
-        place = from_host(packed_rows, mask)
+        with one_thread():
+            place = packed_rows(mask)
         text = place // mask.shape[1]  # below 0 where none is
         reads = (text[:, :, None] == text[:, None])[:, None]
         at, behind = torch.where(place < 0, ~place, place), ids.numel()

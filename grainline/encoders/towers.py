@@ -19,7 +19,7 @@ from grainline.encoders.vit import ViT, ViTConfig
 from grainline.nn.hashing import Dropout, equal_texts
 from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import is_static
-from grainline.types import Encoded, Images, Texts, by_host, from_host, full, mirror
+from grainline.types import Encoded, Images, Texts, full
 
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 
@@ -36,13 +36,14 @@ def _tag(value: Any) -> str | None:
     fields = value if isinstance(value, dict) else {}
     if isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(fields.get("kind")):
         return "custom"
-    return "pretrained" if isinstance(value, PretrainedConfig) or "pretrained" in fields else None
+    return "from checkpoint" if isinstance(value, PretrainedConfig) or "pretrained" in fields else None
 
 
 def image_kind(value: Any) -> str:
     """The tag of an image side.
 
-    "custom" with kind "module:Class", "pretrained" with that field, "cast" by name or field, else "vit"
+    "custom" with kind "module:Class", "from checkpoint" with `pretrained`, "cast" by name or superpixels,
+    else "vit"
     """
     fields = value if isinstance(value, dict) else {}
     cast = "superpixels" in fields or fields.get("name") in [*CastConfig.sizes]  # names of a ViT have a slash
@@ -52,7 +53,7 @@ def image_kind(value: Any) -> str:
 ImageSide = Annotated[
     Annotated[ViTConfig, Tag("vit")]
     | Annotated[CastConfig, Tag("cast")]
-    | Annotated[PretrainedImageConfig, Tag("pretrained")]
+    | Annotated[PretrainedImageConfig, Tag("from checkpoint")]
     | Annotated[
         SerializeAsAny[ImageEncoderConfig],
         BeforeValidator(partial(_load_custom, ImageEncoderConfig)),
@@ -63,15 +64,15 @@ ImageSide = Annotated[
 
 
 def text_kind(value: Any) -> str:
-    """The tag of a text side: "custom", "pretrained" or "groups" as for images, else "scratch"."""
+    """The tag of a text side: "custom" or "from checkpoint" as for images, "with groups", else "scratch"."""
     groups = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
-    return _tag(value) or ("groups" if groups else "scratch")
+    return _tag(value) or ("with groups" if groups else "scratch")
 
 
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")]
-    | Annotated[GrouperConfig, Tag("groups")]
-    | Annotated[PretrainedTextConfig, Tag("pretrained")]
+    | Annotated[GrouperConfig, Tag("with groups")]
+    | Annotated[PretrainedTextConfig, Tag("from checkpoint")]
     | Annotated[
         SerializeAsAny[TextEncoderConfig],
         BeforeValidator(partial(_load_custom, TextEncoderConfig)),
@@ -285,11 +286,7 @@ def _fill(layer: nn.Module, matrix: Tensor | None, head: nn.Module | None) -> No
 
 def flat_parts(texts: Texts) -> tuple[Tensor, Tensor]:
     """The parts of each text as one run of tokens with all padding on the right: ids and mask [M, S * L]."""
-    ids, mask = mirror(_in_one_run, texts.ids, texts.mask)
-    return ids, mask
-
-
-def _in_one_run(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    ids, mask = texts.ids, texts.mask
     if ids.shape[1] == 1:
         return ids[:, 0], mask[:, 0]
     ids, mask = ids.flatten(1), mask.flatten(1)
@@ -303,16 +300,13 @@ def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tu
     Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
     """
     if max_parts and texts.ids.shape[1] > max_parts:
-        if by_host(lambda mask: bool(mask[:, max_parts:].any()), texts.mask):
+        if texts.mask[:, max_parts:].any():
             raise ValueError(f"a text has more than {max_parts} parts; the method composes no more")
-        ids, mask = mirror(lambda *both: tuple(x[:, :max_parts] for x in both), texts.ids, texts.mask)
-        texts = texts._replace(ids=ids, mask=mask)
-    mask = mirror(lambda mask: mask.any(-1), texts.mask)
-    first, back = from_host(
-        lambda ids, mask: distinct_rows(ids.masked_fill(~mask, -1).flatten(0, 1)), texts.ids, texts.mask
-    )
+        texts = texts._replace(ids=texts.ids[:, :max_parts], mask=texts.mask[:, :max_parts])
+    mask = texts.mask.any(-1)
+    first, back = distinct_rows(texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1))
     ids = texts.ids.flatten(0, 1)[first]
-    real = mirror(lambda mask, first: mask.flatten(0, 1)[first], texts.mask, first)
+    real = texts.mask.flatten(0, 1)[first]
     with equal_texts(ids, real):
         vector = full(towers.to_text(towers.text(ids, real).pooled))
     vector = vector[back].unflatten(0, mask.shape)

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from grainline.config import flatten, read_yaml
 from grainline.errors import UserError, amount, checked, shorten_words
 from grainline.evaluation.intervals import from_replicates
@@ -255,40 +253,6 @@ def _questions(value: Any, fields: frozenset[str]) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_questions(inner, fields) for inner in value]
     return value
-
-
-class SeedTest(NamedTuple):
-    """A paired t-test over seeds: two-sided, with as many degrees of freedom as seeds less one."""
-
-    t: float
-    degrees: int
-    p: float
-
-    def __str__(self) -> str:
-        """
-        >>> str(SeedTest(3.821, 4, 0.01876)), str(SeedTest(-41.2, 2, 0.0000589))
-        ('t(4) = 3.82, p = 0.019', 't(2) = -41.20, p < 0.001')
-        """
-        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
-        return f"t({self.degrees}) = {self.t:.2f}, {p}"
-
-
-def paired_test(after: Sequence[float], before: Sequence[float]) -> SeedTest | None:
-    """Whether a metric differs between two settings, each trained with the same seeds in the same order.
-
-    None where a test says nothing: fewer than two seeds, or differences that are all alike. The interval of
-    `pooled` is about other images for these runs; this test is about other seeds for these images.
-
-    >>> print(paired_test([0.62, 0.66, 0.61], [0.60, 0.61, 0.60]))
-    t(2) = 2.22, p = 0.16
-    """
-    from scipy.stats import ttest_rel  # half a second, for this alone
-
-    differences = np.subtract(after, before, dtype=float)
-    if len(differences) < 2 or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12):
-        return None
-    test = ttest_rel(after, before)
-    return SeedTest(float(test.statistic), int(test.df), float(test.pvalue))
 
 
 def pooled(results: Sequence[Result]) -> Result:

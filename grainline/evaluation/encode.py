@@ -7,7 +7,7 @@ unless the method compares them; those of images are then stored as scores read 
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -50,7 +50,7 @@ class Encodings(NamedTuple):
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
     blank: int  # captions without a character, skipped where the image has others
-    cut: int  # texts that were longer than the model reads, those of probes included
+    cut: int  # texts that were longer than the model reads, those of collectors included in the end
     positions: tuple[int, ...]  # [N] where each image stands in the source: skipped samples leave gaps
     several: int = 0  # images with several captions of which one, or all, or each is a text
     remarks: tuple[str, ...] = ()  # what the source found at opening
@@ -72,7 +72,7 @@ class Encodings(NamedTuple):
         return tuple(notes)
 
     def counts(self) -> str:
-        """How many texts of how many images there are, and what became of several captions of an image."""
+        """The numbers of texts and images in words, and the use of several captions of an image."""
         images = amount(len(self.keys), "image")
         if self.captions == "each":
             return f"{amount(len(self.strings), 'caption')} of {images}, each ranked"
@@ -98,7 +98,7 @@ class Collector(ABC):
     """Collects what one suite needs during a walk over a source. Abstract: `result` is needed."""
 
     truncated = 0
-    """Truncated texts that were not encoded and count too; below zero where some were encoded again."""
+    """Truncated texts among those that it read, each once."""
 
     def add(self, sample: Sample) -> None:  # noqa: B027 - nothing by default
         """Take the next sample, before its image is encoded. To skip it: raise CorruptSample, add nothing."""
@@ -108,9 +108,9 @@ class Collector(ABC):
 
     @abstractmethod
     def result(self, data: Encodings) -> Any:
-        """What was collected, once all images are encoded. It stands in `Encodings.collected`.
+        """The result of collecting, once all images are encoded. It stands in `Encodings.collected`.
 
-        data  all of the walk but `collected` and `cut`
+        data  all of the walk but `collected`
 
         Raises UserError where there is nothing.
         """
@@ -148,11 +148,21 @@ class Rows:
         """All rows, as texts that describe no image of the gallery."""
         return self.stacked([-1] * self.number)
 
+    @property
+    def cut(self) -> int:
+        """The number of encoded texts that were longer than the model reads."""
+        return sum(map(number_cut, self.done))
+
     @torch.no_grad()
     def encode_waiting(self) -> None:
         if self.waiting:
             self.done.append(self.encode(self.waiting))
             self.waiting = []
+
+
+def number_cut(encoded: Encoded) -> int:
+    """The number of texts, or of descriptions of images, that were longer than the model reads."""
+    return 0 if encoded.truncated is None else int(encoded.truncated.sum())
 
 
 def stack(parts: Sequence[Encoded]) -> Encoded:
@@ -187,113 +197,6 @@ def text_rows(model: Model, batch: int, *, keep_tokens: bool = True) -> Rows:
     return Rows(lambda items: reduce(model.encode(texts=items)), batch)
 
 
-def encode_source(  # noqa: PLR0913 - each is a choice of the caller
-    model: Model,
-    source: Source,
-    *,
-    captions: Captions = "auto",
-    need_text: bool = True,
-    encode_images: bool = True,
-    encode_texts: bool = True,
-    keep_tokens: bool = True,
-    collectors: Mapping[str, Collector] = {},
-    descriptions: Descriptions | None = None,
-    batch: int = 64,
-    max_corrupt: float = 0.02,
-    progress: Progress | None = None,
-) -> Encodings:
-    """Encode all images and texts of a source.
-
-    captions     "auto": the long text of a record, else each of its captions; "whole": the long text, else
-                 all captions joined; "each": every caption; "first": the first one
-    need_text    an image without a text counts as damaged; else it is encoded alone
-    encode_images False opens no image: the encodings have no row
-    encode_texts  False keeps the texts as strings only: the names of classes come again and again
-    keep_tokens  False drops all tokens, also where the method compares them
-    collectors   collect what suites need of each sample, by name: `Encodings.collected`
-    descriptions of the images, for a model that reads them
-    batch        images, and texts, that the model sees at once
-    max_corrupt  share of samples that may be skipped
-
-    Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
-    of them).
-    """
-    if captions not in CAPTIONS:
-        raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
-    if len(source) == 0:
-        raise UserError(f"no samples in {source.path}; evaluation needs at least one")
-    assert workers() == 1 or not collectors, "collectors see one walk over the whole source"
-    cut_before = model.cut
-    tokens = model.method.pairwise and keep_tokens
-
-    def encode_batch(items: list[tuple[Any, list[str]]]) -> Encoded:
-        encoded = model.encode(images=[image for image, _ in items])
-        for collector in collectors.values():
-            collector.add_images(encoded, [texts for _, texts in items])
-        return without_places(model.method.precompute(encoded)) if tokens else vectors_only(encoded)
-
-    text_batches = text_rows(model, batch, keep_tokens=keep_tokens)
-    image_batches = Rows(encode_batch, batch)
-    walk = _Walk(image_batches, text_batches, captions, need_text, encode_texts, collectors.values())
-    records = source if descriptions is None else WithDescriptions(source, descriptions)
-    try:
-        _read(walk, records, span(len(source), batch), encode_images, max_corrupt * len(source), progress)
-    except UserError as error:
-        if workers() == 1:
-            raise
-        walk.read.error = str(error)  # the other processes wait for this one
-    read = joined(parts_of_workers(walk.read))
-    if read.error:
-        raise UserError(read.error)
-    _refuse(read.failed, source, max_corrupt)
-
-    if captions == "auto" and not (read.several and read.long):  # then it is the same as one of these
-        captions = "each" if read.several else "whole"
-    images = numbered(walk.images.gathered(lambda: rows(model.encode(texts=["a"]), slice(0, 0))))
-    texts = walk.texts.gathered(lambda: rows(images, slice(0, 0)))
-    data = Encodings(
-        images=images,
-        texts=numbered(texts, read.owner) if encode_texts else texts,
-        keys=tuple(read.keys),
-        strings=tuple(read.strings),
-        path=source.path,
-        fingerprint=source.fingerprint(),
-        captions=captions,
-        samples=len(source),
-        damaged=dict(Counter(cause for cause, _ in read.failed)),
-        damaged_first=tuple(text for _, text in read.failed[:3]),
-        blank=read.blank,
-        cut=0,  # known once all texts are encoded
-        positions=tuple(read.positions),
-        several=read.several,
-        remarks=remarks(source),
-        described=tuple(read.described),
-        descriptions="" if descriptions is None else str(descriptions),
-    )
-    data = data._replace(collected={name: one.result(data) for name, one in collectors.items()})
-    truncated = model.cut - cut_before + sum(one.truncated for one in collectors.values())
-    return data._replace(cut=sum(parts_of_workers(truncated)))
-
-
-def _read(
-    walk: "_Walk", records: Source, indexes: range, images: bool, most: float, progress: Progress | None
-) -> None:
-    """Read and encode some samples. Ends early where more than `most` of them are corrupt."""
-    for index in indexes:
-        try:
-            record = records[index]
-            walk.add(record, decode(record) if images else None, index)
-        except CorruptSample as error:
-            # As text: an exception would keep its image in memory.
-            walk.read.failed.append((error.cause, str(error)))
-            if len(walk.read.failed) > most:
-                return
-        if progress is not None:
-            progress(index + 1, len(records))
-    walk.images.encode_waiting()
-    walk.texts.encode_waiting()
-
-
 def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: float) -> None:
     """Raise UserError if more samples failed than may, or all of them."""
     if len(failed) > max_corrupt * len(source):
@@ -324,7 +227,7 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
 
 @dataclass
 class Read:
-    """What was read of some consecutive samples of a source."""
+    """The content of some consecutive samples of a source, and the numbers of skipped ones."""
 
     keys: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)  # in the source
@@ -333,6 +236,7 @@ class Read:
     described: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # cause, text
     blank: int = 0
+    cut: int = 0  # descriptions of images that were longer than the model reads
     several: int = 0  # images with several captions, as in Encodings
     long: int = 0  # images whose long text is read in place of captions
     error: str = ""  # of the user, which ended the reading
@@ -347,25 +251,121 @@ def joined(parts: Sequence[Read]) -> Read:
     out = Read()
     for part in parts:
         out.owner += [len(out.keys) + row for row in part.owner]
-        for name in ("keys", "positions", "strings", "described", "failed", "blank", "several", "long"):
+        for name in (
+            "keys",
+            "positions",
+            "strings",
+            "described",
+            "failed",
+            "blank",
+            "cut",
+            "several",
+            "long",
+        ):
             setattr(out, name, getattr(out, name) + getattr(part, name))
         out.error = out.error or part.error
     return out
 
 
 @dataclass
-class _Walk:
-    """A walk over a source, or over the share of this process."""
+class Walk:
+    """A walk over a source, or over the share of this process, that encodes all images and texts.
 
-    images: Rows  # of images, each with its texts
-    texts: Rows
-    captions: Captions
-    need_text: bool
-    encode_texts: bool
-    collectors: Collection[Collector]
-    read: Read = field(default_factory=Read)
+    captions     "auto": the long text of a record, else each of its captions; "whole": the long text, else
+                 all captions joined; "each": every caption; "first": the first one
+    need_text    an image without a text counts as damaged; else it is encoded alone
+    encode_images False opens no image: the encodings have no row
+    encode_texts  False keeps the texts as strings only: the names of classes come again and again
+    keep_tokens  False drops all tokens, also where the method compares them
+    collectors   collect what suites need of each sample, by name: `Encodings.collected`
+    descriptions of the images, for a model that reads them
+    batch        images, and texts, that the model sees at once
+    max_corrupt  share of samples that may be skipped
+    """
 
-    def add(self, record: Record, image: Image.Image | None, index: int) -> None:
+    model: Model
+    source: Source
+    captions: Captions = "auto"
+    need_text: bool = True
+    encode_images: bool = True
+    encode_texts: bool = True
+    keep_tokens: bool = True
+    collectors: Mapping[str, Collector] = field(default_factory=dict)
+    descriptions: Descriptions | None = None
+    batch: int = 64
+    max_corrupt: float = 0.02
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an unknown `captions` and an empty source."""
+        if self.captions not in CAPTIONS:
+            raise UserError(f"captions is {self.captions!r}; allowed: {', '.join(CAPTIONS)}")
+        if len(self.source) == 0:
+            raise UserError(f"no samples in {self.source.path}; evaluation needs at least one")
+        assert workers() == 1 or not self.collectors, "collectors see one walk over the whole source"
+        self.images = Rows(self._encode_images, self.batch)  # of images, each with its texts
+        self.texts = text_rows(self.model, self.batch, keep_tokens=self.keep_tokens)
+        self.read = Read()
+
+    def encodings(self) -> Encodings:
+        """All of the source. Raises UserError for too many damaged samples, naming the first of them."""
+        model, source, captions = self.model, self.source, self.captions
+        try:
+            self._read_source()
+        except UserError as error:
+            if workers() == 1:
+                raise
+            self.read.error = str(error)  # the other processes wait for this one
+        read = joined(parts_of_workers(self.read))
+        if read.error:
+            raise UserError(read.error)
+        _refuse(read.failed, source, self.max_corrupt)
+
+        if captions == "auto" and not (read.several and read.long):  # then it is the same as one of these
+            captions = "each" if read.several else "whole"
+        images = numbered(self.images.gathered(lambda: rows(model.encode(texts=["a"]), slice(0, 0))))
+        texts = self.texts.gathered(lambda: rows(images, slice(0, 0)))
+        data = Encodings(
+            images=images,
+            texts=numbered(texts, read.owner) if self.encode_texts else texts,
+            keys=tuple(read.keys),
+            strings=tuple(read.strings),
+            path=source.path,
+            fingerprint=source.fingerprint(),
+            captions=captions,
+            samples=len(source),
+            damaged=dict(Counter(cause for cause, _ in read.failed)),
+            damaged_first=tuple(text for _, text in read.failed[:3]),
+            blank=read.blank,
+            cut=read.cut + sum(parts_of_workers(self.texts.cut)),
+            positions=tuple(read.positions),
+            several=read.several,
+            remarks=remarks(source),
+            described=tuple(read.described),
+            descriptions="" if self.descriptions is None else str(self.descriptions),
+        )
+        data = data._replace(collected={name: one.result(data) for name, one in self.collectors.items()})
+        return data._replace(cut=data.cut + sum(one.truncated for one in self.collectors.values()))
+
+    def _read_source(self) -> None:
+        """Read and encode the samples. Ends early where more of them are corrupt than may be."""
+        source, described = self.source, self.descriptions
+        records = source if described is None else WithDescriptions(source, described)
+        for index in span(len(records), self.batch):
+            try:
+                record = records[index]
+                self._add(record, decode(record) if self.encode_images else None, index)
+            except CorruptSample as error:
+                # As text: an exception would keep its image in memory.
+                self.read.failed.append((error.cause, str(error)))
+                if len(self.read.failed) > self.max_corrupt * len(records):
+                    return
+            if self.progress is not None:
+                self.progress(index + 1, len(records))
+        self.images.encode_waiting()
+        self.texts.encode_waiting()
+
+    def _add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at position `index` of the source, and pass it to the collectors.
 
         Raises CorruptSample, having queued nothing, if no text is there or a collector refuses its regions.
@@ -376,7 +376,7 @@ class _Walk:
             raise CorruptSample(MISSING_CAPTION, record.key)
         read, row = self.read, len(self.read.keys)
         size = (0, 0) if image is None else image.size
-        for collector in self.collectors:
+        for collector in self.collectors.values():
             collector.add(Sample(record, size, index, row, real))
         read.blank += len(texts) - len(real)
         long = bool(record.long) and self.captions in ("auto", "whole")
@@ -395,6 +395,19 @@ class _Walk:
             read.described.append(record.dense)
         # Encodes a batch that is full: after its texts.
         self.images.add((image if record.dense is None else Described(image, record.dense), real))
+
+    def _encode_images(self, items: list[tuple[Any, list[str]]]) -> Encoded:
+        encoded = self.model.encode(images=[image for image, _ in items])
+        self.read.cut += number_cut(encoded)
+        for collector in self.collectors.values():
+            collector.add_images(encoded, [texts for _, texts in items])
+        tokens = self.model.method.pairwise and self.keep_tokens
+        return without_places(self.model.method.precompute(encoded)) if tokens else vectors_only(encoded)
+
+
+def encode_source(model: Model, source: Source, **settings: Any) -> Encodings:
+    """All images and texts of a source, encoded in one `Walk` with these settings."""
+    return Walk(model, source, **settings).encodings()
 
 
 JsonLines = list[dict[str, Any]]
@@ -417,6 +430,8 @@ def write_vectors(
     describes each row in a line. OUT/notes.jsonl lists skipped samples and counts truncated texts. Images of
     a folder are encoded without texts too; where nothing has a text, only `images` are written.
 
+    images        folder of the images, for files that name them by path
+    captions      texts of a source, as in `evaluate`: auto, whole, each or first
     descriptions  of the images, for a model that reads them
 
     Returns the number of images, of texts, and of skipped samples. Raises UserError where `out` holds
@@ -432,12 +447,10 @@ def write_vectors(
         raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
     if existing is not None:
         raise UserError(f"{out} is not an empty folder; choose another --out")
-    cut = model.cut
     if lines:
-        texts = read_lines(source)
-        parts = [model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch)]
-        vectors, notes = {"texts": torch.cat(parts)}, JsonLines()
-        described = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
+        encoded = text_rows(model, batch, keep_tokens=False)
+        described = [{"side": "texts", "row": encoded.add(x), "text": x} for x in read_lines(source)]
+        vectors, notes, cut = {"texts": encoded.stacked().vector}, JsonLines(), encoded.cut
     else:
         opened = open_source(source, images=images, size=model.method.size, allow_bare=True, trust_code=True)
         data = encode_source(
@@ -445,9 +458,10 @@ def write_vectors(
             max_corrupt=1.0, progress=progress,
         )  # fmt: skip
         vectors, described, notes = _described_rows(data)
+        cut = data.cut
     skipped = sum(note["samples"] for note in notes if note["note"] == "skipped")
-    if model.cut > cut:
-        notes += [{"note": "texts longer than the model reads were cut", "texts": model.cut - cut}]
+    if cut:
+        notes += [{"note": "texts longer than the model reads were cut", "texts": cut}]
     if model.method.pairwise:
         name = model.description.method
         notes += [{"note": f"{name} scores pairs by their tokens; by these vectors it only finds candidates"}]

@@ -1,6 +1,6 @@
 """`grainline.evaluate`: load a model, encode a source, measure it with a suite, and write result and page.
 
-The same file shows a result: as tables in the terminal, and as a page.
+The same file shows a result: as text for the terminal, and as a page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from rich.markup import escape
-from rich.table import Table
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
@@ -23,17 +21,23 @@ from grainline.evaluation.compare import (
     with_comparison,
 )
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, notes_on_training, origin, validation_summary, writable, write
+from grainline.evaluation.result import (
+    Result,
+    notes_on_training,
+    origin,
+    text_table,
+    writable,
+    write,
+)
 from grainline.evaluation.score import MEMORY
 from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite, suite_class
 from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
 from grainline.loading import load
 from grainline.model import Model
 from grainline.progress import progress
-from grainline.report.case import Table as CaseTable
-from grainline.report.case import table_html
+from grainline.report.case import Table, table_html
 from grainline.report.charts import whisker
-from grainline.report.page import Section, hint, render, render_page, summary, write_page
+from grainline.report.page import Section, render, render_page, summary, write_page
 
 IN_MEMORY = "in-memory"
 """The name of a model that no run folder belongs to, in results."""
@@ -69,35 +73,39 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model with a suite and return the metrics, with intervals and chance.
 
     model         a `Model`, run folder, weights inside one, or a checkpoint: folder, file or name
-    data, images  a source by its path, several, a `Source`, or a list of (image, captions); and the folder of
-                  the images for data that name them by path
+    data          a source by its path, several, a `Source`, or a list of (image, captions)
+    images        folder of the images, for data that name them by path
     suite         a name that `grainline suites` lists, `my_module:MySuite`, or a `Suite`
     options       of the suite, by their names: protocol="coco-5k"
-    vectors, pairs, scores, similarity  vectors of another program in place of model and data, for the suite
-                  retrieval (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
-    captions      the texts of a record: "auto" (the long one, else each caption), "whole", "each" or "first";
-                  None: the default of the suite, "auto" for retrieval
+    vectors, pairs, scores  vectors of another program in place of model and data, for the suite retrieval
+                  (`vectors.open_vectors`): vectors=(images, texts), pairs=[0, 0, 1, 1]
+    similarity    of vectors of another program: cosine, or dot for products of the vectors as they are
+    captions      the texts of a record: auto (the long one, else each caption), whole (all as one), each or
+                  first (default: that of the suite, auto for retrieval)
     batch_size    images and texts encoded at a time
     seed          of the bootstrap
     max_corrupt   share of samples that may be skipped
     memory        bytes of a tile of scores
-    scoring       how pairs are scored, for methods with several ways
-    patches       image tokens of a CLIP: "attention" or "values"
-    context, walk_type  longest text in tokens, for a checkpoint of others; and the texts of an FG-CLIP 2
-    compare_to    path of an earlier result on the same data; the differences are added to the result
-    json, html    files for the result and the page
+    scoring       how to score pairs or read texts: vectors, conditioned, conditioned:0.5, whole, sentences
+    patches       image tokens of a CLIP: attention, or values, those of the last layer without its attention,
+                  as published for fg-ovd (default: as the model has them)
+    context       longest text in tokens, for a checkpoint of others: 77 reads FG-CLIP by its short way
+    walk_type     of an FG-CLIP 2: short, long or box texts (default: by the context)
+    compare_to    earlier result (--json) on the same data; the differences are added to the result
+    json          file for the result: settings, data, versions and numbers
+    html          file for the page: the numbers, and outcomes from best to worst
     descriptions  of the images, for a model that reads them
     show_progress_bar  None: in a terminal and in a notebook
 
     Raises UserError for a wrong model, source, suite or option, before the model is loaded where possible.
     """
     suite = _suite(suite, options)
-    given = {"model": model, "data": data, "captions": captions, "scoring": scoring}
+    arguments = {"model": model, "data": data, "captions": captions, "scoring": scoring}
     others = vectors is not None or scores is not None
-    _refuse_missing(suite, others, pairs, given)
+    _refuse_missing(suite, others, pairs, arguments)
     if batch_size < 1 or seed < 0 or not 0 <= max_corrupt <= 1:
-        given_numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
-        raise UserError(f"{given_numbers}; they must be at least 1, at least 0, and 0 to 1")
+        numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
+        raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
     _refuse_options(suite, scoring)
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
@@ -134,9 +142,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 def _loaded(model: Any, **options: Any) -> Model:
     if not isinstance(model, Model):
         return load(str(model), **options)
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UserError(f"{given[0]} goes with the path of a model: grainline.load(PATH, {given[0]}=...)")
+    name = next((name for name, value in options.items() if value is not None), "")
+    if name:
+        raise UserError(f"{name} goes with the path of a model: grainline.load(PATH, {name}=...)")
     return model
 
 
@@ -166,7 +174,7 @@ def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
     return load_suite(suite, **values)
 
 
-def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[str, Any]) -> None:
+def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, arguments: Mapping[str, Any]) -> None:
     """Raise UserError without a model or data, and for what does not go with vectors of another program.
 
     others  there are vectors, or scores, of another program
@@ -174,14 +182,14 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, given: Mapping[
     if not others:
         if pairs is not None:
             raise UserError("pairs go with vectors, or scores, of another program; a model takes data")
-        if given["model"] is None:
+        if arguments["model"] is None:
             raise UserError("no model; give a run folder, a checkpoint, or the vectors of another program")
-        if given["data"] is None or (isinstance(given["data"], Sequence) and not given["data"]):
+        if arguments["data"] is None or (isinstance(arguments["data"], Sequence) and not arguments["data"]):
             raise UserError('no data; give --data PATH..., such as --data photos/ (data="photos/" in Python)')
         return
     if not suite.takes_vectors:
         raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise UserError(f"{name} does not go with vectors of another program; leave it out")
 
@@ -195,59 +203,21 @@ def _refuse_options(suite: Suite[Any], scoring: str | None) -> None:
         )
 
 
-def tables(result: Result) -> list[Table]:
-    """The metrics; the card of a protocol and the differences to an earlier result where there are such."""
-    out = [table(result)]
-    out += [card_table(result)] if "card" in result.settings else []
-    return out + ([difference_table(result)] if "compared_to" in result.settings else [])
+def as_text(result: Result) -> str:
+    """The metrics, notes, card of the protocol and differences to an earlier result, where it has them."""
+    card = (f"{name}: {text}" for name, text in result.settings.get("card", {}).items())
+    lines = [str(result), *map(escape_controls, (*result.notes, *card))]
+    if "compared_to" in result.settings:
+        changes = _differences(result)
+        lines += [text_table(changes.caption, changes.head, changes.rows)]
+    return "\n".join(lines)
 
 
-def table(result: Result) -> Table:
-    """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
-    interval = f"{100 * result.settings['level']:g} % interval"
-    title = f"{result.suite}, protocol {result.protocol}, {result.size}"
-    out = _metric_table(title, ("value", interval, "chance", "queries", "ties"))
-    out.caption = escape("\n".join(map(escape_controls, result.notes))) or None
-    for metric in result.metrics:
-        out.add_row(
-            escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
-            f"{metric.queries:,}", f"{metric.ties:,}",
-        )  # fmt: skip
-    return out
-
-
-def card_table(result: Result) -> Table:
-    """Which texts and images were compared, and how, line by line."""
-    out = Table(title=escape(f"protocol {result.protocol}"), show_header=False)
-    out.add_column(no_wrap=True)
-    out.add_column(overflow="fold")
-    for name, text in result.settings["card"].items():
-        out.add_row(escape(name), escape(escape_controls(text)))
-    return out
-
-
-def difference_table(result: Result) -> Table:
-    """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
-    table = _differences(result)
-    out = _metric_table(table.caption, table.head[1:])
-    for label, *values in table.rows:
-        out.add_row(escape(label), *values)
-    return out
-
-
-def _differences(result: Result) -> CaseTable:
+def _differences(result: Result) -> Table:
     entry = result.settings["compared_to"]
     differences = Differences(Difference(**fields) for fields in entry["differences"])
     cells = differences.cells(f"{100 * result.settings['level']:g} % interval, paired")
-    return CaseTable(f"{result.suite}, compared to {entry['path']}", *cells)
-
-
-def _metric_table(title: str, columns: Sequence[str]) -> Table:
-    out = Table(title=escape(title), caption_justify="left")
-    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
-    for column in columns:
-        out.add_column(column, justify="right", no_wrap=True)
-    return out
+    return Table(f"{result.suite}, compared to {entry['path']}", *cells)
 
 
 def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
@@ -256,8 +226,7 @@ def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> N
     name = suite.title or suite.name.capitalize()
     about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
     result = evaluation.result
-    validation = validation_summary(result.settings["model"], result.data["path"])
-    lead = summary(headline(suite, result)) + (hint(validation) if validation else "")
+    lead = summary(headline(suite, result))
     write_page(path, render_page(f"{name} of {result.settings['model']}", lead, sections, [about]))
 
 

@@ -1,13 +1,10 @@
-"""The result of a suite: metrics with intervals and chance, where they come from, and its JSON file.
-
-A run also measures itself while it is trained; `validation_summary` gives that in one sentence.
-"""
+"""The result of a suite: metrics with intervals and chance, where they come from, and its JSON file."""
 
 import errno
 import json
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -117,7 +114,7 @@ class Result(NamedTuple):
 
     @property
     def size(self) -> str:
-        """How many images and texts were measured, and what became of several captions of an image."""
+        """The numbers of images and texts in words, and the use of several captions of an image."""
         texts = f"{amount(self.data['images'], 'image')}, {amount(self.data['texts'], 'text')}"
         return str(self.data.get("counts", texts))
 
@@ -126,7 +123,7 @@ class Result(NamedTuple):
         return self.metric(name) if isinstance(name, str) else tuple.__getitem__(self, name)
 
     def __str__(self) -> str:
-        """Value, interval and chance of every metric, as an aligned table."""
+        """Value, interval, chance, queries and ties of every metric, as an aligned table."""
         return text_table(*self._table())
 
     def __repr__(self) -> str:
@@ -137,8 +134,11 @@ class Result(NamedTuple):
 
     def _table(self) -> Table:
         level = self.settings["level"]
-        head = ["metric", "value", f"{100 * level:g} % interval", "chance"]
-        rows = [[m.label, m.text(m.value), m.ends(), m.text(m.chance)] for m in self.metrics]
+        head = ["metric", "value", f"{100 * level:g} % interval", "chance", "queries", "ties"]
+        rows = [
+            [m.label, m.text(m.value), m.ends(), m.text(m.chance), f"{m.queries:,}", f"{m.ties:,}"]
+            for m in self.metrics
+        ]
         return f"{self.suite}, protocol {self.protocol}: {self.size}, data {self.data['path']}", head, rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def text_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (head, *rows)
     ]
-    return "\n".join([escape_controls(title), *lines])
+    return "\n".join(map(escape_controls, [title, *lines]))
 
 
 def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -261,66 +261,6 @@ def writable(path: Path) -> None:
         ) from None
 
 
-# A run measures itself on `data.validation` of its recipe and writes that to its log. The demo or a user may
-# write a measurement as retrieval.json into its folder: it names its own data, which need not be validation
-# data. A checkpoint of others has neither.
-
-LOG, RESULT = "log.jsonl", "retrieval.json"
-MEDIAN_RANK = "text to image median rank"
-HITS = 10  # of a search, unless another number is given
-
-
-def validation_summary(path: str, here: str = "") -> str:
-    """The median rank of the right image on the validation data of a run, in words; "" where it has none.
-
-    path  of a run or of weights in it, as `load` takes it
-    here  the data beside whose values it stands, if they are given by a path
-
-    A run that measured itself several times is quoted at the step of the weights. Of other data it says that
-    nothing is known: whether they share images with the validation data is not checked.
-    """
-    try:
-        run = find_run(path)
-    except UserError:  # it was moved, or is a name that nothing stands for here
-        run = None
-    value = None if run is None else _median_rank(*run)
-    if value is None:
-        return ""
-    rank, images, data = value
-    among = "" if images is None else f" of {images:,}"
-    text = f"On {data} this model finds the right image at rank {rank:,g}{among} (median)."
-    weak = f" Most right images are not among the first {HITS} there."
-    paths = trained_paths(run and run[0], "validation") or []
-    same = here == data or (len(paths) == 1 and _is_among(here, paths))
-    return text + weak * (rank > HITS) + " That says nothing about other data." * (not same)
-
-
-def _median_rank(run: Path, weights: Path) -> tuple[float, int | None, str] | None:
-    """Median rank, number of images and the data: of the log, else of the result in the folder."""
-    lines = [line for line in _validations(run / LOG) if MEDIAN_RANK in line.get("metrics", {})]
-    if lines:
-        own = [line for line in lines if line["step"] == _step(weights)]
-        line = (own or lines)[-1]
-        return line["metrics"][MEDIAN_RANK], line.get("images"), "its validation data"
-    try:
-        result = from_json(read_plain(run / RESULT).decode(), RESULT)
-        return result.metric(MEDIAN_RANK).value, result.data["images"], result.data["path"]
-    except (OSError, ValueError, KeyError, UserError):
-        return None
-
-
-def _validations(path: Path) -> Iterator[dict[str, Any]]:
-    """The validations in a log. The last line of a run that was killed may be no JSON."""
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        if b'"validation"' in line:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if entry.get("kind") == "validation":
-                yield entry
-
-
 def _step(weights: Path) -> int | None:
     try:
         step: int = json.loads(read_plain(weights / STATE))["state"]["step"]
@@ -380,8 +320,3 @@ def _places(path: str) -> tuple[set[Any], set[Any]]:
 
 def _overlap(ours: tuple[set[Any], set[Any]], theirs: tuple[set[Any], set[Any]]) -> bool:
     return bool(ours[0] & (theirs[0] | theirs[1]) or ours[1] & theirs[0])
-
-
-def _is_among(path: str, paths: Sequence[str] | None) -> bool:
-    places = {Path(one).resolve() for one in paths or () if Path(one).exists()}
-    return path in (paths or ()) or Path(path).resolve() in places

@@ -57,9 +57,10 @@ def show(
 ) -> None:
     """Write figures and pages that show images as a model reads them, for some texts.
 
-    out           files, which end in .png for a figure or in .html for a page
-    scale         weight of a token that has the full colour; by default 8 times an even share
-    others        a .txt file or a data source: texts that heat is measured against (`other_texts`)
+    out           files to write: .png for a figure, .html for a page; both may be given
+    scale         weight of a token that has the full colour (default: 8 times an even share)
+    others        other texts that heat is measured against: a .txt file with a text a line, or a data source
+                  with captions (default: built-in sentences of photographs or of drawn scenes)
     descriptions  of the images, for a method that reads them
 
     Raises UserError where the method has nothing to show, or an image has no description.

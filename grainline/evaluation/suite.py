@@ -266,7 +266,7 @@ class Suite(ABC, Generic[O]):
         return data.collected[self.name]
 
     def choose_captions(self, given: str | None) -> Captions:
-        """Which text of a record is read. Raises UserError for one that the suite does not allow."""
+        """The texts of a record that are read. Raises UserError for a mode that the suite does not allow."""
         if given is None:
             return self.captions[0]
         if given not in self.captions:

@@ -70,7 +70,7 @@ class ScoreMatrix:
 
 
 class Embeddings(NamedTuple):
-    """What takes the place of a model and its encodings."""
+    """Vectors or scores with their pairs, in place of a model and its encodings."""
 
     method: Any  # a `Scorer`
     data: Encodings
@@ -99,7 +99,7 @@ class VectorEvaluation(Evaluation):
 
 
 def evaluation_of(embeddings: Embeddings, result: Any) -> Evaluation:
-    """What a page is made of."""
+    """The evaluation of a page about vectors."""
     return VectorEvaluation(cast(Model, embeddings), embeddings.source, embeddings.data, result)
 
 
@@ -249,8 +249,8 @@ def _array(arrays: Mapping[str, Any], side: str, where: str, both: bool = False)
     if name is None and len(arrays) == 1 and not both:
         return next(iter(arrays.values()))
     if name is None:
-        there = some(list(filter(None, arrays))) or "one array without a name"
-        raise UserError(f"{where} has no array {' or '.join(NAMES[side])}; there is {there}")
+        others = some(list(filter(None, arrays))) or "one array without a name"
+        raise UserError(f"{where} has no array {' or '.join(NAMES[side])}; there is {others}")
     return arrays[name]
 
 

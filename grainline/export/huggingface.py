@@ -50,7 +50,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     """Write a model into a new Hugging Face folder, or into a state dict of open_clip (`.safetensors`).
 
     source   a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
-    scoring  how the method of a run scores pairs, where it has several ways: only "vectors" can be written
+    scoring  how pairs are scored, for runs with several ways: only vectors can be written
 
     The tokenizer is written too, into the folder of the file. Returns how far vectors moved. Raises UserError
     where the model has no such form, where a file exists, and where vectors moved by more than LIMIT; then
@@ -58,20 +58,14 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     """
     place = path_of(out, "the place of the model")
     if place.suffix in PICKLED:
-        raise UserError(
-            f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
-        )
+        raise UserError(f"{place} would be pickled; name a .safetensors file, or a folder")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"{place} is there already; give a new name")
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
-        names = ("tokenizer.json", "tokenizer_meta.json", "tokenizer_config.json")
-        existing = next((place.parent / name for name in names if (place.parent / name).is_file()), None)
-        if tokenizer is not None and existing is not None:
-            raise UserError(
-                f"{existing} is there already, and the tokenizer goes into the same folder; give a new folder"
-            )
+        if tokenizer is not None and (taken := sorted(place.parent.glob("tokenizer*.json"))):
+            raise UserError(f"{taken[0]} is there already; give a new folder")
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)
@@ -81,8 +75,8 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
         moved = parity(towers, place, tokenizer, Path(source))
         if not max(moved) <= LIMIT:
             raise UserError(
-                f"{place} gave other vectors than {source} when it was read again (images by "
-                f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
+                f"{place}, read again, gave other vectors than {source} (images by {moved.image:.1e}, texts "
+                f"by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
             )
     except BaseException:
         shutil.rmtree(place) if place.is_dir() else discard(place)
@@ -222,23 +216,21 @@ def towers_of(model: Model, source: str) -> Pretrained:
 
 def _obstacles(model: Model) -> list[str]:
     """Why this model has no CLIP or SigLIP form; [] if it has one."""
-    config, name, out = model.description.config, model.description.method, list[str]()
-    if model.method.chunking is not None:
-        out.append(f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does")
+    config, method, name = model.description.config, model.method, model.description.method
     by_sentence = getattr(config, "scoring", "") == "sentences"
-    if by_sentence:
-        out.append(f"{name} reads sentences one by one, which no CLIP or SigLIP does")
-    if model.method.pairwise:
-        out.append(f"{name} scores pairs by their tokens, which no CLIP or SigLIP does")
+    does = {
+        f"makes a text of {method.parts} chunks": method.chunking is not None,
+        "reads sentences one by one": by_sentence,
+        "scores pairs by their tokens": method.pairwise,
+    }
+    out = [f"{name} {what}, which no CLIP or SigLIP does" for what, holds in does.items() if holds]
     if name not in FORMS:
         out.append(f"{name} is none of the methods that become a CLIP or SigLIP: {', '.join(FORMS)}")
     encoders: dict[str, Any] = {"image": config.image, "text": config.text}
     library = (PretrainedImageConfig, PretrainedTextConfig)
-    scratch = [side for side, encoder in encoders.items() if not isinstance(encoder, library)]
-    if scratch:
-        which = "sides were" if len(scratch) > 1 else "side was"
-        sides = " and ".join(scratch)
-        out.append(f"its {sides} {which} trained from scratch, and they do not know that architecture")
+    if scratch := [side for side, encoder in encoders.items() if not isinstance(encoder, library)]:
+        which = " and ".join(scratch) + (" sides were" if len(scratch) > 1 else " side was")
+        out.append(f"its {which} trained from scratch, and they do not know that architecture")
     if scratch or name not in FORMS:
         return out
     architectures = [encoder.architecture for encoder in encoders.values()]
@@ -247,7 +239,7 @@ def _obstacles(model: Model) -> list[str]:
         out.append(f"it is {name} on the image side of {kinds[0]} and the text side of {kinds[1]}")
     elif FORMS[name] == "siglip" and spaces != {config.width}:
         out.append(f"its vectors of width {config.width} come out of projections, and a SigLIP has none")
-    if len(out) == 1 and (model.method.pairwise or by_sentence):
+    if len(out) == 1 and (method.pairwise or by_sentence):
         out[0] += f"; --scoring {'whole' if by_sentence else 'vectors'} leaves that out"
     return out
 
@@ -256,14 +248,10 @@ def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer |
     """Towers and tokenizer; a checkpoint may have no tokenizer."""
     if find_run(source) is None:
         if scoring is not None:
-            raise UserError(
-                f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"
-            )
-        pretrained = load_pretrained(source)
-        if pretrained.tokenizer is None:
-            return pretrained, None
-        vocab = pretrained.text.vocab if pretrained.text else None
-        return pretrained, load_tokenizer(pretrained.tokenizer, vocab=vocab)
+            raise UserError(f"scoring is {scoring!r}; {source} is no run and has one way to score")
+        read = load_pretrained(source)
+        vocab = read.text.vocab if read.text else None
+        return read, None if read.tokenizer is None else load_tokenizer(read.tokenizer, vocab=vocab)
     model = load(source, device="cpu", scoring=scoring)
     return towers_of(model, source), model.tokenizer
 
@@ -274,8 +262,7 @@ def _check_activation(towers: Pretrained, place: Path) -> None:
         return
     quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
     if quick != ("quickgelu" in place.name.lower()):
-        stem = place.stem if quick else "clip"
-        better = f"{stem}-quickgelu.safetensors" if quick else "one without that word"
+        better = f"{place.stem}-quickgelu.safetensors" if quick else "one without that word"
         raise UserError(
             f"this CLIP {'has' if quick else 'does not have'} the quick GELU, which a state dict tells by "
             f"'quickgelu' in its name; name it {better}"

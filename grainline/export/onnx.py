@@ -51,14 +51,12 @@ class Outputs(NamedTuple):
 OUTPUTS = Outputs._fields
 
 
-class _Tower(nn.Module):
+class ImageTower(nn.Module):
+    """Pixels to vectors and tokens."""
+
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
-
-
-class ImageTower(_Tower):
-    """Pixels to vectors and tokens."""
 
     def forward(self, pixels: Tensor) -> Outputs:
         """pixels [N, 3, size, size] uint8 in 0..255; the graph applies mean and standard deviation"""
@@ -66,10 +64,10 @@ class ImageTower(_Tower):
         return _outputs(self.method.encode_images(Images(pixels, number)))
 
 
-class TextTower(_Tower):
+class TextTower(ImageTower):
     """Ids to vectors and tokens."""
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Outputs:
+    def forward(self, ids: Tensor, mask: Tensor) -> Outputs:  # type: ignore[override]
         """ids int64, mask bool: [M, L], or [M, S, L] for a method that reads parts; L <= context"""
         if self.method.parts == 1:
             ids, mask = ids[:, None], mask[:, None]
@@ -205,7 +203,7 @@ class Exported(NamedTuple):
 class _Side(NamedTuple):
     """A tower with the inputs of its graph."""
 
-    module: ImageTower | TextTower
+    module: ImageTower
     axes: dict[str, dict[int, str]]
     inputs: Sequence[tuple[Tensor, ...]]  # for parity
     example: tuple[Tensor, ...]  # for tracing
@@ -237,8 +235,7 @@ def export(model: Model, out: str | Path) -> Exported:
             if not result.worst <= LIMIT:
                 raise UserError(
                     f"the {name} graph differs from the model by {result.vector:.1e} in vectors and "
-                    f"{result.tokens:.1e} in tokens on onnxruntime; allowed is {LIMIT:.0e}; nothing was"
-                    " written"
+                    f"{result.tokens:.1e} in tokens; allowed is {LIMIT:.0e}; nothing was written"
                 )
         model.tokenizer.save(place)
         described = _description(model, sides, parity, opset)
@@ -251,26 +248,22 @@ def export(model: Model, out: str | Path) -> Exported:
 
 def _refuse(model: Model) -> None:
     """Raise UserError for methods that cannot be exported."""
-    config = model.description.config
+    name, config = model.description.method, model.description.config
     if config.model_dump().get("scoring") == "conditioned":
         raise UserError(
-            f"{model.description.method} with conditioned scores pools each image by each text, which "
-            "neither of two graphs can do; --scoring vectors exports the same weights with scores by vectors"
+            f"{name} with conditioned scores pools each image by each text, which neither of two graphs can "
+            "do; --scoring vectors exports the same weights with scores by vectors"
         )
     if model.method.reads_descriptions:
-        raise UserError(
-            f"{model.description.method} reads a description with each image, and the graph of images "
-            "takes pixels alone, so it cannot be exported"
-        )
+        raise UserError(f"{name} reads a description with each image, and the graph takes pixels alone")
     if model.transform.square.patches is not None:
         raise UserError("the image side reads images of any shape, and the graph takes squares alone")
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
     # another superpixel; the network of SFCN computes in bfloat16.
     if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":
         raise UserError(
-            f"superpixels by {config.image.superpixels.kind} are not the same on another runtime, where the "
-            "last bit of a number decides between two of them; a model trained with "
-            "model.image.superpixels.kind=grid can be exported"
+            f"superpixels by {config.image.superpixels.kind} are not the same on another runtime; a model "
+            "trained with model.image.superpixels.kind=grid can be exported"
         )
 
 
@@ -336,11 +329,9 @@ def _description(
         "bias": None if bias is None else float(bias.detach()),
         "opset": opset,
         "inputs": inputs,  # axes of any length by their names
-        "outputs": {
-            "vector": "[rows, width]",
-            "tokens": "[rows, tokens, width]",
-            "token_mask": "[rows, tokens]",
-        },
+        "outputs": dict(
+            zip(OUTPUTS, ("[rows, width]", "[rows, tokens, width]", "[rows, tokens]"), strict=True)
+        ),
         "parity": {name: side._asdict() for name, side in parity.items()},
         "batches": BATCHES,
         "versions": {"grainline": grainline.__version__, "torch": torch.__version__}

@@ -20,7 +20,6 @@ DUPLICATE = 1e-5  # from 1: closer vectors are of one image; encoding it again m
 MIN_IMAGES = 16  # images that a mean and a std need
 LEVEL_SHARE = 0.2  # of the background
 RANKS = 10  # hits that users look at
-AT_ONCE = 512  # images whose null scores are compared together
 MIN_TEXTS = 300  # calibration texts that a query and its sentences are compared with
 MIN_TRUE = 20  # true sentences that a power is measured on
 MIN_POWER = 0.2  # with less power than this no sentence is judged
@@ -93,7 +92,7 @@ class Calibration:
         ratio[self.counts < 2] = np.inf
         order = np.argsort(ratio, kind="stable")[: int((self.counts > 1).sum())]
         last = np.searchsorted(ratio[order], ratio[order][:MIN_TEXTS][-1:], side="right")
-        return order[: int(last[0])] if len(order) else order
+        return order[: int(last[0])]
 
     def best(self, count: int) -> np.ndarray:
         """The best scores, standardised, of the calibration texts nearest to `count` sentences; sorted."""
@@ -181,15 +180,15 @@ def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     """
     best, row, start = np.empty(0), np.empty(0, dtype=np.int64), 0
     for score, described in blocks:
+        if not len(score):
+            continue
         if not start:
             best, row = np.full(score.shape[1], -np.inf), np.full(score.shape[1], -1)
-        for i in range(0, len(score), AT_ONCE):
-            # numpy is slow at float16, and slower at argmax than at max
-            block = score[i : i + AT_ONCE].astype(np.promote_types(score.dtype, np.float32))
-            block[described[i : i + AT_ONCE]] = -np.inf
-            top = block.max(0)
-            better = np.flatnonzero(top > best)
-            best[better], row[better] = top[better], start + i + block[:, better].argmax(0)
+        block = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
+        block[described] = -np.inf
+        top = block.max(0)
+        better = np.flatnonzero(top > best)
+        best[better], row[better] = top[better], start + block[:, better].argmax(0)
         start += len(score)
     return best, row
 

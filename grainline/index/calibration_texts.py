@@ -181,8 +181,5 @@ def _captions(source: Source, where: str) -> list[tuple[str, str, int]]:
             image = b"" if isinstance(record.image, Image.Image) else record.image
             captions.append((record.whole, hashlib.sha256(image).hexdigest() if image else "", i))
     if not captions:
-        raise UserError(
-            f"no captions in {where}; --calibration-texts wants a source with captions, or a .txt file of "
-            "texts"
-        )
+        raise UserError(f"no captions in {where}; name a source with captions, or a .txt file of texts")
     return captions

@@ -1,14 +1,12 @@
 """Candidates among very many images: an inverted file of 8-bit vectors (FAISS), next to the segments.
 
     INDEX/ann/00000002/
-      vectors.faiss   an IVF of 8-bit vectors; the id of a row is `first` of its segment and its place there
-      state.json      "parts": name, sha256, first id and rows of each segment that is in it; "trained": the
-                      number of rows that its lists were trained for; size and sha256 of vectors.faiss
+      vectors.faiss   an IVF of 8-bit vectors; ids number the rows of its segments, in order
+      state.json      "parts": name, sha256 and rows of each segment in it; size and sha256 of vectors.faiss
 
 It is derived: a missing or corrupt file costs time, not results. A writer builds it when the index has more
-than EXACT images, adds to it when more than MAX_MISSING of them are not in it, and builds it again when the
-index has grown MAX_GROWTH-fold or shrunk by a quarter. A folder is never changed: a new one is sealed, then
-the old one is removed.
+than EXACT images, and again when more than MAX_STALE of them are not in it, or of its rows were removed. A
+folder is never changed: a new one is sealed, then the old one is removed.
 
 A reader takes the newest one whose sha256 are right, and of it only the segments that the manifest names with
 the same sha256. FAISS skips removed rows; rows that are not in it are compared one by one.
@@ -16,6 +14,7 @@ the same sha256. FAISS skips removed rows; rows that are not in it are compared 
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,28 +25,17 @@ from grainline.index.candidates import APPROXIMATE, Candidates, CandidateSearch,
 from grainline.index.store import ANN, VECTORS, Segment, new_part
 
 EXACT = 200_000  # images up to which every vector is compared
-MAX_MISSING = 0.01  # share of the images that may be missing before they are added
-MAX_GROWTH, MAX_REMOVED = 2.0, 0.25  # of the rows it was trained for; share of its rows that no longer count
+MAX_STALE = 0.1  # share of the images that may be missing, and of its rows that may be gone
 PROBES = 64  # lists that are searched
 AT_ONCE = 16_384  # vectors added at a time
-FILE, LAYOUT = "vectors.faiss", 1
-
-
-class IndexedSegment(NamedTuple):
-    """A segment whose vectors are in the file."""
-
-    name: str
-    sha256: str
-    first: int  # id of its first row
-    rows: int
+FILE, LAYOUT = "vectors.faiss", 2
 
 
 class InvertedFile(NamedTuple):
     """An inverted file and the segments in it."""
 
     index: Any  # of FAISS
-    parts: tuple[IndexedSegment, ...]
-    trained: int  # rows that its lists were trained for
+    parts: tuple[tuple[str, str, int], ...]  # name, sha256 and rows of each, in the order of their ids
 
 
 class Inverted:
@@ -63,7 +51,7 @@ class Inverted:
         number = np.split(numbers, np.cumsum([len(x) for x in live])[:-1])
         covered = _covered(inverted, segments)
         self.index = inverted.index
-        self.number = np.full(sum(part.rows for part in inverted.parts), -1)  # of each id among the live rows
+        self.number = np.full(sum(part[2] for part in inverted.parts), -1)  # of each id among the live rows
         for i, first in covered.items():
             self.number[first : first + len(live[i])] = np.where(live[i], number[i], -1)
         rest = [i for i in range(len(segments)) if i not in covered]
@@ -111,12 +99,17 @@ def update_inverted(folder: Path, segments: Sequence[Segment]) -> None:
     if _images(segments) <= EXACT:
         discard(ann)
     elif available():
-        inverted = read_inverted(folder)
-        new = _extended(inverted, segments) if inverted is not None else _build(segments)
-        if new is not None:
-            _write(ann, new)
+        if _stale(read_inverted(folder), segments):
+            _write(ann, _build(segments))
         for old in _folders(ann)[1:]:
             discard(old)
+
+
+def _stale(inverted: InvertedFile | None, segments: Sequence[Segment]) -> bool:
+    if inverted is None:
+        return True
+    covered = _images([segments[i] for i in _covered(inverted, segments)])
+    return covered < (1 - MAX_STALE) * max(_images(segments), inverted.index.ntotal)
 
 
 def read_inverted(folder: Path) -> InvertedFile | None:
@@ -141,20 +134,18 @@ def _read(path: Path) -> InvertedFile:
     try:
         if body["layout"] != LAYOUT:
             raise Corrupt(f"layout {body['layout']}")
-        parts = tuple(IndexedSegment(**part) for part in body["parts"])
-        inverted = InvertedFile(_faiss().read_index(str(path / FILE)), parts, int(body["trained"]))
+        parts = tuple((str(name), str(sha256), int(rows)) for name, sha256, rows in body["parts"])
+        inverted = InvertedFile(_faiss().read_index(str(path / FILE)), parts)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise Corrupt(f"{path.name} cannot be read ({error})") from None
-    if inverted.index.ntotal > sum(part.rows for part in parts):
+    if inverted.index.ntotal > sum(part[2] for part in parts):
         raise Corrupt(f"{path.name} holds more than its segments")
     return inverted
 
 
 def _write(ann: Path, inverted: InvertedFile) -> None:
     number = max((int(path.name) for path in _folders(ann)), default=0) + 1
-    parts = [part._asdict() for part in inverted.parts]
-    body = {"layout": LAYOUT, "parts": parts, "trained": inverted.trained}
-    with new_part(ann / f"{number:08d}", body) as folder:
+    with new_part(ann / f"{number:08d}", {"layout": LAYOUT, "parts": inverted.parts}) as folder:
         try:
             _faiss().write_index(inverted.index, str(folder / FILE))
         except RuntimeError as error:  # FAISS has no other
@@ -163,7 +154,7 @@ def _write(ann: Path, inverted: InvertedFile) -> None:
 
 
 def _build(segments: Sequence[Segment]) -> InvertedFile:
-    """Train new lists and add all live rows."""
+    """New lists with all live rows in them."""
     faiss = _faiss()
     number = _images(segments)
     lists = max(1, min(2 * int(number**0.5), number // 40))
@@ -173,39 +164,25 @@ def _build(segments: Sequence[Segment]) -> InvertedFile:
     step = max(1, number // (64 * lists))  # between the vectors that the lists are trained with
     sample = [segment.arrays[VECTORS][np.flatnonzero(segment.live)[::step]] for segment in segments]
     index.train(np.concatenate(sample))
-    return _added(InvertedFile(index, (), number), segments)
-
-
-def _extended(inverted: InvertedFile, segments: Sequence[Segment]) -> InvertedFile | None:
-    """With the missing rows added, or built again; None if no change is needed."""
-    covered = _covered(inverted, segments)
-    inside = _images([segments[i] for i in covered])
-    number = _images(segments)
-    if number > MAX_GROWTH * inverted.trained or inside < (1 - MAX_REMOVED) * inverted.index.ntotal:
-        return _build(segments)
-    if number - inside <= MAX_MISSING * number:
-        return None
-    return _added(inverted, [segment for i, segment in enumerate(segments) if i not in covered])
-
-
-def _added(inverted: InvertedFile, segments: Sequence[Segment]) -> InvertedFile:
-    parts = list(inverted.parts)
+    first = 0
     for segment in segments:
-        first = sum(parts[-1][2:]) if parts else 0
         place = np.flatnonzero(segment.live)
         for start in range(0, len(place), AT_ONCE):
             rows = place[start : start + AT_ONCE]
-            vectors = np.ascontiguousarray(segment.arrays[VECTORS][rows], np.float32)
-            inverted.index.add_with_ids(vectors, first + rows)
-        parts.append(IndexedSegment(segment.part.name, segment.part.sha256, first, len(segment.rows)))
-    return inverted._replace(parts=tuple(parts))
+            index.add_with_ids(np.ascontiguousarray(segment.arrays[VECTORS][rows], np.float32), first + rows)
+        first += len(segment.rows)
+    return InvertedFile(index, tuple(map(_key, segments)))
 
 
 def _covered(inverted: InvertedFile, segments: Sequence[Segment]) -> dict[int, int]:
     """Number of each segment that is in the file -> first id"""
-    first_ids = {(part.name, part.sha256, part.rows): part.first for part in inverted.parts}
-    keys = [(segment.part.name, segment.part.sha256, len(segment.rows)) for segment in segments]
-    return {i: first_ids[key] for i, key in enumerate(keys) if key in first_ids}
+    starts = accumulate((part[2] for part in inverted.parts), initial=0)
+    first_ids = dict(zip(inverted.parts, starts, strict=False))
+    return {i: first_ids[key] for i, key in enumerate(map(_key, segments)) if key in first_ids}
+
+
+def _key(segment: Segment) -> tuple[str, str, int]:
+    return segment.part.name, segment.part.sha256, len(segment.rows)
 
 
 def _images(segments: Sequence[Segment]) -> int:

@@ -33,7 +33,7 @@ from grainline.model import Model
 from grainline.types import Encoded, to_dtype
 
 TRIES = 3
-NEIGHBOURS = 4  # of an image, itself included
+NEIGHBOURS = BACKGROUND + 1  # of an image, itself and its copies included
 
 
 class IndexReader:
@@ -86,21 +86,13 @@ class IndexReader:
         return np.argsort(np.array(self.hashes), kind="stable")[:BACKGROUND]
 
     @cached_property
-    def null_text_scores(self) -> np.ndarray:
-        """Standardised best scores of the calibration texts, sorted: [Q]"""
-        return np.sort(self._standard_best(store.NULL_TEXTS))
-
-    @cached_property
     def null_sentence_scores(self) -> np.ndarray:
-        """The same of single sentences, for queries of one sentence: [Q]"""
+        """Standardised best scores of the calibration sentences, sorted, for queries of one: [Q]"""
         return np.sort(self._standard_best(store.NULL_SENTENCES))
 
     def null_scores(self, count: int) -> np.ndarray:
         """Sorted best scores of queries of so many sentences without a match."""
-        if count == 1:
-            return self.null_sentence_scores
-        best = self.calibration.best(count)
-        return best if len(best) else self.null_text_scores
+        return self.null_sentence_scores if count == 1 else self.calibration.best(count)
 
     @cached_property
     def null_image_scores(self) -> np.ndarray:
@@ -109,14 +101,9 @@ class IndexReader:
         Copies do not count: rows of the same bytes, and of vectors that are equal up to rounding.
         """
         queries = self.take(store.VECTORS, self.background)
-        exact, hashes = Exact(self.vectors, self.live), np.array(self.hashes)
-        for k in (NEIGHBOURS, len(self.background) + 1):  # few are enough, unless an image has many copies
-            near = exact.top(queries, k)
-            same = hashes[near.row] == hashes[self.background][:, None]  # [B, k]
-            best = np.where(same | (near.score >= 1 - DUPLICATE), -np.inf, near.score).max(1)
-            if np.isfinite(best).all():
-                break
-        return np.sort(best)
+        near, hashes = Exact(self.vectors, self.live).top(queries, NEIGHBOURS), np.array(self.hashes)
+        same = hashes[near.row] == hashes[self.background][:, None]  # [B, k]
+        return np.sort(np.where(same | (near.score >= 1 - DUPLICATE), -np.inf, near.score).max(1))
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -206,7 +193,6 @@ def model_of(
         model, which = load(path, device=device), f"the model {path}"
     if fingerprint(model) != manifest.model_id.fingerprint:
         raise UserError(
-            f"index {folder} was made with other weights than {which} has now: "
-            f"give the {manifest.model_id.method} model it was made with (--model), or build an index anew"
+            f"index {folder} was made with other weights than {which} has now; name it with --model"
         )
     return model

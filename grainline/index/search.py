@@ -18,7 +18,6 @@ from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
@@ -111,34 +110,18 @@ DEFAULT = Options()
 class Index:
     """An open index with its model: a snapshot of the time when it was opened."""
 
-    def __init__(
-        self,
-        reader: IndexReader,
-        model: Model,
-        finder: CandidateSearch | None = None,
-        path: str | None = None,
-    ) -> None:
-        """
-        finder  the candidate search; None: exact or FAISS, by the number of images
-        path    path of the model; None: the path that the index stores
-        """
-        self.reader, self.model = reader, model
-        self.path = reader.manifest.model_id.path if path is None else path
-        self.root = Path(reader.manifest.root)
-        if finder is not None:
-            self.finder = finder
+    def __init__(self, reader: IndexReader, model: Model, finder: CandidateSearch | None = None) -> None:
+        """finder  the candidate search; None: exact or FAISS, by the number of images"""
+        self.reader, self.model, self.root = reader, model, Path(reader.manifest.root)
+        self.finder = finder or open_candidates(reader.folder, reader.segments)
 
     def __len__(self) -> int:
         return len(self.reader)
 
-    @cached_property
-    def finder(self) -> CandidateSearch:
-        return open_candidates(self.reader.folder, self.reader.segments)
-
-    @cached_property
+    @property
     def validated(self) -> str:
-        """At which rank the model finds right images on the validation data of its run; "" if unknown."""
-        return validation_summary(self.path) if self.path else ""
+        """A sentence that the run of the model is near chance on its validation data; "" where it is not."""
+        return self.model.weakness
 
     @checked()
     @torch.no_grad()
@@ -336,8 +319,7 @@ class Index:
             return self.read(path)
         except CorruptSample:
             raise UserError(
-                f"{self.root / path} has changed since it was indexed: run `grainline index refresh "
-                f"{self.reader.folder}`"
+                f"{self.root / path} has changed since it was indexed; refresh the index"
             ) from None
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
@@ -379,8 +361,7 @@ def open_index(
     model   the model of the index, or its folder; None: the folder that the index stores
     """
     reader = IndexReader(path_of(folder, "the folder of the index"))
-    path = model if isinstance(model, str) else None
-    return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder, path)
+    return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder)
 
 
 def check(folder: str | Path) -> int:
@@ -408,9 +389,6 @@ def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[st
             with suppress(UserError, KeyError):  # it lies elsewhere, or is not indexed
                 text = index.reader.rows[index.reader.numbers[relative(index.root, image)]].description
         if text is None:
-            raise UserError(
-                f"{name} reads a description beside each image, and {image} has none in the index: name a "
-                "file of `grainline data describe` with --descriptions"
-            )
+            raise UserError(f"{name} reads descriptions, and {image} has none; name --descriptions FILE")
         out.append(Described(image, text))
     return out

@@ -19,12 +19,10 @@ leaves the old index and some folders that no manifest names; the next writer re
 """
 
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,16 +34,14 @@ from grainline.errors import UserError
 from grainline.files import (
     PAGE,
     STATE,
-    WRITE_ERRORS,
     Corrupt,
     check_files,
     clear_leftovers,
     crc32,
     discard,
-    move_into_place,
+    drafted,
     page_sums,
     read_sealed,
-    reason,
     seal,
     sealed_json,
     sync,
@@ -107,49 +103,30 @@ class CorruptIndex(UserError):
     """A file of an index does not have the bytes that were written."""
 
     def __init__(self, folder: Path, error: object) -> None:
-        super().__init__(
-            f"index {folder} is corrupt: {error}; build it anew from its images in another folder"
-        )
+        super().__init__(f"index {folder} is corrupt: {error}; build it anew in another folder")
 
 
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """UserError for a disk that is full or read-only."""
-    try:
-        yield
-    except WRITE_ERRORS as error:
-        raise UserError(
-            f"cannot write into {folder}: {reason(error)}; the index has not changed: run the command again"
-        ) from None
-
-
-@cache
-def _manifests() -> TypeAdapter[Manifest]:
-    """What checks manifests; it takes longer to make than a manifest takes to read."""
-    return TypeAdapter(Manifest)
+AGAIN = "run the command again: the index has not changed"
+"""Advice where the disk is full or read-only."""
+_MANIFESTS = TypeAdapter(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index. UserError where there is none, or one that cannot be used."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(
-            f"no index at {folder}; make one with `grainline index build IMAGES --model MODEL --out {folder}`"
-        )
+        raise UserError(f"no index at {folder}; make one with `grainline index build`")
     try:
         body = read_sealed(path)
         version = body.pop("version", None)
         if version == VERSION:
-            return _manifests().validate_python(body)
+            return _MANIFESTS.validate_python(body)
     except Corrupt as error:
         raise CorruptIndex(folder, error) from None
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise CorruptIndex(folder, f"{MANIFEST} does not hold what it should ({where})") from None
-    raise UserError(
-        f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew in "
-        "another folder"
-    )
+    raise UserError(f"index {folder} has layout {version}, this grainline reads {VERSION}; build it anew")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -171,18 +148,13 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
 
     body  what `seal` writes in addition to the digests
     """
-    folder = temporary_path(target)
-    discard(folder)
+    discard(temporary_path(target))
     discard(target)  # no manifest names it, else it would have another number
-    folder.mkdir(parents=True)
-    try:
+    with drafted(target) as folder:
+        folder.mkdir(parents=True)
         yield folder
         pages = {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}
         seal(folder, {**body, "pages": pages})
-        move_into_place(target)
-    except OSError:
-        discard(folder)
-        raise
 
 
 def seal_of(folder: Path) -> str:
@@ -229,12 +201,10 @@ class Column:
         self._unchecked = np.ones(-(-size // PAGE), bool)
         self._check(np.arange(1))
         try:
-            start = io.BytesIO(self._bytes[:PAGE].tobytes())
-            assert np.lib.format.read_magic(start) == (1, 0)
-            self.shape, _, self.dtype = np.lib.format.read_array_header_1_0(start)
-            self._first = start.tell()
+            header = np.load(path, mmap_mode="r")  # for these three alone: it keeps the file open
+            self.shape, self.dtype, self._first = header.shape, header.dtype, header.offset
             self._array = self._bytes[self._first :].view(self.dtype).reshape(self.shape)
-        except (ValueError, AssertionError) as error:
+        except (OSError, ValueError) as error:
             raise Corrupt(f"{path.name} holds no array ({error})") from None
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.files import LOCK, Corrupt, one_writer, temporary_path
+from grainline.files import LOCK, Corrupt, one_writer, temporary_path, writing
 from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration_texts import (
@@ -73,13 +73,13 @@ def build(
 ) -> Report:
     """Index all images below a folder. Given again, it goes on where it was interrupted.
 
-    calibration_texts  texts like the queries that describe other images: a source with captions, or a .txt
-                       file with one text a line; None: built-in descriptions of everyday photographs, or
-                       of drawn scenes for a model that was trained on these alone
+    calibration_texts  texts like the queries, about other images: a source with captions, or a .txt file
+                       with one text a line (default: built-in descriptions of everyday photographs, or of
+                       drawn scenes for a model that was trained on these alone)
     descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
                        the folder
-    exclude            patterns of images and folders to leave out, now and in every refresh: "private",
-                       "*-copy.jpg"; () for those of the index
+    exclude            patterns of images and folders to leave out, now and in every refresh: private,
+                       *-copy.jpg (default: those of the index)
     """
     root, folder = root_of(images), path_of(out, "the folder of the index")
     if not images_below(root, exclude)[0]:
@@ -94,7 +94,7 @@ def build(
             texts = gather_texts(calibration_texts, model.run)
             encoded = encode_calibration(model, texts)
             texts = with_image_scores(model, texts, encoded)
-            with store.disk_errors(folder):
+            with writing(folder, store.AGAIN):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))
         elif calibration_texts is not None:
@@ -117,8 +117,7 @@ def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
         raise store.CorruptIndex(folder, error) from None
     if there.texts != texts.texts:
         raise UserError(
-            f"{folder} is calibrated with {len(there.texts):,} texts of {there.source}, and an index keeps"
-            f" its texts; for those of {texts.source} choose another --out"
+            f"{folder} keeps its texts of {there.source}; for {texts.source} choose another --out"
         )
 
 
@@ -155,9 +154,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
         names = [relative(root, path) for path in paths]
         for name in names:
             if not paths_below(candidates, [name]):
-                raise UserError(
-                    f"{name} is not in index {writer.folder}; name images or folders below {root}"
-                )
+                raise UserError(f"{name} is not in index {writer.folder}; name what lies below {root}")
         removed = paths_below(candidates, names)
         number = sum(path in writer.rows for path in removed)
         writer.commit(removed=removed, excluded=removed)
@@ -178,8 +175,8 @@ def refresh(
     """Bring the index up to date with its folder: encode new and changed images, remove those without a file.
 
     full          read and hash every image, instead of only those whose size or time is another
-    descriptions  files to read from now on; () reads those that were named last. An image with another
-                  description has changed.
+    descriptions  files of `grainline data describe` to read from now on (default: those of the index); an
+                  image with another description has changed
     """
     with _open_writer(index, model, chunk) as writer:
         return Update(writer, descriptions, progress).all_images(full)
@@ -194,9 +191,7 @@ class Update:
         self.counts: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []  # cause, path
         if LONG_CAPTIONS in descriptions:
-            raise UserError(
-                f"--descriptions {LONG_CAPTIONS}: images of a folder have no captions; name files"
-            )
+            raise UserError(f"--descriptions {LONG_CAPTIONS}: a folder has no captions; name files")
         files = tuple(str(Path(name).resolve()) for name in descriptions) or writer.manifest.descriptions
         self.descriptions = Descriptions(files) if files else None
         method = writer.model.method
@@ -301,7 +296,7 @@ def _prepare_folder(folder: Path) -> None:
     """Make the folder. UserError where it holds files of the user."""
     own = {store.MANIFEST, store.SEGMENTS, store.CALIBRATION, store.ANN, LOCK}
     own.add(temporary_path(folder / store.MANIFEST).name)
-    with store.disk_errors(folder):
+    with writing(folder, store.AGAIN):
         folder.mkdir(parents=True, exist_ok=True)
         unknown = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if unknown and not (folder / store.MANIFEST).is_file():

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.files import Corrupt
+from grainline.files import Corrupt, writing
 from grainline.index import store
 from grainline.index.calibration_texts import read_encoded
 from grainline.index.inverted import update_inverted
@@ -97,7 +97,7 @@ class Writer:
 
     def put(self, manifest: store.Manifest) -> None:
         """Write a manifest and open what it names."""
-        with store.disk_errors(self.folder):
+        with writing(self.folder, store.AGAIN):
             store.write_manifest(self.folder, manifest)
         opened = {segment.part.name: segment for segment in self.segments}
         self.manifest = manifest
@@ -112,7 +112,7 @@ class Writer:
     def finish(self) -> None:
         """After the last commit: compact, and update the inverted file."""
         self.compact()
-        with store.disk_errors(self.folder):
+        with writing(self.folder, store.AGAIN):
             update_inverted(self.folder, self.segments)
 
     def compact(self) -> None:
@@ -137,7 +137,7 @@ class Writer:
             parts.append(self._write(rows, arrays, manifest.next))
             manifest = manifest._replace(next=manifest.next + 1)
         self.put(manifest._replace(segments=tuple(parts)))
-        with store.disk_errors(self.folder):
+        with writing(self.folder, store.AGAIN):
             store.clear(self.folder, self.manifest)
 
     def _without(self, paths: Collection[str]) -> store.Manifest:
@@ -166,7 +166,7 @@ class Writer:
         return store.take([segment.arrays[name] for segment in self.segments], where)
 
     def _write(self, rows: Sequence[store.Row], arrays: Arrays, number: int) -> store.Part:
-        with store.disk_errors(self.folder):
+        with writing(self.folder, store.AGAIN):
             return store.write_segment(self.folder / store.SEGMENTS / f"{number:08d}", rows, arrays)
 
     def _arrays(self, new: Sequence[NewImage]) -> Arrays:

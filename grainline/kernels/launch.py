@@ -1,7 +1,7 @@
-"""Whether kernels are used, and what happens where one is refused.
+"""The fast way of a GPU where there is one, else the slow way of torch, and one line in the log.
 
-This module imports no Triton. `use(x)` says whether kernels are for a tensor. `run` calls a kernel; where it
-cannot be compiled or launched, torch computes its part from then on, and one line in the log says so.
+`run` calls a kernel, or what takes its place; `fused` compiles what is no product. Where a kernel cannot be
+compiled or launched, torch computes its part from then on. This module imports no Triton.
 """
 
 import logging
@@ -64,18 +64,8 @@ def _on_gpu(x: Tensor) -> bool:
     return x.device.type == "cuda"
 
 
-def is_older(x: Tensor) -> bool:
-    """Whether the device of a tensor is a GPU before sm_90: it has less shared memory, and no wgmma."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9
-
-
-def refused(*names: str) -> bool:
-    """Whether any of these kernels was refused in this process."""
-    return not _refused.isdisjoint(names)
-
-
 def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
-    """What the kernel gives, or where it was refused once, the fallback."""
+    """The result of the kernel, or of the fallback where the kernel was refused once."""
     if name in _refused:
         return fallback()
     try:
@@ -87,3 +77,18 @@ def run(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> An
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         _log.warning("the kernel %s is not used, torch computes instead: %s", name, why)
         return fallback()
+
+
+@cache
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for tensors on a GPU where there is Triton."""
+    compiled: Any = None
+
+    def call(*args: Any) -> Any:
+        nonlocal compiled
+        if not TRITON or not _on_gpu(args[0]):
+            return function(*args)
+        compiled = compiled or torch.compile(function, dynamic=True)
+        return run(function.__name__, lambda: compiled(*args), lambda: function(*args))
+
+    return call

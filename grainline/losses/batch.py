@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grainline.distributed import rank
 from grainline.losses.contrastive import sigmoid, soft_info_nce, touched, triplet
-from grainline.types import Clock, Encoded, Mean, Pair, Term, mirror, same_image
+from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
 
 
 def both_ways(
@@ -120,18 +120,12 @@ def both_triplets(
     alone = local.images is gathered.images and local.texts is gathered.texts  # one process: scored once
     first_image, first_text = (0 if alone else rank() * len(side.item) for side in local)
 
-    owner = mirror(owner_of, gathered.texts.image, gathered.images.image)  # [M]
-
-    def of_images(local: Tensor, item: Tensor, owner: Tensor) -> Tensor:
-        real = (local >= 0)[:, None] & (item >= 0)
-        return (owner == _all(local)[:, None] + first_image) & real
-
-    def of_texts(local: Tensor, item: Tensor, owner: Tensor) -> Tensor:
-        real = (local >= 0)[:, None] & (item >= 0)
-        return (owner[_all(local) + first_text][:, None] == _all(item)) & real
-
-    i2t_pairs = _direction(local.images, gathered.texts, of_images, owner)
-    t2i_pairs = _direction(local.texts, gathered.images, of_texts, owner)
+    owner = owner_of(gathered.texts.image, gathered.images.image)  # [M]
+    own_image = owner[_all(local.texts.item) + first_text]  # [m]
+    i2t_pairs = _direction(
+        local.images, gathered.texts, owner == _all(local.images.item)[:, None] + first_image
+    )
+    t2i_pairs = _direction(local.texts, gathered.images, own_image[:, None] == _all(gathered.images.item))
     if alone:
         score = score_fn(
             local.images, local.texts, lambda s: i2t_pairs.touched(s, rule) | t2i_pairs.touched(s.T, rule).T
@@ -143,17 +137,17 @@ def both_triplets(
             score_fn(gathered.images, local.texts, lambda s: t2i_pairs.touched(s.T, rule).T).T,
         )
     real = owner >= 0
-    share = real[_all(local.texts.item) + first_text].sum() / real.sum().clamp(min=1)
+    share = (own_image >= 0).sum() / real.sum().clamp(min=1)
     return {
         name: Term(rule.weight * weight, Mean(direction.loss(score, rule), share))
         for name, direction, score in zip(("i2t", "t2i"), (i2t_pairs, t2i_pairs), scores, strict=True)
     }
 
 
-def _direction(rows: Encoded, columns: Encoded, positive: Callable[..., Tensor], owner: Tensor) -> _Direction:
-    """positive  the pairs [n, M] bool, from the items of rows and of columns, and the owner of each text"""
+def _direction(rows: Encoded, columns: Encoded, positive: Tensor) -> _Direction:
+    """The pairs of rows with columns. positive  [n, M] bool, padding included"""
     real = (rows.item >= 0)[:, None] & (columns.item >= 0)
-    return _Direction(mirror(positive, rows.item, columns.item, owner), real & ~same_image(rows, columns))
+    return _Direction(positive & real, real & ~same_image(rows, columns))
 
 
 def _all(ids: Tensor) -> Tensor:

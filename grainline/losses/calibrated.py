@@ -7,17 +7,15 @@ group is what one GPU holds. The matrix of logits is never formed (`losses/tiled
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
-from grainline.losses.tiled.operands import operands
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
-from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
+from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_product, half_operands
 from grainline.nn.pooling import unit
 from grainline.types import (
     CAPTION,
@@ -28,8 +26,6 @@ from grainline.types import (
     Mean,
     Pair,
     Texts,
-    from_host,
-    mirror,
     rows,
 )
 
@@ -51,14 +47,16 @@ def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
     denominators, as in the code of the authors, if it is given an item.
     """
     shares = (shares_of(pairs.rows, pairs.cols), torch.ones_like(pairs.cols.item))
-    return pair_loss(Dot(operands(scaled)), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares)[0]
+    return pair_loss(
+        Dot(half_operands(scaled)), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares
+    )[0]
 
 
 def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
     share = shares_of(pairs.rows, pairs.cols)
     rows, cols = pair_loss(
-        Dot(operands(scaled)), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share)
+        Dot(half_operands(scaled)), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share)
     )
     return rows, cols
 
@@ -86,7 +84,7 @@ def beta_bce(scaled: Tensor, others: Tensor, pairs: PairMatrix, divisor: Divisor
         share = _one_over_group(local, local.real(), gathered, gathered.real())
     number = share.sum()
     shares = (share if divisor == "rows" else share.square(), torch.ones_like(gathered.item))
-    (mean,) = pair_loss(Dot(operands(scaled)), SigmoidLoss(), (scaled,), (others,), pairs, shares=shares)
+    (mean,) = pair_loss(Dot(half_operands(scaled)), SigmoidLoss(), (scaled,), (others,), pairs, shares=shares)
     return Mean(mean.total, number.to(mean.total.dtype))
 
 
@@ -133,19 +131,16 @@ class Repeated(Score):
     Rows and columns of one owner are no pair.
     """
 
-    closed = True
-
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
 
-    def forward_with_vjp(
-        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Vjp]:
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[2]))  # owners learn nothing
+            add_product(sums[0], by_logits, cols[0])
+            add_product(sums[2], by_logits.T, rows[0])  # owners learn nothing
 
-        return self.tile(rows, cols, shared) if known is None else known, pull
+        return self.tile(rows, cols, shared), pull
 
 
 def cross_image_bce(
@@ -201,23 +196,17 @@ def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
 
 def with_first_tokens(texts: Texts) -> Texts:
     """Texts whose empty slots have a token."""
-
-    def masks(mask: Tensor, item: Tensor) -> Tensor:
-        first = torch.zeros_like(mask)
-        first[:, 0, 0] = item < 0
-        return mask | first
-
-    return texts._replace(mask=mirror(masks, texts.mask, texts.item))
+    first = torch.zeros_like(texts.mask)
+    first[:, 0, 0] = texts.item < 0
+    return texts._replace(mask=texts.mask | first)
 
 
 def own_images(texts: Encoded, images: Encoded, padding: bool) -> Tensor:
     """The row of the image of each text, -1 = none: [M]. padding: an empty slot has the image of the slot"""
-
-    def places(item: Tensor, image: Tensor, images: Tensor) -> Tensor:
-        by_id, by_position = owner_of(image, images), row_by_position(image, images)
-        return torch.where(item < 0, by_position, by_id) if padding else by_id
-
-    return mirror(places, texts.item, texts.image, images.image)
+    by_id = owner_of(texts.image, images.image)
+    if not padding:
+        return by_id
+    return torch.where(texts.item < 0, row_by_position(texts.image, images.image), by_id)
 
 
 def pooled_by_own(
@@ -230,19 +219,13 @@ def pooled_by_own(
     place    [M] the row of the image of each text, -1 = none
     patches  [N, L, D] of any length
     """
-    images = len(patches)
-
-    def layout(place: Tensor) -> tuple[Tensor, ...]:
-        with_image = (place >= 0).nonzero()[:, 0]
-        of = place[with_image]
-        order = rank_of(of)
-        table = of.new_zeros(images, int(order.max()) + 1 if len(of) else 0)
-        table[of, order] = with_image
-        return with_image, of, order, table
-
-    with_image, of, order, table = from_host(layout, place)
+    with_image = (place >= 0).nonzero()[:, 0]
+    row = place[with_image]
+    order = rank_of(row)
+    table = row.new_zeros(len(patches), int(order.max()) + 1 if len(row) else 0)
+    table[row, order] = with_image
     by_slot = pool(texts[table], unit(patches))  # [n, K, D]
-    return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[of, order]))
+    return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[row, order]))
 
 
 def pooled_similarity(local: Pair) -> Mean:
@@ -270,25 +253,21 @@ def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds
     Padding belongs to a group where any image of that group has a text in the same slot, as in a batch whose
     images all have as many slots as the longest. With `padding` it is a candidate there and no query.
     """
-    images, texts = gathered
-    return mirror(partial(_text_ids, group=group, padding=padding), texts.item, texts.image, images.image)
-
-
-def _text_ids(item: Tensor, image: Tensor, images: Tensor, *, group: int | None, padding: bool) -> RowIds:
+    item, image, images = gathered.texts.item, gathered.texts.image, gathered.images.image
     place, row = owner_of(image, images), torch.arange(len(item), device=item.device)
     with_image, empty = place >= 0, item < 0
     ids = item.masked_fill(~with_image, -1)
     if padding:
         ids = torch.where(empty, item.max() + 1 + row, ids)
-    of = _group(torch.where(with_image, place, row_by_position(image, images)), group)
+    number = _group(torch.where(with_image, place, row_by_position(image, images)), group)
     slot, slots = slots_of(image, images), slots_in(image, images)
     places = max(1, len(images)) * slots
-    to = torch.where(with_image, of * slots + slot, places)
-    used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, to, True)
+    index = torch.where(with_image, number * slots + slot, places)
+    used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, index, True)
     return RowIds(
         ids,
         image.masked_fill(~with_image, -1),
-        of.masked_fill(~(with_image | (empty & used[of * slots + slot])), -1),
+        number.masked_fill(~(with_image | (empty & used[number * slots + slot])), -1),
         row,
     )
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.types import Mean, from_host, full
+from grainline.types import Mean, full
 
 Shares = Literal["joint", "apart"]
 """Whether both branches together keep a share of the patches, or each of them."""
@@ -79,7 +79,7 @@ def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, har
         cost[k] = max(0, margin + score[i, k] - score[i, j]) for k with against[i, k]
         total += max(cost) if hardest else sum(cost)    (0 without negatives)
     """
-    row, column = from_host(lambda positive: positive.nonzero(as_tuple=True), positive)
+    row, column = positive.nonzero(as_tuple=True)
     cost = (margin + score[row] - score[row, column][:, None]).clamp(min=0) * against[row]
     if not cost.shape[1]:
         return score.sum()
@@ -95,7 +95,7 @@ def touched(
     near  also those by which it could have one if each score were off by half of this at most, as by
           rounding: costs just below 0 then count too, and with `hardest` all that nearly reach the greatest
     """
-    row, column = from_host(lambda positive: positive.nonzero(as_tuple=True), positive)
+    row, column = positive.nonzero(as_tuple=True)
     out = torch.zeros_like(score)
     if not score.shape[1]:
         return out > 0

@@ -14,7 +14,7 @@ In all of them:
                processes, as DistributedDataParallel takes it, is that of one process with the whole batch.
                Processes may have different numbers of rows. False: each process for itself
 Computed at least in float32, whatever autocast says; under autocast on a GPU, operands of large products are
-float16 and their sums float32 (`losses/tiled/operands.py`). UserError for a wrong shape, type or id.
+bfloat16 and their sums float32 (`losses/tiled/scores.py`). UserError for a wrong shape, type or id.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ from grainline.losses import calibrated
 from grainline.losses.batch import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
 from grainline.losses.molo import MoLo, molo
 from grainline.losses.text_conditioned import Negatives, flair_means, part_loss, part_pairs
-from grainline.losses.tiled.operands import exact
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
+from grainline.losses.tiled.scores import exact
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.selector import Selector
 from grainline.nn.patch_selection.types import SelectionExtra, gumbel_decisions

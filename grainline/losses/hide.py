@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.operands import on_gpu
 from grainline.types import full
 
 TINY = 1e-8  # total variance, summed over rows and dimensions, below which rows count as equal
@@ -54,8 +53,7 @@ def principal_part(
         out = (u - mean) @ v[:m].T @ v[:m] + mean
 
     A group of one row, or of rows whose variance is below TINY, comes back as it is. Eigenvalues are computed
-    in float64, all else in the type of x, at least float32. Shapes depend on N, D and `group` alone; on a GPU
-    the host waits once, while torch checks the eigenvalues. NaN and infinity stay.
+    in float64, all else in the type of x, at least float32. NaN and infinity stay.
 
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
     >>> principal = principal_part(x, torch.ones(4).bool(), threshold=0.9)
@@ -104,7 +102,7 @@ class _PrincipalPart(torch.autograd.Function):
             total = reached[:, -1:]
             alike = (total < TINY) | (size < 2)  # [G, 1]
             keep = (F.pad(reached[:, :-1], (1, 0)) < threshold * total) & ~alike
-            limit = _products(keep)
+            limit = int(keep.sum(1).max())  # no more components than a group keeps
             e = vectors.to(x.dtype)
             leading = e[..., :limit] * keep[:, None, :limit]
             inner = leading.mT @ y
@@ -169,14 +167,6 @@ class _Order:
     def back(self, x: Tensor) -> Tensor:
         """[G, n, D] -> [N, D]"""
         return x[0] if self.groups == 1 else x.flatten(0, 1).index_select(0, self.place)
-
-
-def _products(keep: Tensor) -> int:
-    """The number of components in products: no more than a group keeps.
-
-    On a GPU it is all of them, since reading it would wait for the device; the others count as zeros.
-    """
-    return keep.shape[1] if on_gpu(keep) else int(keep.sum(1).max())
 
 
 def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,35 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.chunked_cosine import ChunkedDense
-from grainline.losses.tiled.conditioned_cosine import BLOCKS, Dense, Gram, Outward
-from grainline.losses.tiled.kernel_cosine import KernelDense, fits
-from grainline.losses.tiled.kernel_lists import KernelLists, fits_lists, lists_of
-from grainline.losses.tiled.operands import Operands, exact, on_gpu, operands
+from grainline.losses.tiled.conditioned_cosine import ConditionedCosine
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
     PairMatrix,
     Pairs,
     RowIds,
-    SampledMask,
-    SampledPairs,
     all_negatives,
     row_ids,
     sample_negatives,
-    without_waits,
 )
-from grainline.losses.tiled.scores import Dot, Parts, Score
+from grainline.losses.tiled.scores import Dot, Parts, exact, half_operands, on_gpu
 from grainline.nn.pooling import ConditionedPool, KeyValue
-from grainline.types import Clock, Encoded, Mean, full, rows
+from grainline.types import Clock, Encoded, Mean, full
 
 Negatives = Literal["sampled", "all"]
 """Of every other image: one random caption, or each of its captions with an equal share of the weight."""
 
 Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of images, with their mask [n, L] bool, True = real; None: all are."""
-
-FEW = 10_000  # pairs of scores that are not worth a QR decomposition
-ROOM = 2**23  # numbers that scores compute of images before a text comes, at a time: 32 MiB in float32
 
 
 class TextRows(Protocol):
@@ -54,19 +44,12 @@ class TextRows(Protocol):
     def image(self) -> Tensor: ...  # [P] int64, -1 = a foil
 
 
-def part_pairs(
-    image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock, max_pairs: int | None = None
-) -> Pairs:
+def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock) -> Pairs:
     """The captions that each image is compared with in `part_loss`.
 
     image_ids [n] local; captions [P] of all processes: no item = padding, no image = a foil, a negative of
     all
-    max_pairs  no image has more sampled captions (`kernel_lists.max_pairs`), if the host knows such a number:
-               on a GPU a small one makes sampled negatives faster
     """
-    if on_gpu(captions.item):
-        pairs = without_waits(image_ids, captions, negatives, clock)
-        return pairs._replace(max_pairs=max_pairs) if isinstance(pairs, SampledMask) else pairs
     if negatives == "sampled":
         return sample_negatives(image_ids, captions, clock)
     return all_negatives(image_ids, captions)
@@ -96,19 +79,12 @@ def part_loss(
         number += 1
 
     Computed at least in float32, whatever autocast says; on a GPU, in training in half precision, operands of
-    products are float16.
+    products are bfloat16.
     """
     with exact(texts):
-        score, of_images, shared = image_side(pool, *segments)
-        cols, shared = text_side(pool, texts), (*shared, full(scale), full(bias))
-        if on_gpu(texts) and not isinstance(pairs, SampledPairs):
-            by = operands(full(texts))
-            if isinstance(pairs, SampledMask) and fits_lists(score, pairs, by, of_images[0]):
-                pairs, score = lists_of(pairs), KernelLists(by)
-                of_images = (*of_images[:2], pairs.places, *of_images[2:])
-            else:
-                score = (KernelDense if fits(by, of_images[0]) else ChunkedDense)(by)
-        return pair_loss(score, SigmoidLoss(), of_images, cols, pairs, shared=shared)[0]
+        images, mixing = image_side(pool, pool.keys(full(segments[0]), segments[1]))
+        score, shared = ConditionedCosine(half_operands(full(texts))), (*mixing, full(scale), full(bias))
+        return pair_loss(score, SigmoidLoss(), images, text_side(pool, texts), pairs, shared=shared)[0]
 
 
 def flair_means(
@@ -119,8 +95,7 @@ def flair_means(
     pooled      `part_loss` of local images
     images      local; all_images [N] are the items of those of all processes
     """
-    sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
-    pairs = PairMatrix(*sides, look=not on_gpu(parts.vector))
+    pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
     summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)
     dtype = pooled.total.dtype  # of the numbers of images, at least 1, and of captions of all processes
     number = (all_images >= 0).sum().clamp(min=1).to(dtype)
@@ -164,25 +139,26 @@ def pooled_scores(
     Gradients pass to the keys if those need one, as for maps of what a score owes to segments; else none are
     stored, whatever the weights need.
     """
-    with exact(texts), grad_mode_for(key_values.key):
-        return _scores(pool, key_values, texts, mask)
-
-
-def _scores(pool: ConditionedPool, key_values: KeyValue, texts: Tensor, mask: Tensor | None) -> Tensor:
     number, parts, _ = texts.shape
-    cols = text_side(pool, texts.flatten(0, 1))
-    share = None
-    if mask is not None:
-        share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
-    out = cols[2].new_empty(len(key_values.key), number)
-    step = len(out) or 1
-    if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
-        points = key_values.key.shape[1] * key_values.key.shape[2]
-        step = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
-    for start in range(0, len(out), step):
-        here = slice(start, start + step)
-        _fill(out[here], _scoring_rows(pool, rows(key_values, here), number * parts), cols, (parts, share))
-    return out
+    with exact(texts), grad_mode_for(key_values.key):
+        cols = text_side(pool, texts.flatten(0, 1))
+        images, mixing = image_side(pool, key_values)
+        alone = cols[2].new_ones(()), cols[2].new_zeros(())
+        half = on_gpu(texts) and (key_values.key.itemsize < 4 or half_operands(cols[2]))
+        score = ConditionedCosine(half and not torch.is_grad_enabled())
+        out = cols[2].new_empty(len(images[0]), number)
+        height, width = score.sides(images, cols, len(cols[2]))
+        width = max(1, width // parts)  # texts with all their parts
+        for top in range(0, len(out), height):
+            part = tuple(x[top : top + height] for x in images)
+            for left in range(0, number, width):
+                some = tuple(x[left * parts : (left + width) * parts] for x in cols)
+                cosine = score.tile(part, some, (*mixing, *alone)).unflatten(1, (-1, parts))
+                if mask is not None:
+                    real = mask[left : left + width]
+                    cosine = cosine * real * (parts / real.sum(1, keepdim=True).clamp(min=1))
+                out[top : top + height, left : left + width] = cosine.sum(-1)
+        return out
 
 
 def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
@@ -190,31 +166,15 @@ def grad_mode_for(tensor: Tensor) -> torch.set_grad_enabled:
     return torch.set_grad_enabled(torch.is_grad_enabled() and tensor.requires_grad)
 
 
-def _fill(
-    out: Tensor, given: tuple[Score, Parts, Parts], cols: Parts, of_parts: tuple[int, Tensor | None]
-) -> None:
-    """Scores of some images with all texts, in tiles, into out [n, M].
+def image_side(pool: ConditionedPool, key_values: KeyValue) -> tuple[Parts, Parts]:
+    """The tensors of images for cosines with all texts, and S, w and |b_o|^2
 
-    of_parts  how many parts a text has, and the share of each [M, S]; None: 1
+    A mask becomes [n, L] of 0, and -inf where masked.
     """
-    (score, of_images, shared), (parts, share) = given, of_parts
-    height, width = score.sides(of_images, cols, len(cols[2]))
-    width = max(parts, width // parts * parts)
-    for top in range(0, len(out), height):
-        here = tuple(x[top : top + height] for x in of_images)
-        for left in range(0, len(cols[2]), width):
-            cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
-            some = slice(left // parts, left // parts + cosine.shape[1] // parts)
-            cosine = cosine.unflatten(1, (-1, parts))
-            out[top : top + height, some] = (cosine if share is None else cosine * share[some]).sum(-1)
-
-
-def image_side(pool: ConditionedPool, segments: Tensor, mask: Tensor | None) -> tuple[Score, Parts, Parts]:
-    """The cheaper way to compute cosines, its tensors for images, and its parameters; on a GPU `Dense`."""
-    key_values, out, bias = pool.keys(full(segments), mask), pool.to_out.weight, pool.to_out.bias
-    if not on_gpu(segments) and key_values.value.shape[1] * key_values.value.shape[2] < len(bias):
-        return _gram(pool, key_values)
-    return Dense(), _rows(key_values), (out.T @ out, bias @ out, bias @ bias)
+    key, value, mask = key_values
+    out, bias = pool.to_out.weight, pool.to_out.bias
+    off = () if mask is None else (full(key.new_zeros(mask.shape)).masked_fill(~mask, -torch.inf),)
+    return (key, value, *off), (out.T @ out, bias @ out, bias @ bias)
 
 
 def text_side(pool: ConditionedPool, texts: Tensor) -> Parts:
@@ -223,45 +183,3 @@ def text_side(pool: ConditionedPool, texts: Tensor) -> Parts:
     unit = F.normalize(texts, dim=-1)
     query = pool.queries(texts)
     return query, (unit @ pool.to_out.weight).view_as(query), unit @ pool.to_out.bias
-
-
-def _gram(pool: ConditionedPool, key_values: KeyValue) -> tuple[Score, Parts, Parts]:
-    key, value, mask = full(key_values.key), full(key_values.value), key_values.mask
-    out, bias = pool.to_out.weight, pool.to_out.bias
-    by_head = out.unflatten(1, (value.shape[1], -1))
-    behind = torch.einsum("nhld,ohd->nhlo", value, by_head).flatten(1, 2)  # [n, heads * L, D]
-    own = behind @ behind.transpose(1, 2), behind @ bias
-    return Gram(), _rows(KeyValue(key, value, mask), *own), (bias @ bias,)
-
-
-def _by_gram(pool: ConditionedPool, key_values: KeyValue, texts: int) -> bool:
-    """Whether Gram, computed once for each image, pays for so many texts; there is none on a GPU."""
-    _, heads, slots, _ = key_values.key.shape
-    fits_width = heads * slots < len(pool.to_out.bias)
-    return fits_width and texts > 2 * slots and not on_gpu(key_values.key)
-
-
-def _scoring_rows(pool: ConditionedPool, key_values: KeyValue, texts: int) -> tuple[Score, Parts, Parts]:
-    """As `image_side`, for scores; tensors of each image or call must pay for so many texts."""
-    out, bias = pool.to_out.weight, pool.to_out.bias
-    alone, dtype = (bias.new_ones(()), bias.new_zeros(())), key_values.key.dtype
-    if _by_gram(pool, key_values, texts):
-        score, of_images, shared = _gram(pool, key_values)
-        return score, of_images, (*shared, *alone)
-    if on_gpu(out) and not torch.is_grad_enabled():  # only losses have gradients of their own there
-        by = Operands(dtype) if dtype.itemsize < 4 else operands(out)
-        score = (KernelDense if fits(by, key_values.key) else ChunkedDense)(by)
-        return score, _rows(key_values), (out.T @ out, bias @ out, bias @ bias, *alone)
-    blocks, matrix, shift = 1, out, bias
-    if len(key_values.key) * texts > FEW:
-        turn, matrix = torch.linalg.qr(out)
-        blocks, shift = BLOCKS, turn.T @ bias
-    return Outward(blocks), _rows(key_values), (matrix.to(dtype), shift, *alone)
-
-
-def _rows(key_values: KeyValue, *own: Tensor) -> Parts:
-    """Keys, values, the tensors of one way, and with a mask [n, L] of 0, and -inf where masked."""
-    key, value, mask = key_values
-    if mask is None:
-        return key, value, *own
-    return key, value, *own, full(key.new_zeros(mask.shape)).masked_fill(~mask, -torch.inf)

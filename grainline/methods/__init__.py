@@ -16,7 +16,7 @@ tgt               TGT (Text Group Transformer): the tokens of a caption fall int
 vse               VSE++: triplets with the hardest negatives of the batch.
 shared            What several methods share: the scale of logits, losses, texts by image.
 text_parts        Sub-captions and text-conditioned pooling, for CAFT and FLAIR.
-patch_selection/  Methods in which a text selects patches of the image (SEPS, LAPS).
+patch_words       Patches against words: encoding, triplets, the method around a `Selector` (SEPS, LAPS).
 """
 
 from grainline.config import load_class

@@ -30,7 +30,7 @@ from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
 from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
 from grainline.nn.pooling import mean_pool, unit
-from grainline.types import Clock, Encoded, Pair, Term, Texts, mirror
+from grainline.types import Clock, Encoded, Pair, Term, Texts
 
 
 class FLAIRConfig(ConditionedConfig):
@@ -64,10 +64,9 @@ class FLAIR(ConditionedMethod):
         """tokens: the text, not of unit length; of several chunks their mean"""
         if self.chunking is None:
             ids, mask = flat_parts(texts)
-            ids, mask = mirror(lambda *both: tuple(x[:, None] for x in both), ids, mask)
-            texts = texts._replace(ids=ids, mask=mask)
+            texts = texts._replace(ids=ids[:, None], mask=mask[:, None])
         pooled = mean_pool(*read_parts(self.towers, texts)).vector
-        real = mirror(lambda mask: mask.any(-1).any(-1, keepdim=True), texts.mask)
+        real = texts.mask.any(-1).any(-1, keepdim=True)
         return Encoded(unit(pooled), pooled[:, None], real, texts.item, texts.image)
 
     def before_gather(self, local: Pair) -> Pair:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from grainline.methods.patch_selection.training import PatchesConfig, PatchMethod, encoded_patches, triplets
+from grainline.methods.patch_words import PatchesConfig, PatchMethod, encoded_patches, triplets
 from grainline.methods.shared import TripletSchedule
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.types import SelectionConfig

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grainline.encoders.towers import TowersConfig, distinct_rows, read_parts
-from grainline.losses.tiled.operands import on_gpu
 from grainline.methods.base import Method, dot
 from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import mean_pool, unit
@@ -102,10 +101,7 @@ def late_score(
     Tokens that several texts share are compared once.
     """
     flat = texts.flatten(0, 1)
-    if torch.is_grad_enabled() and on_gpu(flat):  # the host would wait for the device
-        first = back = torch.arange(len(flat), device=flat.device)
-    else:
-        first, back = distinct_rows(flat)
+    first, back = distinct_rows(flat)
     tokens = flat[first]
     limit = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
     step = max(1, limit // max(1, image_mask.numel()))

@@ -25,9 +25,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.losses.tiled.operands import exact
+from grainline.losses.tiled.scores import exact
 from grainline.methods.base import Method
-from grainline.methods.patch_selection.training import (
+from grainline.methods.patch_words import (
     WordsConfig,
     encoded_patches,
     encoded_words,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.contrastive import Shares, keep_ratio
-from grainline.methods.patch_selection.training import (
+from grainline.methods.patch_words import (
     PatchesConfig,
     PatchMethod,
     encoded_patches,
@@ -41,7 +41,7 @@ from grainline.nn.patch_selection.types import (
 )
 from grainline.nn.runtime import is_static
 from grainline.nn.selection import Matching
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, by_host, mirror
+from grainline.types import Clock, Encoded, Images, Mean, Pair, Term
 
 
 class SEPSConfig(PatchesConfig):
@@ -110,12 +110,10 @@ class SEPS(PatchMethod):
         texts = images.dense
         number, parts = texts.mask.shape[:2]
         with parts_of_rows(parts):
-            read = self.towers.text(
-                texts.ids.flatten(0, 1), mirror(lambda mask: mask.flatten(0, 1), texts.mask)
-            )
+            read = self.towers.text(texts.ids.flatten(0, 1), texts.mask.flatten(0, 1))
         words = self.towers.to_text(read.tokens).unflatten(0, (number, parts)).flatten(1, 2)
         mask = read.mask.unflatten(0, (number, parts)).flatten(1, 2)
-        if not is_static() and not by_host(lambda mask: bool(mask.flatten(1).any(1).all()), texts.mask):
+        if not is_static() and not mask.any(1).all():
             lacking = int(images.image[~mask.any(1)][0])
             raise UserError(f"the description of image {lacking} is empty; seps needs one of every image")
         return summary(words, mask)

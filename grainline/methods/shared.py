@@ -19,7 +19,7 @@ from grainline.losses.batch import (
     slots_in,
     slots_of,
 )
-from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, from_host, rows
+from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, rows
 
 __all__ = [
     "LogitScale",
@@ -95,8 +95,6 @@ class TripletsConfig(TowersConfig):
 
 def whole_captions(texts: Encoded) -> Encoded:
     """The rows that are captions or foils. texts: with `level` in their extra"""
-
-    def whole(level: Tensor, item: Tensor) -> Tensor:
-        return (((level == CAPTION) | (level == FOIL)) & (item >= 0)).nonzero()[:, 0]
-
-    return rows(texts._replace(extra=None), from_host(whole, texts.extra.level, texts.item))
+    level = texts.extra.level
+    whole = ((level == CAPTION) | (level == FOIL)) & (texts.item >= 0)
+    return rows(texts._replace(extra=None), whole.nonzero()[:, 0])

@@ -10,14 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.data.texts import Chunking
-from grainline.distributed import largest_of, world_size
+from grainline.distributed import largest
 from grainline.encoders.towers import TowersConfig
 from grainline.losses.text_conditioned import Negatives, grad_mode_for, part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.kernel_lists import Counts, count, max_pairs
 from grainline.losses.tiled.pair_mask import row_ids
 from grainline.methods.base import Method
 from grainline.nn.pooling import ConditionedPool, KeyValue
-from grainline.types import Clock, Encoded, Mean, by_host, from_host, full, vectors_only
+from grainline.types import Clock, Encoded, Mean, full, vectors_only
 
 SLOTS = 2**16  # more than the parts of any text
 
@@ -51,26 +50,20 @@ class Parts(NamedTuple):
     vector: Tensor  # [P, D] as the text encoder returns them, not of unit length
     item: Tensor  # [P] int64, unique ids; -1 = padding
     image: Tensor  # [P] int64, as in Texts
-    max_pairs: int | None = None  # no image has more of those of all processes, where they are sampled
 
     @classmethod
     def of(cls, texts: Encoded, foils: bool) -> "Parts":
         """The tokens of texts. foils: also of texts that describe no image"""
-
-        def layout(mask: Tensor, item: Tensor, image: Tensor) -> tuple[Tensor, ...]:
-            keep = (item >= 0) & ((image >= 0) | foils)
-            place = (mask & keep[:, None]).flatten().nonzero()[:, 0]
-            row, slot = place // mask.shape[1], place % mask.shape[1]
-            return place, item[row] * SLOTS + slot, image[row]
-
-        place, item, image = from_host(layout, texts.mask, texts.item, texts.image)
-        longest, *numbers = largest_of((len(place), *by_host(count, item, image)), place.device)
-        padding = longest - len(place)
+        keep = (texts.item >= 0) & ((texts.image >= 0) | foils)
+        place = (texts.mask & keep[:, None]).flatten().nonzero()[:, 0]
+        row, slot = place // texts.mask.shape[1], place % texts.mask.shape[1]
+        item, image = texts.item[row] * SLOTS + slot, texts.image[row]
+        padding = largest(len(place), place.device) - len(place)
         no_id = place.new_full((padding,), -1)
         zeros = texts.tokens.new_zeros(padding, texts.tokens.shape[2])
         vector = torch.cat([texts.tokens.flatten(0, 1)[place], zeros])
         item, image = torch.cat([item, no_id]), torch.cat([image, no_id])
-        return cls(vector, item, image, max_pairs(Counts(*numbers), world_size()))
+        return cls(vector, item, image)
 
 
 class PartPool(ConditionedPool):
@@ -81,7 +74,7 @@ class PartPool(ConditionedPool):
     ) -> Mean:
         """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
         sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
-        pairs = part_pairs(*sides, negatives, clock, parts.max_pairs)
+        pairs = part_pairs(*sides, negatives, clock)
         return part_loss(self, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
 
     def precompute(self, images: Encoded) -> Encoded:

@@ -34,7 +34,7 @@ from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import LogitScale, both_ways
 from grainline.nn.pooling import mean_pool, unit
-from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, from_host, full, mirror
+from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"
 """Parameters that learn nothing where no image is compared with a text."""
@@ -159,17 +159,13 @@ class TGT(Method):
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
         """Reconstruction of true captions, foils left out, and facts about the groups."""
-        terms = _facts(encoded.extra, from_host(lambda item: (item >= 0).nonzero()[:, 0], texts.item))
+        terms = _facts(encoded.extra, (texts.item >= 0).nonzero()[:, 0])
         if self.decoder is None:
             return terms
         ids, mask = flat_parts(texts)
         part = slice(1, self.context)
-
-        def targets(ids: Tensor, mask: Tensor, item: Tensor, level: Tensor) -> Tensor:
-            learnt = mask[:, part] & _true(item, level)[:, None]
-            return ids[:, part].masked_fill(~learnt, -1).flatten()
-
-        target = mirror(targets, ids, mask, texts.item, texts.level)
+        learnt = mask[:, part] & _true(texts.item, texts.level)[:, None]
+        target = ids[:, part].masked_fill(~learnt, -1).flatten()
         extra: TGTExtra = encoded.extra
         known = self.decoder(self.words(ids[:, : self.context][:, :-1]), extra.vectors, extra.used)
         mean = vocabulary_loss(known.flatten(0, 1), self.words.weight, target)

@@ -29,6 +29,17 @@ def static() -> Iterator[None]:
         _depth -= 1
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block of many tiny operations on the host, which are slower on several threads that must be woken."""
+    threads = torch.get_num_threads()  # of the whole process
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether the device has instructions for bfloat16."""
     if device.type == "cuda":

@@ -19,6 +19,7 @@ from grainline.report.heatmap import (
     Box,
     LegendEntry,
     colours,
+    dark_outside,
     dashed,
     framed,
     limit_of,
@@ -29,7 +30,6 @@ from grainline.report.heatmap import (
 )
 from grainline.report.page import THUMBNAIL, MissingImage, card, macro, render
 
-DIM = 128  # grey that is mixed into what the model does not read
 LAYER = THUMBNAIL  # pixels of the longer side of a layer of heat, which is smooth
 MIN_SIDE = 224  # pixels of the longer side of an image in which a box or outline is drawn
 VERDICTS = {  # words, sign, class of the words, class of the line
@@ -75,15 +75,10 @@ class WholeImage(NamedTuple):
     square: Box  # in pixels of this image
 
     def marked(self) -> Image.Image:
-        """The image with a frame around the square, and dim where the model does not read it."""
+        """The image with a line around the square, and dim where the model does not read it."""
         everything = (0, 0, *self.image.size)
-        left, top, right, bottom = (round(side) for side in self.square)
-        if (left, top, right, bottom) == everything:
-            return self.image
-        grey = Image.new("RGB", self.image.size, (DIM,) * 3)
-        out = Image.blend(self.image.convert("RGB"), grey, 0.6)
-        out.paste(self.image.crop((left, top, right, bottom)), (left, top))
-        return framed(out, self.square)
+        read_whole = tuple(map(round, self.square)) == everything
+        return self.image if read_whole else dark_outside(self.image, self.square)
 
     def layer(self, heat: np.ndarray, limit: float, floor: float) -> Image.Image:
         """Heat of the square as colours with opacity, clear elsewhere, in the shape of the whole image."""

@@ -84,29 +84,27 @@ def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
     """The image in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
     pixels = np.array(image.convert("RGB"))
     for box in boxes:
-        pixels[_rim(box, pixels.shape[:2])] = GREY
+        pixels[_rim(box, image.size)] = GREY
     return Image.fromarray(pixels)
 
 
 def dashed(image: Image.Image, box: Box) -> Image.Image:
     """The image in RGB with a box in two lines of black and white dashes."""
     pixels = np.array(image.convert("RGB"))
-    size = pixels.shape[:2]
-    light = np.add.outer(np.arange(size[0]), np.arange(size[1])) // DASH % 2 == 0
+    light = np.indices(pixels.shape[:2]).sum(0) // DASH % 2 == 0
     for inset in (0, 1):
-        rim = _rim(box, size, inset)
+        rim = _rim(box, image.size, inset)
         pixels[rim & light], pixels[rim & ~light] = 255, 0
     return Image.fromarray(pixels)
 
 
-def _rim(box: Box, size: tuple[int, ...], inset: int = 0) -> np.ndarray:
-    """The pixels along the edges of a box, so many inside: [H, W] bool"""
+def _rim(box: Box, size: tuple[int, int], inset: int = 0) -> np.ndarray:
+    """The pixels along the edges of a box, so many inside: [H, W] bool. size: width, height"""
     left, top = round(box[0]) + inset, round(box[1]) + inset
-    right, bottom = max(round(box[2]) - inset, left + 1), max(round(box[3]) - inset, top + 1)
-    out = np.zeros(size, bool)
-    out[max(top, 0) : bottom, max(left, 0) : right] = True
-    out[max(top + 1, 0) : max(bottom - 1, 0), max(left + 1, 0) : max(right - 1, 0)] = False
-    return out
+    right, bottom = max(round(box[2]) - inset - 1, left), max(round(box[3]) - inset - 1, top)
+    out = Image.new("1", size)
+    ImageDraw.Draw(out).rectangle((left, top, right, bottom), outline=1)
+    return np.array(out)
 
 
 def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:

@@ -47,9 +47,7 @@ def write_page(path: str | Path, page: str) -> None:
         else:
             write_text(path, page)
     except WRITE_ERRORS as error:
-        raise UserError(
-            f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"
-        ) from None
+        raise UserError(f"cannot write {path}: {reason(error)}; name another file") from None
 
 
 def render_page(title: str, lead: str, sections: Sequence[Section], foot: Iterable[str] = ()) -> str:

@@ -36,7 +36,7 @@ def make_crop(
     resume_from: Path | None,
     device: torch.device,
 ) -> Crop:
-    """How training images are cropped, with cached superpixels or features where the recipe names them.
+    """The crop of training images, with cached superpixels or features where the recipe names them.
 
     resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
     device       that computes features

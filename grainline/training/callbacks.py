@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.errors import UserError, suggestion
+from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.training.optim import EarlyStopping
 
@@ -54,7 +54,7 @@ class Callbacks:
         self.callbacks, self.early_stopping = callbacks, early_stopping
         self.may_stop = bool(callbacks) or early_stopping is not None
         self.reason = ""  # why the run shall stop
-        self.best: float | None = None  # of the metric of early stopping
+        self.best: float | None = None  # rSum
         self.waited = 0  # validations since then
 
     def call(self, name: str, state: TrainingState, *more: Any) -> None:
@@ -69,26 +69,14 @@ class Callbacks:
             if isinstance(answer, StopTraining) or answer is StopTraining:
                 self.reason = self.reason or str(answer if answer is not StopTraining else "") or "a callback"
 
-    def measure(self, metrics: Mapping[str, float]) -> None:
-        """Count a validation for early stopping. Raises UserError for a metric that it does not have."""
-        cfg = self.early_stopping
-        if cfg is None:
-            return
-        name = cfg.metric or next(iter(metrics))
-        if name not in metrics:
-            raise UserError(
-                f"train.early_stopping.metric is {name!r}{suggestion(name, metrics)}; the metrics of"
-                f" validation are {', '.join(metrics)}"
-            )
-        value = -metrics[name] if name.endswith("rank") else metrics[name]  # lower ranks are better
-        if self.best is None or value > self.best + cfg.min_delta:
-            self.best, self.waited = value, 0
-        else:
-            self.waited += 1
+    def measure(self, value: float) -> None:
+        """Count a validation with its rSum for early stopping."""
+        better = self.best is None or value > self.best
+        self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
         self._stop_early()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores, as JSON; empty without early stopping."""
+        """The entry of a checkpoint, as JSON; empty without early stopping."""
         if self.early_stopping is None:
             return {}
         return {"early_stopping": {"best": self.best, "waited": self.waited}}
@@ -101,5 +89,4 @@ class Callbacks:
 
     def _stop_early(self) -> None:
         if self.early_stopping is not None and self.waited >= self.early_stopping.patience:
-            name = self.early_stopping.metric or "rSum"
-            self.reason = f"early stopping, {name} did not improve in {self.waited} validations"
+            self.reason = f"early stopping, rSum did not improve in {self.waited} validations"

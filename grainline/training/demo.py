@@ -14,7 +14,7 @@ from rich.console import Console
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import metrics_section, table
+from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation, look_at
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
@@ -47,12 +47,11 @@ FINDS = (
 )
 
 
-def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = False) -> None:
+def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     """Train, or go on where an earlier demo stopped; measure; write the report and print its path.
 
     changes  of the recipe, as for `grainline train --set`
     scenes   images to measure on, of usual combinations and of those that training never has
-    verbose  print all metrics as tables too
     """
     console = Console()
     recipe = read_recipe(RECIPE, changes)
@@ -76,8 +75,6 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
         write(result, out / f"{name}.json")
     *tables, novel = results.values()
     tables.append(novel._replace(suite=f"{novel.suite}, combinations never trained on"))
-    for result in tables if verbose else ():
-        console.print(table(result))
     page = out / REPORT_FILE
     numbers = _numbers(
         results, encodings, f"{recipe.train.max_steps:,} steps of {recipe.train.global_batch_size}"
@@ -101,7 +98,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500, *, verbose: bool = Fa
 
 
 def commands(out: Path) -> dict[str, str]:
-    """What comes next: a sentence and the command, for a shell."""
+    """The next commands for a shell, each by a sentence about it."""
     run = shlex.quote(str(out))
     return {
         "Evaluate with another suite; `grainline suites` lists them all": f"grainline evaluate {run}"

@@ -1,4 +1,4 @@
-"""What a run starts from: its folder, training data, tokenizer, weights of an earlier run (`init_from`).
+"""The beginning of a run: its folder, training data, tokenizer, weights of an earlier run (`init_from`).
 
 recipe.yaml, model.json and tokenizer.json are written before the first step. During training checkpoints/ and
 log.jsonl grow; best/ and last/ hold the weights to use.
@@ -9,35 +9,33 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grainline.build import (
-    Description,
     Start,
     changed,
     is_pretrained,
     read_description,
     reads_pretrained_texts,
     start,
-    write_description,
 )
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.joined import without_images
 from grainline.data.open_source import open_sources, register
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenizer import CONFIG, CONTENT, META, TextTokenizer, Tokenizer
-from grainline.data.tokenizers.tokenizer_files import load_tokenizer
-from grainline.distributed import all_gather_objects, rank
+from grainline.data.tokenizers.tokenizer_files import load_tokenizer, read_tokenizer
+from grainline.distributed import all_gather_objects, barrier, rank
 from grainline.errors import UserError
 from grainline.files import LOCK, NoLocks, discard, one_writer, reason, temporary_path, writing
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.training.log import LOG_FILE
-from grainline.training.recipe import Recipe, field_of, read_recipe, write_recipe
+from grainline.training.recipe import Recipe, field_of, read_recipe
 
 
 def as_changes(
@@ -82,7 +80,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
             if rank() == 0:
                 _require_run_or_empty(out, resume)
                 new = [folder for folder in (out, *out.parents) if not folder.exists()]
-                there = set() if new else {path.name for path in out.iterdir()}
+                existing = set() if new else {path.name for path in out.iterdir()}
                 out.mkdir(parents=True, exist_ok=True)
                 hint = "wait until it ends, or choose another --out"
                 try:
@@ -90,7 +88,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
                 except NoLocks as error:  # as on some cluster file systems, where training has to work too
                     print(f"{error}; another process could train into it too", file=sys.stderr)
                 _require_run_or_empty(out, resume)  # another process may have started a run before the lock
-                stack.enter_context(_left_as_it_was(out, there, new))
+                stack.enter_context(_left_as_it_was(out, existing, new))
                 if is_run(out):
                     _require_same(recipe, out, resume)
         except UserError as error:
@@ -104,10 +102,10 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator[None]:
+def _left_as_it_was(out: Path, existing: set[str], new: Sequence[Path]) -> Iterator[None]:
     """If the block fails before a step is logged, remove what a run writes until then.
 
-    there  names that the folder had before, which stay
+    existing  names that the folder had before, which stay
     new    the folder and its parents that were made for the run, the innermost first; they go if empty
     """
     try:
@@ -115,18 +113,11 @@ def _left_as_it_was(out: Path, there: set[str], new: Sequence[Path]) -> Iterator
     except BaseException:
         with suppress(OSError):
             if not has_steps(out):
-                for name in {*INITIAL_FILES, LOG_FILE, "tensorboard", "wandb.id", "wandb"} - there:
+                for name in {*INITIAL_FILES, LOG_FILE, "tensorboard", "wandb.id", "wandb"} - existing:
                     discard(out / name)
                 for folder in new:
                     folder.rmdir()
         raise
-
-
-def write_settings(out: Path, description: Description, recipe: Recipe) -> None:
-    """Write model.json and recipe.yaml."""
-    with writing(out):
-        write_description(out, description)
-        write_recipe(out / "recipe.yaml", recipe)
 
 
 def is_run(out: Path) -> bool:
@@ -150,13 +141,13 @@ def _require_run_or_empty(out: Path, resume: bool) -> None:
     """UserError unless the folder holds a run, the files at the start of one, or nothing."""
     if is_run(out):
         return
-    there = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if resume and "checkpoints" in there:
+    existing = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if resume and "checkpoints" in existing:
         missing = " and ".join(name for name in ("recipe.yaml", LOG_FILE) if not (out / name).is_file())
         raise UserError(f"{out} has checkpoints but no {missing}, so it cannot be resumed; put it back")
     if resume and not out.exists():
         raise UserError(f"{out} holds no run to resume; leave out --resume to start one")
-    if not there <= INITIAL_FILES or (out.exists() and not out.is_dir()):
+    if not existing <= INITIAL_FILES or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} is not an empty folder; choose another --out")
 
 
@@ -174,12 +165,44 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
         )
 
 
+class Beginning(NamedTuple):
+    """The data and the model that training starts from."""
+
+    source: Source
+    described: Source  # the same with the descriptions of the recipe
+    start_point: Start
+    model: Model
+
+
+def begin(
+    recipe: Recipe, out: Path, resume_from: Path | None, descriptions: Descriptions | None
+) -> Beginning:
+    """Data, tokenizer and first weights of a run. The first process writes the tokenizer of a new run."""
+    start_point, earlier = read_start(recipe, out, resume_from), None
+    if recipe.init_from and resume_from is None:
+        earlier = load(recipe.init_from, device="cpu")
+    config: Any = start_point.description.config
+    assert config.image.size is not None, "filled in when checkpoints are read"
+    source = open_sources(recipe.data.paths, images=recipe.data.images, size=config.image.size)
+    described = source if descriptions is None else WithDescriptions(source, descriptions)
+    if rank() == 0 and not is_run(out):
+        first = new_tokenizer(recipe, start_point, described, earlier)
+        with writing(out):
+            first.save(out)
+    barrier()
+    tokenizer = read_tokenizer(out)
+    if not reads_pretrained_texts(start_point.description):  # one embedding for each token
+        resized = changed(start_point.description, [f"text.vocab={tokenizer.vocab}"], "recipe field model")
+        start_point = start_point._replace(description=resized)
+    torch.manual_seed(recipe.train.seed)
+    model = Model(start_point.description, start_point.method(), tokenizer)
+    require_data_fits(source, descriptions, model)
+    if earlier is not None:
+        copy_weights(model.method, earlier.method.state_dict(), str(recipe.init_from))
+    return Beginning(source, described, start_point, model)
+
+
 TOWERS = "towers."  # encoders and projections: the part that an earlier run must provide completely
-
-
-def read_source_run(path: str) -> Model:
-    """The model that `init_from` names: of a run, of a folder inside one, or a checkpoint of others."""
-    return load(path, device="cpu")
 
 
 @torch.no_grad()
@@ -226,18 +249,10 @@ def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
         raise UserError(f"{error}; or train photos/starter (extra `starter`), which needs no hub") from None
 
 
-def open_data(recipe: Recipe, start_point: Start, descriptions: Descriptions | None) -> tuple[Source, Source]:
-    """The training sources of a recipe, and the same with descriptions where it names some."""
-    config: Any = start_point.description.config
-    assert config.image.size is not None, "filled in when checkpoints are read"
-    source = open_sources(recipe.data.paths, images=recipe.data.images, size=config.image.size)
-    return source, source if descriptions is None else WithDescriptions(source, descriptions)
-
-
 def new_tokenizer(
     recipe: Recipe, start_point: Start, source: Source, source_run: Model | None
 ) -> TextTokenizer:
-    """That of the earlier run, of the checkpoint or of the recipe, or a BPE trained on the captions."""
+    """The tokenizer of the earlier run, the checkpoint or the recipe, or a BPE trained on the captions."""
     name = recipe.data.tokenizer
     if source_run is not None:
         return source_run.tokenizer
@@ -249,26 +264,15 @@ def new_tokenizer(
     return Tokenizer.train(_captions(source, recipe.data.tokenizer_samples), config.text.vocab)
 
 
-def with_vocabulary(start_point: Start, vocab: int) -> Start:
-    """The method with one word embedding per token of its tokenizer; pretrained text encoders stay as is."""
-    if reads_pretrained_texts(start_point.description):
-        return start_point
-    resized = changed(start_point.description, [f"text.vocab={vocab}"], "recipe field model")
-    return start_point._replace(description=resized)
-
-
-def require_data_fits(source: Source, descriptions: Descriptions | None, method: Method, name: str) -> None:
-    """UserError where the method uses images and the data have none, and likewise for descriptions.
-
-    name  the name of the method, for the message
-    """
-    without = without_images(source)
+def require_data_fits(source: Source, descriptions: Descriptions | None, model: Model) -> None:
+    """UserError where the method uses images and the data have none, and likewise for descriptions."""
+    method, without = model.method, without_images(source)
     if method.uses_images and without:
         raise UserError(
             f"{without} has captions without images, and {type(method).__name__} uses images; name data "
             "that has some, or train tgt with model.contrastive=0"
         )
-    require_fit(name, method.reads_descriptions, descriptions, "data.descriptions")
+    require_fit(model.description.method, method.reads_descriptions, descriptions, "data.descriptions")
 
 
 def _captions(source: Source, max_records: int) -> Iterator[str]:

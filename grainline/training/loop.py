@@ -354,7 +354,7 @@ class _Training:
             text += f" (chance {chance[name]:.4g})" if name in chance else ""
             text = "; ".join([f"{text}, the best so far" if better else text, *validation.recalls(), *notes])
             self._note(text, "validation", metrics=metrics, chance=chance, images=images)
-            self.callbacks.measure(metrics)
+            self.callbacks.measure(value)
             beside = {f"{name}, chance": value for name, value in chance.items()}
             self._call("on_validation", {**metrics, **beside})
         self.last_flush = self.step, time.monotonic()

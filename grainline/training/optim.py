@@ -149,11 +149,9 @@ class OptimizerConfig(Config):
 
 
 class EarlyStopping(Config):
-    """Stop when a metric of validation no longer improves."""
+    """Stop when rSum of validation, which also selects the best checkpoint, no longer improves."""
 
-    metric: str | None = None  # None: the first one, rSum, which also selects the best checkpoint
     patience: int = Field(3, gt=0)  # validations in a row without an improvement
-    min_delta: float = Field(0.0, ge=0)  # by how much it has to improve: recalls in %
 
 
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:

@@ -38,6 +38,7 @@ def write_features(
 
     model    a run, or the recipe that will be trained
     tokens   write image tokens too, for methods that learn from them
+    images   folder of the images, for files that name them by path
     changes  of the recipe, as `--set` takes them
 
     Raises UserError for a recipe whose image encoder has fresh weights, and for changes of a run.

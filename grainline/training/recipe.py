@@ -3,7 +3,6 @@
 A file may give `base: NAME` and then only the fields that differ. The recipe.yaml of a run is complete.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from grainline.build import Description, method_config
 from grainline.config import (
     TYPED,
     Config,
-    deep_merge,
     flatten,
     override,
     parse,
+    read_whole,
     read_yaml,
     require_trust,
     trusting,
@@ -131,7 +130,7 @@ class TrainConfig(Config):
         return self
 
     def remarks(self) -> list[str]:
-        """What is other than the recipe says, in words: warm-ups that are cut."""
+        """Notes on settings that are changed: warm-ups that are longer than the run."""
         fields: dict[str, Any] = {"": self.optimizer.schedule}
         fields |= {f"rules.{i}.": rule.schedule for i, rule in enumerate(self.optimizer.rules)}
         warmups = {
@@ -202,12 +201,12 @@ class Recipe(Config):
         image = self.model.get("image")
         mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
         others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
-        remark = (
-            "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
-            if others and mean == DRAWN_MEAN
-            else ""
-        )
-        return (*self.train.remarks(), *([remark] if remark else []))
+        notes = self.train.remarks()
+        if others and mean == DRAWN_MEAN:
+            notes.append(
+                "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
+            )
+        return tuple(notes)
 
     def settings(self) -> dict[str, Any]:
         """All fields by dotted name."""
@@ -232,9 +231,9 @@ def open_recipe(recipe: str | Recipe, changes: Sequence[str]) -> Iterator[Recipe
             yield recipe
         return
     own = typed if recipe.endswith((".yaml", ".yml")) or recipe in recipes.names() else None  # no folder
-    values, where = override(_whole(recipes.find(recipe), (), own), list(changes)), f"recipe {recipe}"
+    values, where = read_whole(recipes.find(recipe), recipes.find, own), f"recipe {recipe}"
     with trusting(typed):
-        checked = parse(Recipe, values, where)
+        checked = parse(Recipe, override(values, list(changes)), where)
         config = method_config(checked.method, checked.model, where, "model")
         if (provider := checked.data.texts.phrases.provider).startswith("spacy:"):  # a pipeline is a package
             require_trust(provider, f"{where}, field data.texts.phrases.provider")
@@ -307,34 +306,3 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
         descriptions = with_descriptions(data)[1]
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
-
-
-def _whole(path: Path, above: tuple[Path, ...], typed: list[Any] | None = None) -> dict[str, Any]:
-    """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
-
-    above  the recipes that have this one as a base, in order
-    typed  gets the values of files that are the user's own: neither they nor recipes that have them as a base
-           lie in a run, which has a model.json
-    """
-    chain = (*above, path.resolve())
-    if path.resolve() in above:
-        raise UserError(
-            f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
-        )
-    values = read_yaml(path)
-    folders = (*path.absolute().parents[:3], *chain[-1].parents[:3])  # it may be a link
-    if any(os.path.lexists(folder / "model.json") for folder in folders):
-        typed = None
-    if typed is not None:
-        typed.append(values)
-    if "base" not in values:
-        return values
-    base = values.pop("base")
-    if not isinstance(base, str):
-        raise UserError(f"{path}: base is {base!r}; it must be the name of a recipe or a .yaml file")
-    place = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
-    try:
-        below = recipes.find(place)
-    except UserError as error:
-        raise UserError(f"{path}: base: {error}") from None
-    return deep_merge(_whole(below, chain, typed), values)

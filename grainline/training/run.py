@@ -10,34 +10,25 @@ from typing import Any
 
 import torch
 
+from grainline.build import write_description
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
-from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError, amount, checked, path_of
 from grainline.files import writing
-from grainline.model import Model
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
 from grainline.training.cached import cached_texts, make_crop
 from grainline.training.inputs import (
     as_changes,
-    copy_weights,
+    begin,
     has_steps,
-    is_run,
     log_stamp,
-    new_tokenizer,
-    open_data,
-    read_source_run,
-    read_start,
-    require_data_fits,
     run_folder,
-    with_vocabulary,
-    write_settings,
 )
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
-from grainline.training.recipe import Recipe, open_recipe, with_descriptions
+from grainline.training.recipe import Recipe, open_recipe, with_descriptions, write_recipe
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
@@ -65,10 +56,10 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     data        what to train on, in place of the recipe's `data.paths`: a path or several (docs/data.md), a
                 list of (image, captions), a data set of PyTorch or of Hugging Face
     validation  the same, to validate on, in place of the recipe's `data.validation`
-    images      folder of the images, for sources that hold only file names
+    images      folder of the images, for files that name them by path
     changes     other fields of the recipe by path: {"model.text.context": 128}, or as `--set` takes them
     resume      continue from the newest checkpoint in `out`, or from step 0 if there is none
-    checkpoint  with `resume`: the name of the checkpoint to continue from, such as `step-00000200`
+    checkpoint  with `resume`: the checkpoint to continue from, such as step-00000200
     callbacks   one or several objects of `grainline.Callback`, or functions that are called after every step
                 with its `TrainingState`; each may raise or return `grainline.StopTraining`
     settings    fields of the recipe under `train` and `data` by their name (max_steps, global_batch_size,
@@ -106,29 +97,17 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         resume_from = None
         if resume:
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
-        start_point = read_start(recipe, out, resume_from)
-        source_run = read_source_run(recipe.init_from) if recipe.init_from and resume_from is None else None
-        source, described = open_data(recipe, start_point, descriptions)
-        if rank() == 0 and not is_run(out):
-            first = new_tokenizer(recipe, start_point, described, source_run)
-            with writing(out):
-                first.save(out)
-        barrier()
-        tokenizer = read_tokenizer(out)
-        start_point = with_vocabulary(start_point, tokenizer.vocab)
-        torch.manual_seed(recipe.train.seed)
-        method, description = start_point.method(), start_point.description
-        require_data_fits(source, descriptions, method, description.method)
-        if source_run is not None:
-            copy_weights(method, source_run.method.state_dict(), str(recipe.init_from))
-        model = Model(description, method, tokenizer)
+        source, described, start_point, model = begin(recipe, out, resume_from, descriptions)
+        method = model.method
         validator = make_validator(recipe, model, descriptions, store=rank() == 0)
         if rank() == 0:
-            write_settings(out, description, recipe)
+            with writing(out):
+                write_description(out, model.description)
+                write_recipe(out / "recipe.yaml", recipe)
+        crop = make_crop(recipe.data, source, method, start_point, resume_from, device)
         train_set = TrainSet(
-            described, tokenizer, make_crop(recipe.data, source, method, start_point, resume_from, device),
-            recipe.data.texts, context=method.context, seed=recipe.train.seed, parts=method.parts,
-            chunking=method.chunking, provider=provider,
+            described, model.tokenizer, crop, recipe.data.texts, context=method.context,
+            seed=recipe.train.seed, parts=method.parts, chunking=method.chunking, provider=provider,
         )  # fmt: skip
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
         job = Run(

@@ -24,7 +24,7 @@ from grainline.encoders.base import Layered
 from grainline.encoders.pretrained.adapters import FixedNorm
 from grainline.encoders.text import Grouping
 from grainline.errors import UserError
-from grainline.losses.tiled.operands import half_products
+from grainline.losses.tiled.scores import half_products
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using

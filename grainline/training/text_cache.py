@@ -27,7 +27,7 @@ from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.system import READ, read_at
-from grainline.types import by_host, texts_of, to, upload
+from grainline.types import texts_of, to
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
@@ -184,7 +184,7 @@ class CachedTexts:
         """ids [M, L], mask [M, L] -> TextTokens of the same L: 0 for padding, NaN where none are read"""
         if not self.method.training:
             return self.compute(ids, mask)
-        places = by_host(self._places, ids, mask)
+        places = self._places(ids, mask)
         missing = (places == MISSING).nonzero()[:, 0]
         if len(missing) == len(ids):
             return self.compute(ids, mask)
@@ -194,9 +194,9 @@ class CachedTexts:
             if place >= 0:
                 part = self._read(place)
                 host[row, : len(part)] = torch.from_numpy(part)
-        both = upload(host, ids.device).float()
+        both = host.to(ids.device).float()
         if len(missing):
-            rows = upload(missing, ids.device)
+            rows = missing.to(ids.device)
             with torch.no_grad():
                 fresh = self.compute(ids[rows], mask[rows])
             both[rows] = torch.cat([fresh.pooled[:, None], fresh.tokens], 1)[:, :parts].float()
@@ -207,9 +207,9 @@ class CachedTexts:
         """The number of each text in the index: [M] int64 on the host; EMPTY without tokens, or MISSING."""
         keys, lengths = _digests(ids.cpu(), mask.cpu())
         wanted = np.array(keys, np.uint64)
-        at = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
-        fits = (self.keys[at] == wanted) & (self.rows[at, 1] == np.array(lengths))
-        return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, at, MISSING)))
+        row = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+        fits = (self.keys[row] == wanted) & (self.rows[row, 1] == np.array(lengths))
+        return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, row, MISSING)))
 
     def _read(self, place: int) -> np.ndarray:
         """The rows [1 + L, W] of a text, or its summary [1, W]. UserError where the file was cut."""

@@ -29,7 +29,7 @@ from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
-from grainline.methods.patch_selection.training import summary
+from grainline.methods.patch_words import summary
 from grainline.methods.shared import TripletSchedule, both_triplets, both_ways
 from grainline.methods.siglip import SigLIP, SigLIPConfig
 from grainline.methods.text_parts import row_ids

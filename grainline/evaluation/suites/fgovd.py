@@ -208,7 +208,7 @@ class FoilCollector(RegionCollector):
                 raise UserError(f"all {outside} regions {of} lie outside their images")
             raise UserError(f"no region {of} has a box and foils; {NEEDED}")
         texts = self._queue.encoded()
-        self.truncated = self._queue.cut_alike
+        self.truncated = self._queue.number_cut
         vector = torch.cat(self._vectors or [torch.empty(0, 1)])
         return Regions(
             torch.tensor(self._image), torch.tensor(self._box), vector, tuple(self._tokens), tuple(self.same),

@@ -330,9 +330,7 @@ class GroupCollector(Collector):
         if isinstance(model.method, HasTokenGroups):
             states: np.ndarray = _token_groups(model, texts).states.float().cpu().numpy()
             return states
-        truncated = model.cut
         encoded = model.encode(texts=texts)
-        self.truncated -= model.cut - truncated  # they are counted already
         return encoded.tokens.float().cpu().numpy() if encoded.mask.sum(1).tolist() == lengths else None
 
 

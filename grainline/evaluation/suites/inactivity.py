@@ -11,7 +11,6 @@ texts, so that each text is a foreign one as often as an own one. A part that bo
 image, and does not count as a foreign one.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import torch
 from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
+from grainline.evaluation.encode import Captions, Collector, Encodings, number_cut, texts_of
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
@@ -167,9 +166,8 @@ class EmptySlotCollector(Collector):
     """Takes the weights of each image while its tokens are there."""
 
     def __init__(self, model: Model, source: Source, captions: Captions) -> None:
-        uncounted = copy.copy(model)  # has its own count of truncated texts
-        parts = uncounted.encode(texts=["a"]).tokens.shape[1]
-        self._model, self._uncounted = model, uncounted
+        parts = model.encode(texts=["a"]).tokens.shape[1]
+        self._model = model
         self._other = partners(
             texts_in(source, captions), lambda text: parts_of(model.method, text, parts)
         )  # text -> the text of another image
@@ -177,13 +175,15 @@ class EmptySlotCollector(Collector):
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
         method, strings = self._model.method, [text for (text,) in texts]
-        own = attention_of(method, images, self._model.encode(texts=strings), strings)
+        encoded = self._model.encode(texts=strings)
+        self.truncated += number_cut(encoded)
+        own = attention_of(method, images, encoded, strings)
         there = [i for i, text in enumerate(strings) if text in self._other]
         foreign = [self._other[strings[i]] for i in there]
         other: list[list[Part]] = []
         if there:
             some = rows(images, torch.tensor(there, device=images.vector.device))
-            other = attention_of(method, some, self._uncounted.encode(texts=foreign), foreign)
+            other = attention_of(method, some, self._model.encode(texts=foreign), foreign)
         slots: list[EmptySlots | None] = [None] * len(strings)
         for i, text, parts in zip(there, foreign, other, strict=True):
             known = {_key(part.words) for part in own[i]}

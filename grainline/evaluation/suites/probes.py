@@ -236,9 +236,9 @@ class ProbeCollector(Collector):
             )
         pairs, (kind, benchmark) = torch.tensor(self._pairs), zip(*self._names, strict=True)
         strings = tuple(self._strings)
-        return Probes(
-            pairs[:, :2], pairs[:, 2:], self._texts.of_no_image(), kind, benchmark, strings, skipped
-        )
+        texts = self._texts.of_no_image()
+        self.truncated = self._texts.cut
+        return Probes(pairs[:, :2], pairs[:, 2:], texts, kind, benchmark, strings, skipped)
 
     def _row(self, text: str, row_of: dict[str, int]) -> int:
         if text not in row_of:

@@ -16,7 +16,7 @@ from torch import Tensor
 from grainline.data.formats.common import digest
 from grainline.data.record import Box, Source, content_of
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.evaluation.encode import Collector, Encodings, Sample, number_cut
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer
@@ -182,10 +182,10 @@ class ExpressionCollector(RegionCollector):
 
     def _encode(self, texts: list[str]) -> Encoded:
         """Rows of texts. Texts of earlier batches are encoded again, but each truncated text counts once."""
-        known = [text for text in texts if text in self._texts]
-        self.truncated -= sum(self.model.read(known).truncated) if known else 0
+        encoded, new = self.model.encode(texts=texts), [text not in self._texts for text in texts]
+        self.truncated += number_cut(rows(encoded, torch.tensor(new, device=encoded.vector.device)))
         self._texts.update(texts)
-        return self.model.encode(texts=texts)
+        return encoded
 
 
 def pixel_maps(method: Method, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:

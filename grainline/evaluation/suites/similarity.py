@@ -29,7 +29,7 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encodings, numbered, stack
+from grainline.evaluation.encode import Collector, Encodings, number_cut, numbered, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.ranks import chance_recall, refuse_nan
@@ -174,6 +174,7 @@ class LikenessCollector(Collector):
         place = {text: i for i, text in enumerate(strings)}
         starts = range(0, len(strings), self.batch)
         encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
+        self.truncated += number_cut(encoded)
         image = torch.tensor([i for i, of in enumerate(parts) for _ in of[ALL_TEXTS]])
         row = torch.tensor([place[text] for of in parts for text in of[ALL_TEXTS]])
         device, pool = images.vector.device, self.model.method.pool_images
@@ -266,6 +267,7 @@ class OwnCaptionCollector(Collector):
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.model.method, TextConditioned)
         encoded = vectors_only(self.model.encode(texts=[text for (text,) in texts]))
+        self.truncated += number_cut(encoded)
         pooled = self.model.method.pool_images(images, encoded)
         self._images.append(vectors_only(images)._replace(vector=pooled))
         self._texts.append(encoded)

@@ -88,7 +88,6 @@ class SubtextQueue:
         self._row: list[int] = []
         self._row_of: dict[tuple[tuple[int, ...], ...], int] = {}  # by the tokens that are read
         self._of: dict[str, list[tuple[int, ...]]] = {}
-        self.cut_alike = 0  # texts that are cut and need no encoding, because another one reads alike
 
     def add(self, sequences: Mapping[str, Sequence[str]]) -> None:
         """The sequences of the next image."""
@@ -103,12 +102,15 @@ class SubtextQueue:
             read = tuple(map(tuple, ids))
             if read not in self._row_of:
                 self._row_of[read] = self.rows.add(text)
-            else:
-                self.cut_alike += cut
             self._place[text] = len(self._place)
             self._row.append(self._row_of[read])
             self._cut.append(cut)
         return tuple(self._place[text] for text in texts)
+
+    @property
+    def number_cut(self) -> int:
+        """How many of the texts were cut, encoded or not."""
+        return sum(self._cut)
 
     def encoded(self) -> Subtexts:
         """All of them."""
@@ -127,7 +129,7 @@ class SubtextCollector(Collector):
         self._queue.add(sequences(sample.texts[0], sample.record.subtexts))
 
     def result(self, data: Encodings) -> Any:
-        self.truncated = self._queue.cut_alike
+        self.truncated = self._queue.number_cut
         return self._queue.encoded()
 
 

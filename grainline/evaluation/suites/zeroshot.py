@@ -25,7 +25,7 @@ from grainline.config import Config
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError, some
-from grainline.evaluation.encode import Collector, Encodings, stack
+from grainline.evaluation.encode import Collector, Encodings, number_cut, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import ranks
@@ -188,6 +188,7 @@ class PromptCollector(Collector):
             some_names = names[start : start + step]
             prompts = [template.replace(HOLE, name) for name in some_names for template in self.templates]
             encoded = self.model.encode(texts=prompts)
+            self.truncated += number_cut(encoded)
             parts.append(encoded if self.model.method.pairwise else _means(encoded, len(self.templates)))
         texts = stack(parts)
         return ClassTexts(names, self.templates, texts, torch.tensor(label, device=texts.vector.device))

@@ -6,8 +6,7 @@ A loss has two parts. A `Score` has the logits of a tile and their gradient (`sc
     SoftmaxLoss   cross-entropy of rows, and of columns, in two passes
 
 `PairMatrix` or `SampledPairs` says which pairs are positives, negatives or neither. Memory is linear in the
-number of rows: the inputs, their gradients, a few numbers for each row and column, and for `SoftmaxLoss`
-logits of tiles that take no more than the inputs.
+number of rows: the inputs, their gradients, and a few numbers for each row and column.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.kernel_dots import KernelDots
-from grainline.losses.tiled.operands import exact, fused, on_gpu
+from grainline.kernels.launch import fused
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.scores import Parts, Score, only_once
+from grainline.losses.tiled.scores import Parts, Score, exact, only_once
 from grainline.types import Mean, full
 
 TINY = 1e-30
-NEAR = 30.0
-"""The largest distance of logits at which rows and columns share their exponentials: in float32 even those of
-e-25 of the largest one of their row are not lost then."""
 LOG2E = 1.4426950408889634
 """Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
 
@@ -41,15 +36,6 @@ class TileWalk(NamedTuple):
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
-    kernel: KernelDots | None = None  # in place of tiles
-
-    def by_torch(self, tensors: Parts) -> "TileWalk":
-        """With tiles in place of a kernel that was refused."""
-        if self.kernel is None:
-            return self
-        rows, cols = tensors[: self.counts[0]], tensors[self.counts[0] : sum(self.counts)]
-        tiles = self.blocks.tiles(*self.score.sides(rows, cols, self.blocks.wide))
-        return self._replace(tiles=tuple(tiles), kernel=None)
 
     def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
         """Each tile; its rows, columns and all shared parameters; its pairs, or None if `tile.plain`."""
@@ -74,10 +60,6 @@ class TileWalk(NamedTuple):
             if part is not None and x is not None:
                 self.blocks.put(part, x, tile)
 
-    def room(self, tensors: Parts) -> int:
-        """The bytes of all rows and columns."""
-        return sum(x.nbytes for x in tensors[: sum(self.counts)])
-
 
 def zeros(tensors: Parts, wanted: Sequence[bool]) -> list[Tensor | None]:
     """Sums of gradients; None where none is wanted"""
@@ -95,13 +77,8 @@ def fill_others(x: Tensor, where: PairMask, other: float) -> Tensor:
 
 
 def scaled(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The sums of a backward pass times the gradient of the loss; without a copy, if it is the last pass."""
-    if ctx.sums is None:
-        raise RuntimeError("the gradient of pair_loss was asked for again without retain_graph")
-    if torch._C._autograd._get_current_graph_task_keep_graph():
-        return [None if x is None else grad * x for x in ctx.sums]
-    sums, ctx.sums = ctx.sums, None
-    return [None if x is None else x.mul_(grad) for x in sums]
+    """The sums of gradients of a forward pass times the gradient of the loss."""
+    return [None if x is None else grad * x for x in ctx.sums]
 
 
 class SoftmaxLoss(NamedTuple):
@@ -114,26 +91,17 @@ class SoftmaxLoss(NamedTuple):
 
 
 class TwoPasses(torch.autograd.Function):
-    """The sums of exponentials first; the backward pass goes over the tiles again.
-
-    Logits of the first pass are kept for it where the score can use them, no more than rows and columns take.
-    """
+    """The sums of exponentials first; the backward pass goes over the tiles again."""
 
     @staticmethod
-    def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, walk: TileWalk, _: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         sides = [_Side(walk, side, tensors[0].dtype) for side in range(1 + walk.loss.columns)]
-        kernel, known = walk.kernel, []
         with exact(tensors[0]):
-            operands = () if kernel is None else kernel.operands(tensors)
-            sums = None if kernel is None else kernel.sums(operands, walk.loss.columns)
-            if sums is None:
-                walk = walk.by_torch(tensors)
-                known = _first_pass(walk, sides, tensors, learns)
-            else:
-                tensors = operands
-                for side, (lse, hit, mass) in zip(sides, sums, strict=True):
-                    side.lse, side.hit, side.mass = lse, hit, mass
-        ctx.job, ctx.sides, ctx.known = walk, sides, known
+            for tile, part, where in walk.each(tensors):
+                logits = walk.score.tile(*part)
+                for side in sides:
+                    side.add(logits, tile, where)
+        ctx.walk, ctx.sides = walk, sides
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
         ctx.mark_non_differentiable(*out[1::2])
@@ -142,43 +110,14 @@ class TwoPasses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         only_once()
-        walk, tensors, wanted = ctx.job, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        walk, tensors = ctx.walk, ctx.saved_tensors
+        second = _second(ctx.sides, grads[::2])
+        sums = zeros(tensors, ctx.needs_input_grad[2:])
         with exact(tensors[0]):
-            second = _second(ctx.sides, grads[::2], walk.kernel is None)
-            if (kernel := walk.kernel) is not None:
-                facts = [torch.stack(x, 1) for x in zip(second.lse, second.force, second.pull, strict=True)]
-                if (by_kernel := kernel.gradients(tensors, facts, wanted)) is not None:
-                    return None, None, *by_kernel
-                tensors = kernel.full(tensors)
-                walk = walk.by_torch(tensors)
-            sums = zeros(tensors, wanted)
-            for number, (tile, here, where) in enumerate(walk.each(tensors)):
-                logits, pull = walk.score.forward_with_vjp(
-                    *here, ctx.known[number] if number < len(ctx.known) else None
-                )
+            for tile, part, where in walk.each(tensors):
+                logits, pull = walk.score.forward_with_vjp(*part)
                 pull(second.slopes(logits, tile, where), walk.part(sums, tile))
         return None, None, *sums
-
-
-def _first_pass(walk: TileWalk, sides: list["_Side"], tensors: Parts, learns: bool) -> list[Tensor]:
-    """Adds all tiles to the sums of the sides. The logits of the first tiles, if they are used again"""
-    known: list[Tensor] = []
-    room = walk.room(tensors) if learns and walk.score.closed else 0
-    for tile, here, where in walk.each(tensors):
-        logits = walk.score.tile(*here)
-        room -= logits.nbytes
-        if room >= 0:
-            known.append(logits)
-        if where is not None:
-            hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
-            for side in sides:
-                side.hit[side.part(tile)] += hits.sum(1 - side.number)
-                side.mass[side.part(tile)] += where.weight.sum(1 - side.number)
-            logits = fill_others(logits, where, -torch.inf)
-        for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
-            part = side.part(tile)
-            side.lse[part] = torch.logaddexp(side.lse[part], lse)
-    return known
 
 
 class _Side:
@@ -190,8 +129,15 @@ class _Side:
         self.hit = torch.zeros_like(self.shares)  # sum of weight * logit
         self.mass = torch.zeros_like(self.shares)  # sum of weight
 
-    def part(self, tile: Tile) -> slice:
-        return tile.cols if self.number else tile.rows
+    def add(self, logits: Tensor, tile: Tile, where: PairMask | None) -> None:
+        """Add the sums of a tile."""
+        part = tile.cols if self.number else tile.rows
+        if where is not None:
+            hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
+            self.hit[part] += hits.sum(1 - self.number)
+            self.mass[part] += where.weight.sum(1 - self.number)
+            logits = fill_others(logits, where, -torch.inf)
+        self.lse[part] = torch.logaddexp(self.lse[part], fused(log_sum)(logits, 1 - self.number))
 
     def mean(self) -> tuple[Tensor, Tensor]:
         asks = self.mass > 0
@@ -199,37 +145,14 @@ class _Side:
         return total(self.shares, losses), (self.shares * asks).sum()
 
 
-def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
-    """The logs of the sums of exponentials of rows [r] and, with two sides, of columns [c]
-
-    Two sides share the exponentials where they can; on a GPU each is a kernel or two.
-    """
-    if on_gpu(logits):
-        return [fused(log_sum)(logits, 1 - side) for side in range(sides)]
-    tops = [logits.amax(1 - side) for side in range(sides)]
-    if (zero := _near(tops)) is not None:
-        exps = _exp_from(logits, zero)
-        return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
-    return [log_sum(logits, 1 - side, top) for side, top in enumerate(tops)]
-
-
-def log_sum(logits: Tensor, axis: int, top: Tensor | None = None) -> Tensor:
-    """The log of the sum of exponentials over an axis. top: the largest of them"""
-    top = logits.amax(axis) if top is None else top
+def log_sum(logits: Tensor, axis: int) -> Tensor:
+    """The log of the sum of exponentials over an axis."""
+    top = logits.amax(axis)
     zero = top.masked_fill(top.abs() == torch.inf, 0.0)
-    return _exp_from(logits, zero.unsqueeze(axis)).sum(axis).log() + zero
+    return exp_from(logits, zero.unsqueeze(axis)).sum(axis).log() + zero
 
 
-def _near(sides: list[Tensor]) -> Tensor | None:
-    """The largest number of two sides if all but -inf are near to it; else None"""
-    if len(sides) == 1 or on_gpu(sides[0]):  # there the host would wait
-        return None
-    both = torch.cat(sides)
-    top, bottom = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
-    return top if 0 <= float(top - bottom) <= NEAR else None
-
-
-def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
+def exp_from(logits: Tensor, zero: Tensor) -> Tensor:
     """exp(logits - zero)"""
     return torch.add(-LOG2E * zero, logits, alpha=LOG2E).exp2_()
 
@@ -237,17 +160,13 @@ def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
 class _Second(NamedTuple):
     """The second pass; the first tensor of each list is of rows, a second one of columns."""
 
-    near: Tensor | None  # [] a number near to all of lse, if they share the exponentials
     lse: list[Tensor]
-    force: list[Tensor]  # gradient by the loss of each row; with `near` times exp(near - lse)
+    force: list[Tensor]  # gradient by the loss of each row
     pull: list[Tensor]  # gradient by that loss for a weight of 1
 
     def slopes(self, logits: Tensor, tile: Tile, where: PairMask | None) -> Tensor:
         """The gradient by the logits of a tile."""
-        if self.near is not None:
-            out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
-        else:
-            out = fused(forced)(logits, _across(self.lse, tile), _across(self.force, tile))
+        out = fused(forced)(logits, _across(self.lse, tile), _across(self.force, tile))
         if where is None:
             return out
         return fill_others(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
@@ -255,7 +174,7 @@ class _Second(NamedTuple):
 
 def forced(logits: Tensor, lse: list[Tensor], force: list[Tensor]) -> Tensor:
     """The sum over the sides of exp(logits - lse) * force"""
-    return _added([_exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
+    return _added([exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
 
 
 def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
@@ -268,7 +187,7 @@ def _added(sides: list[Tensor]) -> Tensor:
     return sides[0] if len(sides) == 1 else sides[0] + sides[1]
 
 
-def _second(sides: list[_Side], grads: Sequence[Tensor], may_share: bool) -> _Second:
+def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
     asks = [side.mass > 0 for side in sides]
     force = [
         torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
@@ -277,10 +196,7 @@ def _second(sides: list[_Side], grads: Sequence[Tensor], may_share: bool) -> _Se
     pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
     # No exponential of a row that is no query is more than 0.
     lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
-    near = _near([side.lse for side in sides]) if may_share else None
-    if near is not None:
-        force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
-    return _Second(near, lse, force, pull)
+    return _Second(lse, force, pull)
 
 
 class PairwiseLoss(ABC):
@@ -365,10 +281,8 @@ def pair_loss(
     rows, cols, shared = (tuple(full(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tensors = (*rows, *cols, *shared)
-    usual = isinstance(loss, SoftmaxLoss | SigmoidLoss)
-    kernel = KernelDots.of(score, blocks, tensors) if usual else None
-    tiles = () if kernel is not None else tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
-    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]), kernel)
+    tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
+    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
     sums = function.apply(walk, torch.is_grad_enabled(), *tensors)
     return tuple(Mean(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
@@ -381,10 +295,7 @@ class _OnePass(torch.autograd.Function):
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         wanted, shares = [learns and want for want in ctx.needs_input_grad[2:]], walk.shares[0]
         with exact(tensors[0]):
-            out = None
-            if (kernel := walk.kernel) is not None:
-                out = kernel.binary(kernel.operands(tensors), shares.to(tensors[0].dtype), wanted)
-            losses, sums = out or _only_pass(walk.by_torch(tensors), tensors, wanted)
+            losses, sums = _only_pass(walk, tensors, wanted)
         ctx.sums = sums
         number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)

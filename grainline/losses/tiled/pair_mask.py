@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grainline.nn.hashing import hash_pairs
-from grainline.types import Clock, by_host
+from grainline.types import Clock
 
 
 class RowIds(NamedTuple):
@@ -70,7 +70,6 @@ class PairMatrix(NamedTuple):
     sibling: float = 1.0
     decay: float = 0.0
     against: Tensor | None = None  # [M] weight of each column as a negative; None: 1
-    look: bool = True  # at the ids, for tiles without pairs or of negatives alone; False: no wait
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile, by default of the whole matrix, with weights of that type."""
@@ -110,13 +109,11 @@ class PairMatrix(NamedTuple):
         """Tiles of at most `height` rows and `width` columns that may hold pairs, row by row.
 
         `whole` and `plain` may be False where they hold, never True where they do not. The host looks at the
-        ids, or with `look` False, and for a single tile on a GPU, does not.
+        ids.
         """
         split = len(self.rows.item)
-        if not self.look or (self.rows.item.is_cuda and split <= height and self.wide <= width):
-            yield from all_tiles(split, self.wide, height, width)
-            return
-        item, image, group, slot = by_host(side_by_side, *self.rows, *self.cols)
+        sides = torch.stack(self.rows), torch.stack(self.cols)
+        item, image, group, slot = torch.cat(sides, 1).cpu()
         keys = RowIds(item, torch.where(image >= 0, by_first_place(image), -1), group, slot)
         down = _stripes(RowIds(*(x[:split] for x in keys)), height)
         across = _stripes(RowIds(*(x[split:] for x in keys)), width)
@@ -127,11 +124,6 @@ class PairMatrix(NamedTuple):
                     whole = row.full and col.full and one_group
                     plain = whole and self.against is None and not _meet(row.image, col.image)
                     yield Tile(row.part, col.part, whole, plain)
-
-
-def side_by_side(*ids: Tensor) -> Tensor:
-    """The ids of rows [n], then those of columns [M] -> [4, n + M]"""
-    return torch.cat([torch.stack(ids[:4]), torch.stack(ids[4:])], 1)
 
 
 _Span = tuple[int, int]  # least and greatest of some numbers; of none, the first is larger
@@ -230,82 +222,11 @@ class SampledPairs(NamedTuple):
 
     def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
         """Add the gradients [r, c, ...] of a tile to those of the columns; 0 where there is no pair."""
-        x.index_add_(0, self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1))
-
-
-class SampledMask(NamedTuple):
-    """The pairs of `sample_negatives` as a mask over all columns: on a GPU the host waits for nothing."""
-
-    rows: RowIds  # n of them
-    cols: RowIds  # M of them
-    rank: Tensor  # [M] place of a caption among those of its image
-    number: Tensor  # [M] of these; 1 for padding and foils
-    clock: Clock
-    max_pairs: int | None = None  # no row has more pairs, if the host knows such a number
-
-    @property
-    def wide(self) -> int:
-        """How many columns a row has."""
-        return len(self.cols.item)
-
-    def tiles(self, height: int, width: int) -> Iterator[Tile]:
-        """Parts of the matrix with so many rows and columns at most."""
-        return all_tiles(len(self.rows.item), self.wide, height, width)
-
-    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
-        """The pairs of a tile: [r, c]"""
-        a, b = (
-            RowIds(*(x[part] for x in ids)) for ids, part in ((self.rows, tile.rows), (self.cols, tile.cols))
-        )
-        met = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
-        same = met & (a.image[:, None] == b.image) & (b.image >= 0)
-        lot = hash_pairs(self.clock, a.image, b.image) % self.number[tile.cols]
-        sampled = (lot == self.rank[tile.cols]) | (b.image < 0)
-        return PairMask(same | (met & sampled), same, same.to(dtype))
-
-    def take(self, x: Tensor, tile: Tile) -> Tensor:
-        """As of `PairMatrix`, which `room` and `put` are as well."""
-        return x[tile.cols]
-
-    def room(self, x: Tensor, tile: Tile) -> Tensor:
-        return x[tile.cols]
-
-    def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
-        pass
-
-
-class SampledLists(NamedTuple):
-    """The pairs of a `SampledMask` as lists, for scores that read columns by their places.
-
-    Columns of a tile are all columns; the places go among the tensors of rows.
-    """
-
-    rows: RowIds  # n of them
-    places: Tensor  # [n, C] int64 columns, -1 = none
-    same: Tensor  # [n, C] bool, True = a caption of the image
-
-    @property
-    def wide(self) -> int:
-        """How many places a row has."""
-        return self.places.shape[1]
-
-    def tiles(self, height: int, width: int) -> Iterator[Tile]:
-        """So many rows with all their places, which are `width` at most."""
-        return all_tiles(len(self.places), self.wide, height, width)
-
-    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
-        """The pairs of a tile: [r, C]"""
-        real, same = self.places[tile.rows] >= 0, self.same[tile.rows]
-        return PairMask(real, same, same.to(dtype))
-
-    def take(self, x: Tensor, tile: Tile) -> Tensor:  # noqa: ARG002
-        return x
-
-    def room(self, x: Tensor, tile: Tile) -> Tensor:  # noqa: ARG002
-        return x
-
-    def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
-        pass
+        index, part = self.places[tile.rows, tile.cols].clamp(min=0).flatten(), part.flatten(0, 1)
+        if x.is_cuda:  # index_add_ has other bits in each run there
+            x.index_put_((index,), part, accumulate=True)
+        else:
+            x.index_add_(0, index, part)
 
 
 def all_tiles(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
@@ -315,7 +236,7 @@ def all_tiles(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
             yield Tile(slice(top, top + height), slice(left, left + width))
 
 
-Pairs = PairMatrix | SampledPairs | SampledMask | SampledLists
+Pairs = PairMatrix | SampledPairs
 
 
 def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
@@ -352,32 +273,6 @@ def all_negatives(rows: RowIds, cols: RowIds) -> PairMatrix:
     share = torch.ones_like(cols.item, dtype=torch.float64)
     share[by_image.columns] = by_image.number.repeat_interleave(by_image.number).double().reciprocal()
     return PairMatrix(rows, cols, against=share)
-
-
-def without_waits(rows: RowIds, cols: RowIds, negatives: str, clock: Clock) -> Pairs:
-    """`sample_negatives`, or `all_negatives`, in which the host does not wait for the device."""
-    rank, number = _ranks(cols)
-    if negatives == "sampled":
-        return SampledMask(rows, cols, rank, number, clock)
-    return PairMatrix(rows, cols, against=number.double().reciprocal(), look=False)
-
-
-def _ranks(cols: RowIds) -> tuple[Tensor, Tensor]:
-    """The place of each caption among those of its image and group, by item, and their number: [M] each.
-
-    The number of padding and foils is 1.
-    """
-    none = ~(cols.real() & (cols.image >= 0))  # padding and foils come last
-    place = order = torch.arange(len(none), device=none.device)
-    for ids in (cols.item, cols.image, cols.group, none):  # stable: the last one counts most
-        order = order[ids[order].argsort(stable=True)]
-    fresh = torch.ones_like(none)
-    fresh[1:] = torch.stack([x[order][1:] != x[order][:-1] for x in (cols.image, cols.group, none)]).any(0)
-    run = fresh.cumsum(0) - 1
-    first = torch.where(fresh, place, 0).cummax(0).values if len(place) else place
-    size = torch.zeros_like(place).scatter_add_(0, run, torch.ones_like(place))
-    number, rank = torch.empty_like(place), torch.empty_like(place)
-    return rank.scatter_(0, order, place - first), number.scatter_(0, order, size[run]).masked_fill(none, 1)
 
 
 class _Images(NamedTuple):

@@ -1,13 +1,16 @@
-"""Scores of tiles of pairs, and how gradients pass through them, for `pair_loss.py`."""
+"""Scores of tiles of pairs, how gradients pass through them, and the precision of their products.
+
+Losses are computed at least in float32. In training in half precision on a GPU the operands of large products
+are bfloat16, with the range of float32, and sums stay float32: gradients are right to about 4e-3 then.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-
-from grainline.losses.tiled.operands import Operands
 
 Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
@@ -19,12 +22,62 @@ same shapes; None: not wanted."""
 CACHED = 512  # rows and columns of a tile on a CPU: it stays in the cache of a core
 LARGE = 4096  # elsewhere: a tile takes 64 MiB then, and a few are alive at a time
 
+_HALF: ContextVar[bool] = ContextVar("_HALF", default=False)
+
+
+@contextmanager
+def half_products(allowed: bool) -> Iterator[None]:
+    """A block whose losses may have operands in half precision. Training puts its losses, which stand outside
+    autocast, into one."""
+    before = _HALF.set(allowed)
+    try:
+        yield
+    finally:
+        _HALF.reset(before)
+
+
+@contextmanager
+def exact(x: Tensor) -> Iterator[None]:
+    """A block in which autocast lowers no precision; where it was on, `half_operands` may all the same."""
+    kind = x.device.type
+    with half_products(_HALF.get() or torch.is_autocast_enabled(kind)), torch.autocast(kind, enabled=False):
+        yield
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether products are to be few and large, rather than stay in a cache."""
+    return x.device.type == "cuda"
+
+
+def half_operands(x: Tensor) -> bool:
+    """Whether products of tensors like this one have operands in bfloat16."""
+    return _HALF.get() and x.dtype == torch.float32 and on_gpu(x)
+
+
+def product(a: Tensor, b: Tensor, half: bool = False) -> Tensor:
+    """a @ b over the last two axes; half: of operands in bfloat16, with sums in float32"""
+    if not half:
+        return a @ b
+    a, b = a.bfloat16(), b.bfloat16()
+    if not (a.is_cuda and "dtype" in torch.ops.aten.bmm.overloads()):  # torch 2.8 and newer
+        return a.float() @ b.float()
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (x.expand(*lead, *x.shape[-2:]).reshape(lead.numel(), *x.shape[-2:]) for x in (a, b))
+    return torch.bmm(a, b, out_dtype=torch.float32).view(*lead, a.shape[1], b.shape[2])
+
+
+def add_product(into: Tensor | None, a: Tensor, b: Tensor, half: bool = False) -> None:
+    """into += a @ b, of two axes each, if that is wanted."""
+    if into is None:
+        return
+    if half:
+        into += product(a, b, half)
+    else:
+        into.addmm_(a, b)
+
 
 class Score(ABC):
     """The logits of tiles. Abstract."""
-
-    closed: ClassVar[bool] = False
-    """Whether `forward_with_vjp` can use known logits, rather than compute the tile again."""
 
     @abstractmethod
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
@@ -32,20 +85,11 @@ class Score(ABC):
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
         """The most rows and columns of a tile. wide: how many columns each row has in all"""
-        side = CACHED if rows[0].device.type == "cpu" else LARGE
+        side = LARGE if on_gpu(rows[0]) else CACHED
         return side, side
 
-    def forward_with_vjp(
-        self,
-        rows: Parts,
-        cols: Parts,
-        shared: Parts,
-        known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Vjp]:
-        """The logits of a tile, and how a gradient passes through it: here by autograd.
-
-        known  [r, c] the logits, if they are there already; only where `closed`
-        """
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
+        """The logits of a tile, and how a gradient passes through it: here by autograd."""
         everything = (*rows, *cols, *shared)
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in everything]
@@ -63,56 +107,21 @@ class Score(ABC):
 
 
 class Dot(Score):
-    """Inner products of rows [n, D] with columns [M, D]; the caller scales the rows beforehand.
+    """Inner products of rows [n, D] with columns [M, D]; the caller scales the rows beforehand."""
 
-    Columns of a tile may be [r, c, D]: a list of its own for each row.
-    """
-
-    closed = True
-    by = Operands(None)
-
-    def __init__(self, operands: Operands | None = None) -> None:
-        """operands: of products of rows with shared columns; None: as they are"""
-        if operands is not None:
-            self.by = operands
+    def __init__(self, half: bool = False) -> None:
+        """half: operands of products in bfloat16"""
+        self.half = half
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
-        if cols[0].dim() == 3:
-            return (cols[0] @ rows[0][..., None])[..., 0]
-        return self.by.product(rows[0], cols[0].T)
+        return product(rows[0], cols[0].T, self.half)
 
-    def forward_with_vjp(
-        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Vjp]:
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            if self.by.dtype is None or cols[0].dim() == 3:
-                add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
-                return
-            slopes = self.by.scaled(by_logits)
-            for into, a, b in ((sums[0], slopes.x, cols[0]), (sums[1], slopes.x.T, rows[0])):
-                if into is not None:
-                    other = self.by.scaled(b)
-                    into.addcmul_(self.by.wide(a, other.x), slopes.unit * other.unit)
+            add_product(sums[0], by_logits, cols[0], self.half)
+            add_product(sums[1], by_logits.T, rows[0], self.half)
 
-        return self.tile(rows, cols, shared) if known is None else known, pull
-
-
-def add_products(
-    by_logits: Tensor, sides: tuple[Tensor, Tensor], sums: tuple[Tensor | None, Tensor | None]
-) -> None:
-    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D] or [r, c, D]."""
-    rows, cols = sides
-    by_rows, by_cols = sums
-    if cols.dim() == 3:
-        if by_rows is not None:
-            by_rows += (by_logits[:, None] @ cols)[:, 0]
-        if by_cols is not None:
-            by_cols.addcmul_(by_logits[..., None], rows[:, None])
-        return
-    if by_rows is not None:
-        by_rows.addmm_(by_logits, cols)
-    if by_cols is not None:
-        by_cols.addmm_(by_logits.T, rows)
+        return self.tile(rows, cols, shared), pull
 
 
 def only_once() -> None:

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.operands import Operands, exact, fused, operands
-from grainline.losses.tiled.pair_loss import LOG2E, only_once, scaled, zeros
-from grainline.types import Mean, from_host, full
+from grainline.kernels.launch import fused
+from grainline.losses.tiled.pair_loss import exp_from, scaled, zeros
+from grainline.losses.tiled.scores import add_product, exact, half_operands, only_once, product
+from grainline.types import Mean, full
 
 TILE = {"cpu": 2**22}
 """Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""
 ELSEWHERE = 2**26
-SHARES = 2.0**-12
-"""hidden / rest is stored in units of so much times that of hidden. rest is between 1 and the number of
-entries: values are 2**12 at most, and those of a token to which 2**16 entries are alike 2**-4."""
 
 
 def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
@@ -38,7 +36,7 @@ def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
     tokens in float64. Differentiable once.
     """
     entries = len(table)
-    counts = from_host(lambda target: ((target >= 0) & (target < entries)).nonzero()[:, 0], target)
+    counts = ((target >= 0) & (target < entries)).nonzero()[:, 0]
     hidden, target = full(hidden)[counts], target[counts]
     if hidden.dtype != table.dtype:
         table = table.to(hidden.dtype)
@@ -54,9 +52,7 @@ class _OnePass(torch.autograd.Function):
         sums = zeros((hidden, table), [learns and want for want in ctx.needs_input_grad[1:3]])
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
         with exact(hidden):
-            by = operands(hidden)
-            given = hidden, table, target, sums, size
-            losses = _in_half(by, *given) if by.dtype else _in_full(*given)
+            losses = _losses(hidden, table, target, sums, size)
         ctx.sums = sums
         return losses.double().sum().to(losses.dtype)
 
@@ -66,70 +62,32 @@ class _OnePass(torch.autograd.Function):
         return None, *scaled(ctx, grads[0]), None
 
 
-Sums = Sequence[Tensor | None]
-
-
-def _in_full(hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, size: int) -> Tensor:
-    """The losses of all tokens, some at a time; their gradients are added to the sums."""
-    losses = hidden.new_zeros(len(hidden))
-    logits = hidden.new_empty(min(size, len(hidden)), len(table))
-    for start in range(0, len(hidden), size):
-        part = slice(start, start + size)
-        parts = None if sums[0] is None else sums[0][part], sums[1]
-        losses[part] = _tile(hidden[part], table, target[part], logits[: len(target[part])], parts)
-    return losses
-
-
-def _tile(hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: Sums) -> Tensor:
-    """The losses of some tokens [t]. `logits` [t, V] is written to.
+def _losses(
+    hidden: Tensor, table: Tensor, target: Tensor, sums: Sequence[Tensor | None], size: int
+) -> Tensor:
+    """The losses of all tokens, `size` at a time; their gradients are added to the sums.
 
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: its
     factors are scaled by 1 / rest, and the target is subtracted by itself.
     """
-    torch.mm(hidden, table.T, out=logits)
-    hit = logits.gather(1, target[:, None])[:, 0]
-    top = logits.amax(1)
-    exps = torch.add(top[:, None] * -LOG2E, logits, alpha=LOG2E, out=logits).exp2_()
-    rest = exps.sum(1)
-    by_hidden, by_table = sums
-    if by_hidden is not None:
-        torch.mm(exps, table, out=by_hidden).div_(rest[:, None]).sub_(table[target])
-    if by_table is not None:
-        by_table.addmm_(exps.T, hidden / rest[:, None]).index_add_(0, target, hidden, alpha=-1)
-    return rest.log() + top - hit
-
-
-def _in_half(by: Operands, hidden: Tensor, table: Tensor, target: Tensor, sums: Sums, size: int) -> Tensor:
-    """As `_in_full`, with operands in half precision. A tile is as few launches as can be: on an H200 the
-    host took longer over 46 of them than the device.
-    """
-    tokens, entries = by.scaled(hidden), by.scaled(table)
-    unit, share = tokens.unit * entries.unit, tokens.unit * SHARES
-    hit, top, rest = (hidden.new_zeros(len(hidden)) for _ in range(3))
-    by_hidden, by_table = sums
+    losses, half, (by_hidden, by_table) = hidden.new_zeros(len(hidden)), half_operands(hidden), sums
+    entries = table.bfloat16() if half else table
     for start in range(0, len(hidden), size):
         part = slice(start, start + size)
-        logits = by.wide(tokens.x[part], entries.x.T)
-        hit[part] = logits.gather(1, target[part, None])[:, 0]
-        exps, top[part], rest[part] = fused(exponentials)(logits, unit, by.dtype)
+        logits = product(hidden[part], entries.T, half)
+        exps, top, rest = fused(exponentials)(logits)
+        losses[part] = rest.log() + top - logits.gather(1, target[part, None])[:, 0]
         del logits
         if by_hidden is not None:
-            by.add_product(by_hidden[part], exps, entries.x)
-        if by_table is not None:
-            shares = torch.empty_like(tokens.x[part])
-            by.add_product(
-                by_table, exps.T, torch.div(hidden[part], (rest[part] * share)[:, None], out=shares)
-            )
-    if by_hidden is not None:
-        by_hidden.mul_((entries.unit / rest)[:, None]).sub_(table[target])
-    if by_table is not None:  # index_add_ has other bits in each run
-        by_table.mul_(share).index_put_((target,), -hidden, accumulate=True)
-    return rest.log() + top - hit * unit
+            by_hidden[part] = product(exps, entries, half) / rest[:, None] - table[target[part]]
+        add_product(by_table, exps.T, hidden[part] / rest[:, None], half)
+    if by_table is not None:  # index_add_ has other bits in each run on a GPU
+        by_table.index_put_((target,), -hidden, accumulate=True)
+    return losses
 
 
-def exponentials(logits: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logit - top) of rows of logits in a unit, as operands; top, and the sum: [t, V], [t], [t]"""
-    logits = logits * unit
+def exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logit - top) of rows of logits; top, and the sum: [t, V], [t], [t]"""
     top = logits.amax(1)
-    exps = ((logits - top[:, None]) * LOG2E).exp2()
-    return exps.to(dtype), top, exps.sum(1)
+    exps = exp_from(logits, top[:, None])
+    return exps, top, exps.sum(1)

@@ -145,22 +145,13 @@ def graded(selector: Selector, decide: Decide) -> Callable[[Encoded, Encoded, Co
         first = scores(selector, SelectionImages(*(x.detach() for x in image_side)), text_side, decide)
         count = counts(first)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
-        number = int(count.sum())  # here the host waits for a GPU
-        if number > DENSE_FROM * count.numel():
+        row, column = count.nonzero(as_tuple=True)
+        if len(row) > DENSE_FROM * count.numel():
             return dense(selector, image_side, text_side, decide)
-        row, column = _places(count, number)
         again = pairs(selector, image_side, text_side, (row, column), decide)
         return first.index_put((row, column), again)
 
     return score_batch
-
-
-def _places(real: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """As `real.nonzero(as_tuple=True)`, where the host knows how many there are: it waits for nothing."""
-    flat = real.flatten()
-    to = torch.where(flat, flat.cumsum(0) - 1, number)
-    place = to.new_empty(number + 1).scatter_(0, to, torch.arange(len(to), device=to.device))[:number]
-    return place // real.shape[1], place % real.shape[1]
 
 
 def keep_shares(

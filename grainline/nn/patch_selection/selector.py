@@ -31,7 +31,7 @@ from grainline.nn.selection import (
     stretched,
     weighted_score,
 )
-from grainline.types import Encoded, by_host, each, full, vectors_only
+from grainline.types import Encoded, each, full, vectors_only
 
 MAX_LOGIT_RANGE = 30.0  # of a slot: exp(-30) has a square in float32
 HALF_LOGIT_RANGE = 8.0  # and exp(-8) all digits in float16
@@ -138,7 +138,7 @@ def pays(image_side: SelectionImages, text_side: SelectionTexts, half: bool = Fa
     texts, slots = text_side.mask.shape[1], image_side.logits.shape[1]
     if not count or texts < MIN_TEXTS or number >= width or not slots:
         return False
-    words = by_host(lambda mask: int(mask.sum()), text_side.mask) / texts
+    words = int(text_side.mask.sum()) / texts
     work = number * (words * width + slots * words + slots * number)
     if work > MAX_WORK * slots * width * (number + words):
         return False

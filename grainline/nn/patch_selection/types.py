@@ -9,7 +9,7 @@ from torch import Tensor
 from grainline.nn.hashing import logistic
 from grainline.nn.pooling import unit
 from grainline.nn.selection import Matching, gumbel_st
-from grainline.types import Clock, Encoded, by_host, full, mirror, upload
+from grainline.types import Clock, Encoded, full
 
 Branches = Literal["both", "sparse", "dense", "joint"]
 """Patches are selected by text and description separately, by one, or by both in one score (equation 3)."""
@@ -119,7 +119,7 @@ def selection_texts(texts: Encoded) -> SelectionTexts:
     return SelectionTexts(
         full(texts.vector)[None],
         unit(texts.tokens)[None],
-        mirror(lambda mask: mask[None], texts.mask),
+        texts.mask[None],
         texts.item[None],
     )
 
@@ -136,9 +136,8 @@ def _lengths(mask: Tensor) -> Tensor:
 
 def by_length(text_side: SelectionTexts, number: int) -> Iterator[tuple[Tensor, SelectionTexts]]:
     """Chunks of at most `number` texts, by length, trimmed to the longest of each; with their indices."""
-    length, order = by_host(_lengths, text_side.mask).sort(stable=True)
+    length, order = _lengths(text_side.mask).sort(stable=True)
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
-    order = upload(order, text_side.mask.device)
     for chunk, longest_of_chunk in zip(order.split(number), longest, strict=False):
         query, words, mask, item = (x[:, chunk] for x in text_side)
         words, mask = (x[:, :, : max(1, longest_of_chunk)].contiguous() for x in (words, mask))
