@@ -158,14 +158,14 @@ def settings_of(data: str) -> list[Setting]:
 
 def phrases(folder: Fivefold, data: str) -> None:
     """tIoU of groups, of what stands beside them, and the other measures of the groups."""
-    titles = ["tIoU", "uniform chunks", "position oracle", "shuffled, in place", "shuffled, with them"]
+    titles = ["tIoU", "uniform chunks", "shuffled, in place", "shuffled, with them"]
     print(f"\n### {data}: phrases\n\n| setting | {' | '.join([*titles, *MEASURES[1:]])} | minutes |")
     print("|---|" + "---|" * (len(titles) + len(MEASURES)))
     for setting in settings_of(data):
         found = cells(folder, setting.key, [f"phrases on {data}"])
         k = groups_of(setting.name)
         chunks = AS_MANY if setting.name == "by-length" else uniform(k)
-        names = [OWN, chunks, f"position oracle, K = {k}", IN_PLACE, MOVED]
+        names = [OWN, chunks, IN_PLACE, MOVED]
         columns = [f"tIoU, {name}" for name in names] + [f"{measure}, {OWN}" for measure in MEASURES[1:]]
         if found:
             shown = " | ".join(found.get(column, "") for column in columns)

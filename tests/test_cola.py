@@ -22,7 +22,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
-from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file, margins
+from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -80,20 +80,6 @@ def measured(source: Cola, model: Counting | None = None, lost: float = 0.0, **o
 
 def encode(source: Cola, lost: float = 0.0, model: Counting | None = None) -> Encodings:
     return ColaSuite().encode(model or Counting(), source, Settings(max_corrupt=lost))  # type: ignore[arg-type]
-
-
-def test_the_metric_is_strict_and_asks_captions_not_images() -> None:
-    score = torch.tensor(
-        [
-            [[0.3, 0.2], [0.25, 0.4]],
-            [[0.3, 0.5], [0.25, 0.4]],  # caption 2 takes image 1
-            [[0.3, 0.2], [0.3, 0.4]],  # a tie of caption 1
-            [[0.3, 0.5], [0.3, 0.4]],  # a tie of caption 1, and caption 2 is wrong without one
-            [[0.3, 0.35], [0.2, 0.4]],  # image 1 prefers the wrong caption, which is another metric
-            [[-0.5, -0.9], [-0.6, -0.7]],
-        ]
-    )
-    assert margins(score).tolist() == pytest.approx([0.05, -0.1, 0.0, -0.1, 0.05, 0.1])
 
 
 @pytest.mark.parametrize("pairwise", [False, True])

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
 from runs import call, complaint
+from test_suite import InMemory
 from torch import Tensor
 
 from grainline.data.benchmarks.long_captions import HimoDocci
@@ -100,22 +101,6 @@ def encoded(vectors: Sequence[Sequence[float]]) -> Encoded:
     vector = F.normalize(torch.tensor(vectors, dtype=torch.float32), dim=1)
     n = len(vector)
     return Encoded(vector, vector[:, None], torch.ones(n, 1).bool(), torch.arange(n), torch.full((n,), -1))
-
-
-class InMemory:
-    path = "memory:test"
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> Record:
-        return self.records[index]
-
-    def fingerprint(self) -> str:
-        return "f00"
 
 
 WORDS = ("dog", "cat", "tree", "river", "stone", "house", "cloud", "street", "lamp", "window", "oak", "field")

@@ -33,10 +33,8 @@ from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
 from grainline.evaluation.suites.baselines import (
     CLUSTERINGS,
-    Cuts,
     Overlap,
     at_random,
-    best_cuts,
     chunks,
     clusterings,
     overlap,
@@ -141,8 +139,6 @@ def test_rules_read_nothing_but_the_number_of_tokens() -> None:
         sizes = np.bincount(found.labels, minlength=groups)
         assert (np.diff(found.labels) >= 0).all()
         assert sizes.max() - sizes.min() <= 1
-        cuts = Cuts(tuple(range(1, groups)), groups)
-        assert cuts.labels(length).labels.tolist() == found.labels.tolist()
     rng = np.random.default_rng(1)
     for _ in range(50):
         _, gold, _ = random_case(rng)
@@ -155,29 +151,6 @@ def test_rules_read_nothing_but_the_number_of_tokens() -> None:
     assert np.bincount(drawn, minlength=4) / len(drawn) == pytest.approx(0.25, abs=0.03)
     assert at_random(50, 4, 1).labels.tolist() == at_random(50, 4, 1).labels.tolist()
     assert at_random(50, 4, 1).labels.tolist() != at_random(50, 4, 2).labels.tolist()
-
-
-def test_the_position_oracle_is_as_good_as_it_says_and_finds_cuts_that_are_there() -> None:
-    rng = np.random.default_rng(2)
-
-    def mean(gold: list[np.ndarray], cuts: Cuts) -> float:
-        found = [(cuts.labels(one.shape[1]), one) for one in gold]
-        return float(np.mean([overlap(x.labels, one, x.groups).tiou for x, one in found]))
-
-    for groups in (1, 3, 5):
-        gold = [random_case(rng)[1] for _ in range(20)]
-        found = best_cuts(gold, groups)
-        equal = Cuts(tuple(found.of * k // groups for k in range(1, groups)), found.of)
-        assert len(found.at) == groups - 1
-        assert mean(gold, found) >= mean(gold, equal)
-    for _ in range(25):  # one cut has no neighbours: every place is tried
-        gold = [random_case(rng)[1] for _ in range(4)]
-        found = best_cuts(gold, 2)
-        best = max(mean(gold, Cuts((place,), found.of)) for place in range(found.of + 1))
-        assert mean(gold, found) == pytest.approx(best)
-    halves = [gold_of(12, range(3), range(3, 12))] * 4
-    cuts = best_cuts(halves, 2)
-    assert cuts.labels(12).labels.tolist() == [0] * 3 + [1] * 9
 
 
 # Words and tokens
@@ -512,10 +485,9 @@ def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
             if name not in CLUSTERINGS:
                 assert values == results[1].queries["scores"][name], name
         names = [metric.name for metric in results[0].metrics]
-        for rule in (uniform(4), "one group", "singletons", "random, K = 4", "position oracle, K = 4"):
+        for rule in (uniform(4), "one group", "singletons", "random, K = 4"):
             assert all(f"{measure}, {rule}" in names for measure in MEASURES)
         assert "tIoU, uniform chunks, K = 4" in headline(suite_of(results[0]), results[0])
-        assert any(note.startswith("the position oracle cuts at") for note in results[0].notes)
     assert (
         "this method makes no groups of tokens: rules and clusterings alone are measured" in results[0].notes
     )

@@ -465,45 +465,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_command_measures_benchmarks_together_and_names_the_images(
-    model: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    source = everything(
-        tmp_path, rows=svo_rows([("a <thing> & more", *SVO[0][1:]), *SVO[1:]]), left_out=["106"]
-    )
-    data = str(source.path).split(" ")
-    json_file, html = tmp_path / "r.json", tmp_path / "r.html"
-    ask = ["evaluate", model, "--suite", "probes", "--data", *data]
-    assert call(*ask, "--json", json_file, "--html", html) == 0
-    said = capsys.readouterr().out
-    for part in (NOUNS, f"{ALL}, foil-coco", "lack an image", "their acc_r"):
-        assert part in " ".join(said.split()), part
-    result = read(json_file)
+def test_the_command_measures_benchmarks_together_and_names_the_images(model: Path, tmp_path: Path) -> None:
+    source = everything(tmp_path, rows=svo_rows([("a <thing>", *SVO[0][1:]), *SVO[1:]]), left_out=["106"])
+    data, html = str(source.path).split(" "), tmp_path / "r.html"
+    ask = ["evaluate", model, "--suite", "probes", "--html", html, "--data"]
+    assert call(*ask, *data, "--json", tmp_path / "r.json") == 0
+    result = read(tmp_path / "r.json")
     assert result.data["fingerprint"] == source.fingerprint()
-    told = result.queries
-    ids = [
-        (told["keys"][a], told["keys"][b])
-        for a, b, of in zip(told["image"], told["other"], told["benchmark"], strict=True)
-        if of == "svo-probes"
+    keys, queries = result.queries["keys"], result.queries
+    pairs = zip(queries["image"], queries["other"], queries["benchmark"], strict=True)
+    assert [(keys[a], keys[b]) for a, b, name in pairs if name == "svo-probes"] == [
+        (a, b) for _, a, b, flags in SVO if len(flags.split()) == 1 and b != "106"
     ]
-    assert ids == [(a, b) for _, a, b, flags in SVO if len(flags.split()) == 1 and b != "106"]
     page = html.read_text()
-    assert page.index("Protocol") < page.index("Probes: most wrong") < page.index("Probes: most right")
     for part in ("Noun understanding", "foil of kind noun", "True text, ahead by"):
         assert part in page, part
-    assert call(*ask[:5], data[0], "--html", html) == 0
-    page = html.read_text()
-    assert "a <thing>" not in page
-    for part in (
-        "wrong image of kind verb",
-        "Right image, ",
-        "Wrong image, ",
-        "&lt;thing&gt;",
-    ):
-        assert part in page, part
-    capsys.readouterr()
-    assert call(*ask, "--compare-to", json_file) == 0
-    assert "difference" in capsys.readouterr().out
+    assert call(*ask, data[0]) == 0
+    for part in ("wrong image of kind verb", "Right image, ", "Wrong image, ", "&lt;thing&gt;"):
+        assert part in html.read_text(), part
 
 
 def test_whole_images_are_pressed_into_the_square_where_the_option_says_so(

@@ -18,7 +18,7 @@ from test_scenes import read as understood
 
 from grainline.data.formats.masks import run_lengths
 from grainline.data.open_source import open_source
-from grainline.data.record import CorruptSample, Record, Region
+from grainline.data.record import Record
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
@@ -32,7 +32,6 @@ from grainline.evaluation.suites.referring import (
     centred_box,
     overlap,
 )
-from grainline.evaluation.suites.regions import HEAT
 from grainline.model import Model
 from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
 
@@ -330,37 +329,3 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
         measure(model, plain)
-
-
-def test_a_region_that_is_measured_has_its_words() -> None:
-    """Nothing of a region but its phrase and mask is used."""
-    mask = np.zeros((40, 40), bool)
-    mask[5:20, 5:20] = True
-    image = Image.effect_noise((40, 40), 60).convert("RGB")
-    plain, full = (
-        Record("a", image, (), regions=(Region("a red dog", box, mask, span),))
-        for box, span in ((None, None), ((0.0, 0.0, 3.0, 3.0), ("long", 0, 3)))
-    )
-
-    class One:
-        path = "memory"
-
-        def __init__(self, record: Record | CorruptSample) -> None:
-            self.record = record
-
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, index: int) -> Any:
-            return self.record
-
-        def fingerprint(self) -> str:
-            return "one"
-
-    found = [
-        measure(tiny_model("clip"), One(record))[0].collected["referring"].expressions
-        for record in (plain, full)
-    ]
-    assert found[0] is not None
-    assert found[0] == found[1]
-    assert found[0][0].by[HEAT][1] >= mask.sum()

@@ -20,17 +20,16 @@ from test_scenes import read as understood
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Foil, Region, keys_of
 from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
-from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
-from grainline.evaluation.suite import Settings, variant
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
     FgOvdSuite,
@@ -40,9 +39,6 @@ from grainline.evaluation.suites.fgovd import (
 )
 from grainline.loading import load
 from grainline.model import Model
-
-Capture = pytest.CaptureFixture[str]
-
 
 COLOURS = ("red", "blue", "green", "wet")
 
@@ -417,41 +413,7 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
                 assert split == "dev" or len(values) == full[kind]
 
 
-def test_scenes_draw_foils_where_the_suite_asks_for_them() -> None:
-    one = Scenes("scenes:dev?count=2", size=48)
-    joined = variant(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48), "with_foils")
-    assert all(region.foils for i in range(5) for region in joined[i].regions)
-    found = variant(one, "with_foils")
-    assert isinstance(found, Scenes)
-    assert (found.size, found.path, len(found)) == (48, one.path, 2)
-    assert (
-        found.fingerprint()
-        == Scenes("scenes:dev?count=2&regions=2&size=48").fingerprint()
-        != one.fingerprint()
-    )
-    assert one[0].regions == ()
-
-
 # Boxes
-
-
-@pytest.mark.parametrize(
-    ("resize", "margin"), [("crop", 1.0), ("crop", 1.15), ("squash", 1.0), ("squash", 1.2)]
-)
-@pytest.mark.parametrize("size", [(90, 50), (37, 64), (64, 64)])
-def test_a_box_lies_where_its_pixels_lie_in_the_square(
-    resize: Any, margin: float, size: tuple[int, int]
-) -> None:
-    transform = EvalTransform(64, resize, "bilinear", margin)
-    width, height = size
-    for box in ((12, 9, 25, 22), (20, 15, 34, 37), (0, 0, 30, 45)):
-        pixels = np.zeros((height, width, 3), np.uint8)
-        pixels[box[1] : box[3], box[0] : box[2]] = 255
-        light = transform(pixels)[0] > 127
-        found = [light.any(axis).nonzero().flatten() for axis in (0, 1)]  # columns, rows
-        placed = [min(max(edge, 0.0), 64.0) for edge in transform.place(box, size)]
-        seen = [found[0][0], found[1][0], found[0][-1] + 1, found[1][-1] + 1]
-        assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
 
 
 # The suite

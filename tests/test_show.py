@@ -23,19 +23,7 @@ from grainline.evaluation.text_attention import TIMES, attention_maps, attention
 from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model
-from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, ramp
-from grainline.report.png import (
-    DPI,
-    FOOT,
-    GAP,
-    HEAD,
-    LINE,
-    SIDE,
-    SPACE,
-    UNDER,
-    write_panels,
-)
+from grainline.report.heatmap import borders, enlarged, mean_colours, overlay
 from grainline.types import Images
 
 Capture = pytest.CaptureFixture[str]
@@ -183,32 +171,6 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
 
 
 # The figure, the page and the command
-
-
-def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
-    colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
-    panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
-    shown_ = [Case("one", rows=[Row(panels)]), Case("two", rows=[Row(panels[2:3])])]
-    write_panels(tmp_path / "a.png", shown_, "title", "rule")
-    with Image.open(tmp_path / "a.png") as opened:
-        figure = opened.convert("RGB")
-    line = 2 * SPACE + LINE
-    tall = line + SIDE + UNDER
-    assert figure.height == pytest.approx((HEAD + 3 * tall + FOOT) * DPI, abs=2)
-
-    def at(column: int, row: int) -> tuple[int, ...]:
-        x = SPACE + column * (SIDE + SPACE) + SIDE / 2
-        found = figure.getpixel((round(x * DPI), round((HEAD + row * tall + line + SIDE / 2) * DPI)))
-        assert isinstance(found, tuple)
-        return found
-
-    assert [at(column, 0) for column in range(6)] == [panel.image.getpixel((0, 0)) for panel in panels[:6]]
-    assert [at(1, 1), at(0, 2)] == [panel.image.getpixel((0, 0)) for panel in (panels[6], panels[2])]
-    assert at(0, 1) == (255, 255, 255)
-    assert GAP > 0
-    bar = np.asarray(ramp(120, 24))[0].astype(int)
-    assert np.abs(bar[0] - 255).max() <= 5
-    assert (np.diff(bar[:, 2]) <= 0).all(), "from no colour to the full one"
 
 
 def run(folder: Path, model: Model, *given: object) -> Sequence[object]:

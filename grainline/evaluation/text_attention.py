@@ -62,17 +62,13 @@ def attention_maps(
     model: Model,
     image: ImageLike,
     texts: Sequence[str],
-    area: Box | None = None,
-    size: tuple[int, int] | None = None,
+    area: Box,
+    size: tuple[int, int],
 ) -> list[list[tuple[Part, np.ndarray]]]:
     """Where the parts of each text attend in an image: each with its weights over the pixels, [H, W]
 
-    area, size  what is read of the image, its width and height, as in `methods.heat.over_image`; None: the
-                image is the square that the model reads
+    area, size  what is read of the image, and its width and height, as in `methods.heat.over_image`
     """
-    side = model.method.size
-    size = (side, side) if size is None else size
-    area = Box(0, 0, *size) if area is None else area
     method, images = model.method, model.encode(images=[image])
     same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
 

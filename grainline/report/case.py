@@ -103,7 +103,6 @@ class CaseImage(NamedTuple):
     candidates: Sequence[Box] = ()  # boxes to choose from
     prediction: Box | None = None  # the one that the model chose
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
-    limit: float | None = None  # end of the range of colours; None: the largest size of any heat
     contrast: bool = False  # heat is `nn.upsample.contrast`: its range is that of all such maps
     whole: WholeImage | None = None  # what a page shows in place of the square; without boxes
     first: int = 0  # the text whose map a page shows first, from 1; 0: none
@@ -115,9 +114,7 @@ class CaseImage(NamedTuple):
     def range(self) -> float:
         """The end of the range of colours of all maps."""
         assert self.heat is not None, "there is heat"
-        if self.contrast:
-            return FULL
-        return limit_of(self.heat) if self.limit is None else self.limit
+        return FULL if self.contrast else limit_of(self.heat)
 
     @property
     def floor(self) -> float:

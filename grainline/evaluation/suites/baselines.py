@@ -11,7 +11,6 @@ then put in the order of their first tokens, so that their names decide nothing.
 """
 
 import warnings
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 SEED = 0  # results that are compared or pooled need the same draws
-CUTS = 24  # relative positions that a cut can take, at least
-ROUNDS = 20  # in which every cut moves once; a few are enough
 K_MEANS, SPECTRAL, MEAN_SHIFT = "k-means", "spectral clustering", "mean shift"
 CLUSTERINGS = (K_MEANS, SPECTRAL, MEAN_SHIFT)
 CLUSTERS = 4
@@ -65,21 +62,13 @@ def overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> Overlap:
     shared = np.zeros((groups, phrases), np.int64)  # tokens that a group and a phrase have in common
     np.add.at(shared, group, phrase.T)
     size, length = np.bincount(group, minlength=groups), phrase.sum(1)
-    iou = ious(shared, size, length)
+    iou = shared / np.maximum(size[:, None] + length - shared, 1)  # [K, P], 0 for groups without a token
     row, column = linear_sum_assignment(iou, maximize=True)
     inter = shared[row, column]
     precision, recall = inter / np.maximum(size[row], 1), inter / length[column]
     both = precision + recall
     f1 = 2 * precision * recall / np.where(both > 0, both, 1.0)
     return Overlap(*(float(x.mean()) for x in (iou[row, column], precision, recall, f1)))
-
-
-def ious(shared: np.ndarray, size: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Tokens in common by tokens of either: [..., K, P], 0 for groups without a token.
-
-    shared  [..., K, P];  size [..., K] annotated tokens of each group;  length [..., P] tokens of each phrase
-    """
-    return shared / np.maximum(size[..., :, None] + length[..., None, :] - shared, 1)
 
 
 def chunks(tokens: int, groups: int) -> Labelled:
@@ -94,60 +83,6 @@ def chunks(tokens: int, groups: int) -> Labelled:
 def at_random(tokens: int, groups: int, number: int) -> Labelled:
     """Every token in any group, with the same chance. number: of the caption, for the seed"""
     return Labelled(np.random.default_rng((SEED, number)).integers(0, groups, tokens), groups)
-
-
-class Cuts(NamedTuple):
-    """Captions cut at the relative positions `at[i] / of`, whatever their words."""
-
-    at: tuple[int, ...]
-    of: int
-
-    def labels(self, tokens: int) -> Labelled:
-        """The groups of a caption: a token lies behind a cut if its relative position is not below it."""
-        place = np.arange(tokens) * self.of
-        labels = np.searchsorted(np.array(self.at, np.int64) * tokens, place, "right")
-        return Labelled(labels, len(self.at) + 1)
-
-
-def best_cuts(gold: Sequence[np.ndarray], groups: int) -> Cuts:
-    """Cuts with a large mean tIoU on these captions: what a rule of position reaches that knows the answers.
-
-    gold    [P, L] bool for each caption, the tokens of each phrase
-    groups  one more than there are cuts
-
-    One cut after the other goes to the best place between its neighbours, from equal runs on, until none
-    moves. So it is never worse than equal runs; another combination may be better still.
-    """
-    of = groups * -(-CUTS // groups)
-    phrases, tokens = (np.array([one.shape[i] for one in gold]) for i in range(2))
-    marked = np.zeros((len(gold), phrases.max(), tokens.max() + 1), np.int64)
-    for row, one in zip(marked, gold, strict=True):
-        row[: one.shape[0], 1 : one.shape[1] + 1] = one
-    in_phrase = marked.cumsum(2)  # [C, P, L + 1] tokens of each phrase before each place
-    in_any = marked.any(1).cumsum(1)  # [C, L + 1] tokens of any phrase before each place
-
-    def mean_tiou(at: Sequence[int]) -> float:
-        """Phrases that fill up share no token with any group, so they add nothing."""
-        inner = -(-np.array(at, np.int64) * tokens[:, None] // of)  # [C, K - 1] first tokens behind the cuts
-        edges = np.concatenate([np.zeros_like(tokens)[:, None], inner, tokens[:, None]], 1)
-        shared = np.diff(np.take_along_axis(in_phrase, edges[:, None], 2), axis=2).swapaxes(1, 2)  # [C, K, P]
-        iou = ious(shared, np.diff(np.take_along_axis(in_any, edges, 1), axis=1), in_phrase[:, :, -1])
-        total = np.array([one[linear_sum_assignment(one, maximize=True)].sum() for one in iou])
-        return float((total / np.minimum(phrases, iou.shape[1])).mean())
-
-    at = [of * k // groups for k in range(1, groups)]
-    best = mean_tiou(at)
-    for _ in range(ROUNDS):
-        before = best
-        for k in range(len(at)):
-            for place in range(at[k - 1] if k else 0, (at[k + 1] if k + 1 < len(at) else of) + 1):
-                moved = [*at[:k], place, *at[k + 1 :]]
-                value = mean_tiou(moved)
-                if value > best:
-                    best, at = value, moved
-        if best == before:
-            break
-    return Cuts(tuple(at), of)
 
 
 def can_cluster() -> bool:

@@ -2,15 +2,14 @@
 
 tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, means over captions that have a
 phrase, begin and end tokens left out. The suite also measures rules that ignore the words: uniform chunks
-(as many as the method has groups, as it uses in a caption, and four), one group, single tokens, random groups
-and the cuts at relative positions that are best for these phrases. It measures clusters of
-token states where the method has a state of every token.
+(as many as the method has groups, as it uses in a caption, and four), one group, single tokens and random
+groups. It measures clusters of token states where the method has a state of every token.
 
 A method whose groups depend on positions alone does not beat uniform chunks by much. So captions are grouped
 a second time with their words in another order: phrases at the places of their words, and moved with them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ from grainline.evaluation.suites.baselines import (
     SEED,
     Labelled,
     at_random,
-    best_cuts,
     can_cluster,
     chunks,
     overlap,
@@ -85,16 +83,14 @@ class PhrasesSuite(Suite[NoOptions]):
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         grouped: Grouped = self.collected(data)
         number = grouped.groups or FOUR
-        cuts = best_cuts(grouped.gold, number)
         queries = {
             "texts": digest(grouped.texts),
             "image": list(grouped.image),
-            "scores": _scores(grouped, cuts.labels, number),
+            "scores": _scores(grouped, number),
         }
-        at = [cut / cuts.of for cut in cuts.at]
-        about = {"groups": grouped.groups, "anchor_seed": SEED, "fixed_cuts": at}
+        about = {"groups": grouped.groups, "anchor_seed": SEED}
         counts = {"texts": len(grouped.texts), "phrases": sum(map(len, grouped.gold))}
-        return Outcomes(queries, _notes(grouped, at), about, counts)
+        return Outcomes(queries, _notes(grouped), about, counts)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images.
@@ -152,7 +148,7 @@ class PhrasesSuite(Suite[NoOptions]):
         ]
 
 
-def _scores(grouped: Grouped, oracle: Callable[[int], Labelled], number: int) -> Scores:
+def _scores(grouped: Grouped, number: int) -> Scores:
     """The values of groups, rules and clusters for every caption."""
     gold = grouped.gold
     lengths = [one.shape[1] for one in gold]
@@ -163,7 +159,6 @@ def _scores(grouped: Grouped, oracle: Callable[[int], Labelled], number: int) ->
             labelled[AS_MANY] = [chunks(n, one.groups) for n, one in zip(lengths, groups, strict=True)]
     labelled |= {uniform(k): [chunks(n, k) for n in lengths] for k in (number, FOUR)}
     labelled |= {
-        f"position oracle, K = {number}": [oracle(n) for n in lengths],
         f"random, K = {number}": [at_random(n, number, i) for i, n in enumerate(lengths)],
         "one group": [chunks(n, 1) for n in lengths],
         "singletons": [chunks(n, n) for n in lengths],
@@ -183,15 +178,10 @@ def _overlaps(labelled: Iterable[Labelled], gold: Sequence[np.ndarray]) -> dict[
     return {name: list(column) for name, column in zip(MEASURES, zip(*values, strict=True), strict=True)}
 
 
-def _notes(grouped: Grouped, cuts: Sequence[float]) -> tuple[str, ...]:
+def _notes(grouped: Grouped) -> tuple[str, ...]:
     number = len(grouped.texts)
     phrases = sum(map(len, grouped.gold)) / number
     notes = [*count_notes(grouped.counts), f"{number} captions with {phrases:.2f} phrases each"]
-    if cuts:
-        places = ", ".join(f"{cut:.2f}" for cut in cuts)
-        notes.append(
-            f"the position oracle cuts at {places} of a caption, looked for on these phrases themselves"
-        )
     if not grouped.soft:
         notes.append("this method makes no groups of tokens: rules and clusterings alone are measured")
     else:

@@ -25,7 +25,15 @@ from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, count_notes, wilson_ends
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    accuracy,
+    count_notes,
+    mean_metric,
+)
 from grainline.evaluation.suites.regions import (
     HEAT,
     Compared,
@@ -80,16 +88,13 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 np.array([one[field] for one in pixels], np.float64) for field in FIELDS
             )  # [run, E]
             iou = both / either
-            values = np.stack([iou.mean(0), both.mean(0), either.mean(0), (iou > 0.5).mean(0)], axis=1)
-            mean, samples = values.mean(0), replicates(values, image, **settings.bootstrap)
-            ends = wilson_ends(values[:, 3], len(runs), settings)
-            of = "" if name == HEAT else f", {name}"
-            for label, value, resampled, interval in (
-                (MIOU, mean[0], samples[:, 0], None),
-                (CUMULATIVE, mean[1] / mean[2], samples[:, 1] / samples[:, 2], None),
-                (HALF, mean[3], samples[:, 3], ends),
-            ):
-                out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
+            parts = np.stack([both.mean(0), either.mean(0)], axis=1)  # [E, 2]
+            (inter, union), samples = parts.mean(0), replicates(parts, image, **settings.bootstrap)
+            suffix, number = "" if name == HEAT else f", {name}", iou.size
+            out[MIOU + suffix] = mean_metric(iou.mean(0), image, number, None, 0, "share", settings)
+            ratio = samples[:, 0] / samples[:, 1]
+            out[CUMULATIVE + suffix] = MetricSamples(float(inter / union), ratio, number, None, 0, "share")
+            out[HALF + suffix] = accuracy(iou > 0.5, image, None, 0, settings)
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
