@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import content, photo, photos, texts, tiny_model
+from indexes import TEXTS, content, photo, photos, texts, tiny_model
 from servers import running
 
 from grainline import files
@@ -229,3 +229,9 @@ def test_arrays_keep_no_file_open(made: Path) -> None:
     opened = open_index(made / "index", MODEL).reader
     assert len(opened) == 18
     assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_an_index_whose_folder_has_a_name_in_no_encoding_is_read(made: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\udcff index"
+    shutil.copytree(made / "index", odd)
+    assert len(open_index(odd, MODEL).search([TEXTS[0]], 3)[0].hits) == 3

@@ -128,7 +128,6 @@ def test_every_form_of_an_image_is_the_same_image(clip: Model, tmp_path: Path) -
         ({"texts": []}, "nothing to encode"),
         ({"images": iter([])}, "nothing to encode"),
         ({"texts": "a", "batch_size": 0}, "batch_size is 0"),
-        ({"texts": "a", "normalize_embeddings": False}, "unit length"),
         ({"texts": "a", "convert_to_numpy": True, "convert_to_tensor": True}, "not both"),
         ({"texts": "a", "precision": "bfloat16"}, "numpy has no bfloat16"),
         ({"texts": "a", "precision": "int4"}, "precision is 'int4'; allowed: float32, bfloat16, int8"),
