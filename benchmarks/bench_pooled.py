@@ -205,40 +205,12 @@ def scores(images: int, number: int, gated: bool, repeats: int) -> None:
         report(f"G4 scores{name}: time modules / tiles", ratio, "x", at_least=least, **facts)
 
 
-@torch.no_grad()
-def again(gated: bool, repeats: int) -> None:
-    """A query in four parts ranks its candidates anew; FLAIR calls its module on the segments of them all."""
-    pool = Batch(1, 8).pool
-    segments, texts = torch.randn(CANDIDATES, SLOTS, WIDTH), torch.randn(1, PARTS, WIDTH)
-    for name, dtype, most in (("", torch.float32, 1e-5), (" bf16", torch.bfloat16, 2e-2)):
-        key, value, mask = pool.keys(segments)
-        keys = KeyValue(key.to(dtype), value.to(dtype), mask)
-
-        def tiled(keys: KeyValue = keys) -> Tensor:
-            return pooled_scores(pool, keys, texts)[:, 0]
-
-        def module() -> Tensor:
-            pooled = library(pool, texts.expand(CANDIDATES, -1, -1), segments)
-            return (F.normalize(pooled, dim=-1) * F.normalize(texts, dim=-1)).sum((1, 2))
-
-        report(
-            f"G11 re-ranking{name}: largest difference",
-            float((tiled() - module()).abs().max()),
-            "",
-            at_most=most,
-        )
-        rate = 1 / min(seconds(tiled) for _ in range(5))
-        ratio, least = paired(tiled, module, repeats), 5.0 if gated and not name else None
-        report(f"G11 re-ranking{name}: time modules / tiles", ratio, "x", at_least=least, queries_per_s=rate)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="sizes of seconds, at which no gate is set")
     args = parser.parse_args()
     scores(4 if args.small else IMAGES, 512 if args.small else TEXTS, not args.small, args.repeats)
-    again(not args.small, args.repeats)
     for goal in GOALS:
         number = goal.number // 8 if args.small else goal.number
         losses(goal, number, not args.small, args.repeats)

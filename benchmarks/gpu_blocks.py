@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-BENCH = ("-m", "benchmarks.bench_gpu", "--only")
 STEPS = ("-m", "benchmarks.bench_gpu_steps", "--only")
-LOSSES = ("-m", "benchmarks.bench_gpu_losses", "--only")
 LOADER = ("-m", "benchmarks.bench_loader")
 TESTS = [f"tests/test_{name}.py" for name in ("gpu", "golden", "farthest", "checkpoint", "sharded")]
-CEILING = "ceiling: product in float16"
+CEILING = "steps: ceiling, product in bfloat16"
 FIRST = """
 import runpy, sys
 import torch, transformers, grainline.methods, grainline.training.step
@@ -47,37 +45,24 @@ class Block(NamedTuple):
 
 
 BLOCKS = {
-    "ceilings": Block((*BENCH, "ceilings"), "what 100 % is"),
     "tests": Block(
         ("-m", "pytest", "-q", "-n", "8", "-p", "no:benchmark", "-m", "gpu", *TESTS),
         "right or wrong; nothing else counts if wrong",
     ),
-    "losses": Block((*BENCH, "losses"), "G1 to G3"),
-    "sampled": Block((*BENCH, "sampled"), "sampled captions of eight GPUs"),
-    "scores": Block((*BENCH, "scores", "again"), "G4, G11"),
-    "steps": Block((*BENCH, "steps"), "images a second, and the share of losses"),
     "step of CAFT": Block((*STEPS, "caft"), "what packing and compiling bring; the share of the ceiling"),
     "step of CLIP": Block((*STEPS, "clip"), "the same, beside open_clip's step"),
     "step of beta-CLIP": Block((*STEPS, "beta_clip"), "the same"),
-    "profile": Block((*BENCH, "profile"), "launches and the host: what is next"),
-    "superpixels": Block((*BENCH, "superpixels"), "G8, G9"),
-    "pairs and words": Block((*LOSSES, "G5", "G10"), "G5, G10"),
-    "patches": Block((*LOSSES, "G7"), "G7"),
+    "methods": Block((*STEPS, "methods"), "steps of the papers' recipes, and scores"),
+    "methods by torch": Block((*STEPS, "methods"), "the same without: what the kernels bring", "off"),
     "loader": Block(LOADER, "images a second of the host, by workers"),
-}
-TINY = {
-    BENCH[1]: ("--rehearse", "--share", "1024", "--repeats", "1"),
-    STEPS[1]: ("--rehearse",),
-    LOSSES[1]: ("--rehearse",),
-    LOADER[1]: ("--rehearse",),
 }
 
 
 def start(block: Block, rehearse: bool) -> subprocess.Popen[str]:
     """A process that waits for its turn, a line of its input."""
-    command = [*block.command, *(TINY.get(block.command[1], ()) if rehearse else ())]
+    command = [*block.command]
     if command[1].startswith("benchmarks."):  # pytest wants to be imported first
-        command = ["-c", FIRST, *command[1:]]
+        command = ["-c", FIRST, *command[1:], *(["--rehearse"] if rehearse else [])]
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = os.environ | {"GRAINLINE_KERNELS": block.kernels}
     return subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=environment, **pipe)
@@ -122,7 +107,7 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     """What has a gate, as a table in Markdown: the last value of each, and the first where they differ.
 
-    The ceiling is that of products in float16.
+    The ceiling is that of products in bfloat16.
     """
     rows: dict[str, tuple[str, ...]] = {}
     ceiling = {line["device"]: line["value"] for line in lines if line.get("what") == CEILING}

@@ -33,7 +33,7 @@ TRUSTED: ContextVar[frozenset[str] | None] = ContextVar("trusted", default=froze
 
 KINDS = (
     "scenes|tars|folder|classes|table|parquet|json|cola|refcoco|dci|valse|sugarcrepe|docci|iiw|sharegpt4v"
-    "|hexagons|texts|hf|python"
+    "|texts|hf|python"
 )
 """Kinds of data (`SOURCES`) that could be modules: a typed scenes:train names no class."""
 

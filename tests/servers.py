@@ -1,6 +1,5 @@
 """A real server on a free port of this machine, in a thread; and a gate before its model."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ import pytest
 
 from grainline.web.app import Server
 from grainline.web.engine import Engine
-from grainline.web.limits import Limits
-from grainline.web.server import Program
+from grainline.web.guard import Limits
+from grainline.web.server import listening, program
 
 PATIENCE = 20.0  # seconds
 
@@ -22,19 +21,19 @@ PATIENCE = 20.0  # seconds
 def running(engine: Engine, limits: Limits | None = None, host: str = "127.0.0.1") -> Iterator[httpx.Client]:
     """A client of a server that answers from this engine. host  what the server believes it listens at"""
     server = Server(engine, limits or Limits(), host)
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        program = Program(server, log_level="critical")
-        thread = threading.Thread(target=program.run, kwargs={"sockets": [listener]})
+    with listening("127.0.0.1", 0) as listener:
+        running_program = program(server)
+        thread = threading.Thread(target=running_program.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             port = listener.getsockname()[1]
             with httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
             ) as client:
-                until(lambda: program.started)
+                until(lambda: running_program.started)
                 yield client
         finally:
-            program.should_exit = True
+            running_program.should_exit = True
             thread.join()
 
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from runs import call, complaint, recipe
+from runs import complaint, recipe
 from test_intervals import interval
 from test_zeroshot import Drawn, encoded
 
 from grainline.data.benchmarks.cola import Cola
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file, margins
 from grainline.training.recipe import read_recipe
@@ -195,16 +195,6 @@ def test_items_without_a_image_are_counted_and_left_out(tmp_path: Path) -> None:
         compare(whole, result)
 
 
-def test_one_lost_image_can_cost_more_items_than_allowed(tmp_path: Path) -> None:
-    content = [["hub.png", f"a {i}", f"{i}.png", f"b {i}"] for i in range(10)]
-    content += [[f"x{i}.png", "c", f"y{i}.png", "d"] for i in range(10)]
-    source = opened(tmp_path, content, left_out=["hub.png"])
-    said = r"10 of 20 items of .*items\.json lack an image; allowed are 10% .*\(--max-corrupt\).*hub\.png"
-    with pytest.raises(UserError, match=said):
-        encode(source, 0.1)
-    assert encode(source, 0.5).collected["cola"].number == tuple(range(10, 20))
-
-
 def test_a_model_that_ties_is_wrong_and_a_perfect_one_is_right(tmp_path: Path) -> None:
     source = opened(tmp_path, [[f"{2 * i}.png", f"a {i}", f"{2 * i + 1}.png", f"b {i}"] for i in range(8)])
     data = encode(source)
@@ -221,29 +211,6 @@ def test_a_model_that_ties_is_wrong_and_a_perfect_one_is_right(tmp_path: Path) -
     for p in range(8):
         a, b = items.images[p], items.texts[p]
         torch.testing.assert_close(score[p], dense[a][:, b].float())
-
-
-def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
-    source = opened(tmp_path, rows(80, 120))
-    one, two = (measured(source, Counting(seed=seed), resamples=400) for seed in (1, 2))
-    together = pooled([one, two]).metric(MULTI)
-    assert together.value == pytest.approx((one.metric(MULTI).value + two.metric(MULTI).value) / 2)
-    assert (together.queries, together.wilson) == (160, None)
-    (found,) = compare(two, one)
-    change = np.array(two.queries["right"]) - np.array(one.queries["right"])
-    groups = connected(np.array(one.queries["images"]))
-    wanted = interval(100 * change, groups, resamples=400)
-    assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
-    assert change.any()
-
-
-def test_cells_of_outcomes_that_are_known_by_heart() -> None:
-    def outcome(right: list[int], tied: list[int]) -> dict[str, Any]:
-        return {"images": [[0, 1], [2, 3], [4, 5], [6, 7]], "right": right, "tied": tied}
-
-    runs = [outcome([1, 0, 0, 1], [0, 1, 0, 0]), outcome([1, 1, 0, 0], [0, 0, 1, 1])]
-    cell = ColaSuite().metrics(runs, Settings(resamples=10))[MULTI]
-    assert (cell.value, cell.queries, cell.ties, cell.unit, cell.wilson) == (0.5, 8, 3, "share", None)
 
 
 def test_mistakes_end_in_one_line(tmp_path: Path) -> None:
@@ -301,29 +268,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cola")
     train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
-
-
-def test_the_command_measures_items_and_shows_them(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    content = rows(9, 7)
-    content[2][1] = "a <thing> & more"
-    source = opened(tmp_path, content)
-    ask = ["evaluate", model, "--suite", "cola", "--data", tmp_path / "items.json"]
-    ask += ["--images", tmp_path / "images"]
-    json_file, html = tmp_path / "r.json", tmp_path / "r.html"
-    assert call(*ask, "--json", json_file, "--html", html) == 0
-    said = capsys.readouterr().out
-    assert MULTI in said
-    result = read(json_file)
-    assert result.settings["captions"] == "each"
-    assert result.data["fingerprint"] == source.fingerprint()
-    page = html.read_text()
-    assert page.count('<article class="card">') == 12
-    assert page.index("Items: most wrong") < page.index("Items: most right")
-    assert "a <thing>" not in page
-    for name in ("wrong by", "item 3", "finds this image", "finds the other image", "&lt;thing&gt;"):
-        assert name in page, name
-    assert call(*ask, "--compare-to", json_file) == 0
-    assert "difference" in capsys.readouterr().out
 
 
 def test_wrong_uses_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:

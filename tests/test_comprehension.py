@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from indexes import CONDITIONED, saved, tiny_model
+from indexes import CONDITIONED, tiny_model
 from PIL import Image
-from runs import call, complaint
 from test_refcoco import SIZE, release
 from test_referring import rows_file
-from test_viz import Page
 
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.formats.masks import run_lengths
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import Boxed, boxes_of
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
@@ -24,7 +22,7 @@ from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
@@ -45,11 +43,9 @@ from grainline.evaluation.suites.regions import (
 from grainline.methods.heat import on_pixels
 from grainline.model import Model
 from grainline.nn.upsample import unit_range
-from grainline.report.heatmap import dashed, ruled
 from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
-Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
 PAIRWISE = {
     "maxsim": (),
@@ -356,12 +352,12 @@ def test_detections_are_read_in_every_form(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"1": [[0, 0, 0, 5]]}, "a box of 1 is [0, 0, 0, 5]; expected"),
-        ({"1": [[0, 0, 5]]}, "a box of 1 is [0, 0, 5]; expected"),
-        ({"1": [{"score": 1}]}, "a box of 1 is None; expected"),
-        ({"1": [[0, 0, float("inf"), 1]]}, "a box of 1 is [0, 0, inf, 1]; expected"),
-        ({"1": 7}, "the boxes of 1 are no list"),
-        ([{"box": [0, 0, 1, 1]}], "row 1: no image_id and no file_name"),
+        ({"1": [[0, 0, 0, 5]]}, "box is [0, 0, 0, 5]: a box is left, top, width, height; expected"),
+        ({"1": [[0, 0, 5]]}, "box is [0, 0, 5]: "),
+        ({"1": [{"score": 1}]}, "boxes[0]: no image_id and no file_name, or no box; expected"),
+        ({"1": [[0, 0, float("inf"), 1]]}, "box.2 is Infinity: "),
+        ({"1": 7}, "boxes[0]: box is 7: "),
+        ([{"box": [0, 0, 1, 1]}], "boxes[0]: no image_id and no file_name"),
         ([], "holds no boxes"),
         ("text", "holds no boxes"),
     ],
@@ -408,12 +404,6 @@ def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None
     file.write_text(json.dumps(instances))
     with pytest.raises(UserError, match=r"an annotation of COCO_train2014_1\.png has no image_id or no bbox"):
         measure(tiny_model("maxsim"), open_source(f"refcoco:{tmp_path}"))
-
-
-def test_joined_sources_ask_their_parts_for_boxes() -> None:
-    joined = open_sources(["scenes:dev?count=2", "scenes:test?count=2"], size=40)
-    assert isinstance(joined, Boxed)
-    assert joined.boxes(2) == Scenes("scenes:test?count=2", 40).boxes(0)
 
 
 # Metrics
@@ -468,19 +458,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         measure(model, plain)
 
 
-def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Capture) -> None:
-    model = saved(tiny_model("maxsim"), tmp_path / "model")
-    given = ["evaluate", model, "--data", "scenes:dev?count=4&size=40", "--suite", "comprehension"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    assert "comprehension, protocol plain: 4 images" in capsys.readouterr().out
-    assert read(found).settings["alpha"] == 0.5
-    words = Page(page.read_text()).words
-    for part in ("Comprehension of", "Expressions: most wrong", "Expressions: most right", "ground truth"):
-        assert part in words
-    assert "cannot be read" in complaint(capsys, *given, "--set", f"proposals={tmp_path}/none.json")
-
-
 def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> None:
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
     data, result = measure(model, source)
@@ -518,17 +495,3 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     assert gone.look is not None
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
-
-
-def test_boxes_are_drawn_where_they_lie() -> None:
-    grey = Image.new("RGB", (8, 7), (120, 120, 120))
-    found = np.asarray(ruled(grey, [(1.0, 2.0, 5.0, 6.0)]))[:, :, 0]
-    rim = np.zeros((7, 8), bool)
-    rim[2:6, 1:5] = True
-    rim[3:5, 2:4] = False
-    assert np.array_equal(found == 160, rim)
-    lines = np.asarray(dashed(grey, (0.0, 0.0, 8.0, 7.0)))[:, :, 0]
-    assert set(np.unique(lines)) == {0, 120, 255}
-    assert (lines[2:5, 2:6] == 120).all()
-    assert (lines[:2] != 120).all()
-    assert np.asarray(ruled(grey, [(-5.0, -5.0, 50.0, 50.0)])).max() <= 160

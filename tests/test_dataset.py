@@ -18,7 +18,7 @@ from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import CropConfig, TrainTransform
 from grainline.errors import UserError
-from grainline.types import CAPTION, FOIL, each, texts_of
+from grainline.types import CAPTION, FOIL
 
 LONG = "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey."
 TRUE = Foil("A green circle stands left. " + LONG.partition(". ")[2], LONG, "colour")
@@ -93,15 +93,6 @@ def test_an_epoch_is_a_permutation_and_every_epoch_its_own() -> None:
     assert epochs[0] == permutation(10, 3, 0).tolist() != permutation(10, 4, 0).tolist()
 
 
-def test_without_reshuffling_every_epoch_has_the_order_of_the_first() -> None:
-    plan = Batches(10, 5, 3, range(6), reshuffle=False)
-    draws = [draw for batch in plan for draw in batch]
-    assert [draw.image for draw in draws] == 3 * permutation(10, 3, 0).tolist()
-    assert [draw.epoch for draw in draws] == [0] * 10 + [1] * 10 + [2] * 10  # crops and texts go on varying
-    assert [draw.position for draw in draws] == list(range(30))
-    assert list(Batches(10, 5, 3, range(3, 6), reshuffle=False)) == list(plan)[3:]
-
-
 def test_a_batch_across_two_epochs_leaves_no_image_out() -> None:
     batches = list(Batches(7, 4, 0, range(7)))  # 28 places are four epochs
     assert [len(batch) for batch in batches] == [4] * 7
@@ -120,11 +111,6 @@ def test_the_shares_of_all_ranks_are_the_batch_of_one_process(ranks: int) -> Non
 
 def test_a_resumed_plan_goes_on_with_the_batches_that_were_to_come() -> None:
     assert list(Batches(10, 4, 1, range(3, 9))) == list(Batches(10, 4, 1, range(9)))[3:]
-
-
-def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="a batch of 6 cannot be shared by 4 processes"):
-        Batches(10, 6, 1, range(5), world_size=4)
 
 
 # Samples
@@ -241,19 +227,6 @@ def test_a_subset_has_no_more_sentences_than_requested() -> None:
     }  # two sentences are spoilt, and both stay
 
 
-def test_the_share_of_subsets_is_that_of_the_config() -> None:
-    rng = Random(0)
-    texts = [choose_text(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]
-    shorter = sum(text != LONG for text in texts) / 2000
-    assert shorter == pytest.approx(0.4 * 3 / 4, abs=0.04)  # a quarter of the subsets is everything
-
-
-def test_a_text_without_a_sentence_stays_whole() -> None:
-    record = Record("a", b"", ("...",))
-    assert choose_text(record, TextsConfig(subset=1.0), Random(0)).strip(". ") == ""
-    assert choose_text(Record("a", b"", (" ",)), TextsConfig(subset=1.0), Random(0)) == " "
-
-
 def test_a_foil_and_its_caption_are_cut_to_the_same_sentences_with_the_changed_one() -> None:
     record, rng, counts = Shelf(1, foils=[0])[0], Random(0), set()
     cfg = TextsConfig(subset=1.0, foils=2)
@@ -272,13 +245,6 @@ def test_a_foil_and_its_caption_are_cut_to_the_same_sentences_with_the_changed_o
     assert foil_pairs(record, TextsConfig(), rng) == []
 
 
-def test_foils_that_fall_into_other_sentences_are_taken_whole() -> None:
-    odd = TRUE._replace(text="A red circle stands left and more")
-    record = Record("a", b"", ("A.",), LONG, foils=(odd,))
-    for seed in range(20):
-        assert foil_pairs(record, TextsConfig(subset=1.0, foils=1), Random(seed)) == [odd]
-
-
 def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     data = shelf(Shelf(3, foils=[1]), foils=2, per_image=2, captions="first")
     sample = data[Draw(0, 0, 1)]
@@ -288,21 +254,6 @@ def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     assert told[1].startswith("image 1")
     assert "green circle" in told[2] + told[3]
     assert "heart" in told[2] + told[3]
-
-
-def test_fewer_foils_than_requested_leave_padding_rows() -> None:
-    data = shelf(Shelf(3, foils=[1]), foils=3)
-    samples = [data[Draw(5, 0, 0)], data[Draw(6, 0, 1)]]
-    texts = collate(samples).texts
-    assert texts.item.tolist() == [20, -1, -1, -1, 24, 25, 26, -1]
-    assert texts.image.tolist() == [0, -1, -1, -1, 1, -1, -1, -1]
-    assert texts.level.tolist() == [CAPTION] * 4 + [CAPTION, FOIL, FOIL, CAPTION]
-    assert texts.mask.any(-1).squeeze(1).tolist() == [True, False, False, False, True, True, True, False]
-    lengths = [len(text.parts[0]) for sample in samples for text in sample.texts]
-    assert texts.ids.shape == (8, 1, max(lengths))
-    assert texts.mask.sum((1, 2))[texts.item >= 0].tolist() == lengths
-    kept = [texts.ids[i][texts.mask[i]].tolist() for i in (0, 4, 5, 6)]
-    assert kept == [text.parts[0] for sample in samples for text in sample.texts]
 
 
 def test_no_two_texts_of_a_run_share_an_id() -> None:
@@ -348,13 +299,6 @@ def test_a_method_that_reads_sentences_apart_gets_one_part_for_each() -> None:
     assert data[Draw(0, 0, 0)].truncated == 2  # the fourth sentence, of the caption and of its foil
 
 
-def test_tokenised_texts_become_rows_of_no_image() -> None:
-    texts = texts_of([[[1, 2, 3]], [[4]]])
-    assert texts.ids.tolist() == [[[1, 2, 3]], [[4, 0, 0]]]
-    assert texts.mask.tolist() == [[[True] * 3], [[True, False, False]]]
-    assert (texts.item.tolist(), texts.image.tolist()) == ([0, 1], [-1, -1])
-
-
 # The account
 
 
@@ -381,15 +325,6 @@ def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
     assert all(file in said for file in report["files"])
 
 
-def test_an_account_without_damage_says_nothing() -> None:
-    account = CorruptStats(6, max_corrupt=0.0)
-    for batch in drawn(shelf(Shelf(6)), 4):
-        account.add(batch)
-    account.settle()
-    assert account.sentence() == ""
-    assert account.report() == {"samples": 16, "corrupt": {}, "files": [], "texts": 16, "truncated": 0}
-
-
 def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
     data = shelf(Shelf(8, silent=[0, 1]))
     account = CorruptStats(8, max_corrupt=0.125)  # one of eight
@@ -410,21 +345,6 @@ def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
     assert text.endswith("see `grainline data check`")
 
 
-def test_exactly_the_allowed_share_of_damage_is_no_error() -> None:
-    account = CorruptStats(4, max_corrupt=0.25)
-    batch = drawn(shelf(Shelf(4)), 1)[0]
-    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "a"),)))
-    account.settle()
-    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "b"),)))
-    account.settle()
-    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "a"), (CORRUPT_IMAGE, "b"))))
-    account.settle()  # 12 samples, for which 16 were drawn
-    assert account.files == ["a (corrupt image)", "b (corrupt image)"]
-    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "c"), (CORRUPT_IMAGE, "d"))))
-    with pytest.raises(UserError, match="6 of 22 samples"):
-        account.settle()
-
-
 def test_an_account_goes_on_from_its_state() -> None:
     data = shelf(Shelf(12, broken=[1, 2, 3], silent=[5]), context=12)
     whole, first, second = (CorruptStats(12, max_corrupt=1.0) for _ in range(3))
@@ -437,9 +357,3 @@ def test_an_account_goes_on_from_its_state() -> None:
     whole.settle()
     second.settle()
     assert second.report() == whole.report()
-
-
-def test_collating_a_batch_keeps_pixels_as_bytes() -> None:
-    batch = collate([shelf(Shelf(3))[Draw(i, 0, i)] for i in range(3)])
-    assert (batch.images.pixels.dtype, batch.images.pixels.shape) == (torch.uint8, (3, 3, 16, 16))
-    assert each(lambda x: x.dtype, batch.texts) == (torch.int64, torch.bool, *[torch.int64] * 3)

@@ -27,10 +27,8 @@ from grainline.data.texts import TextsConfig, windows
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
-from grainline.evaluation.encode import encode_source
 from grainline.evaluation.suite import variant
 from grainline.evaluation.suites.grouped import captions_of
-from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh
 from grainline.methods import METHODS
@@ -70,17 +68,6 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
 
 
-@pytest.mark.parametrize("context", [5, 8, 13, 40])
-def test_windows_lose_no_token_and_count_what_is_beyond_the_last(toy: Tokenizer, context: int) -> None:
-    whole = toy.encode([LONG], 10_000).ids[0][1:-1]
-    found = windows(toy, [LONG, "A dog."], context, limit=100)
-    assert [i for part in found.ids[0] for i in part[1:-1]] == whole
-    assert found.ids[1] == [toy.encode(["A dog."], context).ids[0]] or context == 5
-    few = windows(toy, [LONG], context, limit=2)
-    assert few.ids[0] == found.ids[0][:2]
-    assert few.truncated_tokens == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
-
-
 class Two:
     """Three records whose captions and descriptions are known."""
 
@@ -118,12 +105,6 @@ def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, 
     assert dense.ids.shape[1] > 1
     assert batch.truncated == 0
     assert collate([train_set(Two(), toy)[Draw(0, 0, 0)]]).images.dense is None
-
-
-def test_what_is_beyond_the_last_window_counts_as_cut(toy: Tokenizer, tmp_path: Path) -> None:
-    file = description_method.file(tmp_path / "a.jsonl", {f"{i}.jpg": LONG for i in range(3)})
-    data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy, context=5)
-    assert data[Draw(0, 0, 0)].truncated == 1
 
 
 def test_rows_concat_and_each_carry_descriptions_along() -> None:
@@ -297,22 +278,6 @@ def test_a_model_encodes_images_with_their_descriptions() -> None:
     )
 
 
-def test_permuting_descriptions_permutes_rows_and_nothing_else(tmp_path: Path) -> None:
-    texts = {f"{i}.jpg": TEXTS[5 * i] for i in range(3)}
-    file = description_method.file(tmp_path / "a.jsonl", texts)
-    found = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(file)]), batch=2)
-    assert found.described == tuple(texts.values())
-    swapped = dict(zip(texts, [TEXTS[5], TEXTS[0], TEXTS[10]], strict=True))
-    other = description_method.file(tmp_path / "b.jsonl", swapped)
-    again = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(other)]), batch=2)
-    assert torch.equal(found.texts.vector, again.texts.vector)
-    assert torch.equal(found.images.vector[2], again.images.vector[2])
-    assert not torch.allclose(found.images.vector[0], again.images.vector[0])
-    description_method.file(tmp_path / "c.jsonl", {"0.jpg": "A dog.", "2.jpg": "A cat."})
-    with pytest.raises(UserError, match=r"c\.jsonl: no description of 1\.jpg"):
-        encode_source(reader(), Two(), descriptions=Descriptions([str(tmp_path / "c.jsonl")]))
-
-
 def test_a_run_reads_descriptions_in_training_and_says_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -453,8 +418,3 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     other = open_index(out, model).reader
     vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
     assert not np.allclose(vectors[0], vectors[1])
-
-
-def test_a_graph_of_pixels_cannot_stand_for_a_method_that_reads_descriptions(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="takes pixels alone"):
-        export(reader(), tmp_path / "graphs")

@@ -121,7 +121,7 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     assert about["fingerprint"] == fingerprint(model)
     assert (about["method"], about["size"], about["context"]) == (name, 8, 24)
     assert about["parts"] == model.method.parts
-    chunked = {"by": "sentences", "splitter": "period_space"} if name in ("caft", "flair") else None
+    chunked = {"splitter": "period_space"} if name in ("caft", "flair") else None
     assert about["chunking"] == chunked
     assert (about["resize"], about["filter"], about["margin"]) == ("crop", "bicubic", 1.0)
     assert about["bias"] == (-10.0 if name in ("siglip", "caft", "flair") else None)

@@ -1,13 +1,10 @@
 """Features of a frozen image encoder, made once: training from them is as training with the encoder."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import sys
-import threading
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,14 +33,12 @@ from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import CropConfig, EvalTransform, SameTransform, TrainTransform
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.files import one_writer
 from grainline.fingerprint import image_fingerprint
 from grainline.loading import load
 from grainline.methods.clip import CLIP as CLIP_METHOD
 from grainline.model import Model
 from grainline.training.cached import cached_texts
 from grainline.training.optim import train_mode
-from grainline.training.precompute import feature_encoder
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import step
 from grainline.types import texts_of
@@ -380,14 +375,6 @@ def test_chunks_of_features_give_the_gradients_of_all() -> None:
         torch.testing.assert_close(gradients[1][name], one, atol=1e-6, rtol=1e-4)
 
 
-def test_segments_that_may_be_empty_are_not_stored() -> None:
-    method = build("flair-segments")
-    black = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-    assert feature_encoder(method, tokens=False)(black).shape == (1, 1, method.towers.to_image.in_features)
-    with pytest.raises(UserError, match="image tokens may be masked"):
-        feature_encoder(method, tokens=True)(black)
-
-
 # data.features: auto
 
 
@@ -422,14 +409,6 @@ def test_frozen_towers_are_computed_once_and_training_is_the_same(
     resumed = load_file(first / "last" / "model.safetensors")
     assert all(torch.equal(x, ours[name]) for name, x in resumed.items())
     assert len(list(cache.iterdir())) == 2
-
-
-def test_texts_that_are_not_cached_are_computed(pair: Path, cache: Path, tmp_path: Path) -> None:
-    file = automatic(tmp_path, pair)
-    crops = ("model.image.tune=last:1", "data.crop={}", "data.texts.subset=0.5")
-    plain = trained(tmp_path / "plain", file, "data.features=null", *crops)
-    assert losses(trained(tmp_path / "run", file, *crops)) == pytest.approx(losses(plain), abs=2e-3)
-    assert [path.name for home in cache.iterdir() for path in home.iterdir() if path.is_dir()] == ["texts"]
 
 
 def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[list[int]]]:
@@ -522,32 +501,6 @@ def test_texts_that_a_killed_run_left_out_are_added(
     assert {path.name: path.read_bytes() for path in (home / "texts").iterdir()} == complete
 
 
-def test_a_second_run_waits_for_the_cache_of_the_first(pair: Path, cache: Path, capsys: Capture) -> None:
-    looked_up(pair)
-    (home,) = cache.iterdir()
-    (home / "texts").rename(home / "aside")
-    taken, done = multiprocessing.Event(), multiprocessing.Event()
-    other = multiprocessing.get_context("fork").Process(target=holding, args=(home, taken, done))
-    other.start()
-    assert taken.wait(60)
-    capsys.readouterr()
-    waiting = threading.Timer(1.5, done.set)
-    waiting.start()
-    looked_up(pair)
-    other.join()
-    said = capsys.readouterr().out
-    assert f"is being written by process {other.pid}" in said
-    assert "computing" not in said
-
-
-def holding(home: Path, taken: Any, done: Any) -> None:
-    """Another process that writes the cache, and ends when it is complete."""
-    with one_writer(home, "the cache"):
-        taken.set()
-        done.wait(60)
-        (home / "aside").rename(home / "texts")
-
-
 def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Path, tmp_path: Path) -> None:
     file = automatic(tmp_path, pair)
     crop = CropConfig(scale=(0.3, 0.9), flip=True)
@@ -608,25 +561,6 @@ def test_what_cannot_be_cached_is_one_line(
     file, given = automatic(tmp_path, pair), [change.replace("PAIR", str(pair)) for change in changes]
     assert words in complaint(capsys, "train", file, "--out", tmp_path / "run", "--set", *given)
     assert not cache.exists()
-
-
-def test_threads_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.data.cache.BATCH", 3)
-    source = open_source(SCENES, size=32)
-
-    def encode(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02 * int(x[0, 0, 0, 0] % 3))  # batches end in another order
-        return x.float().mean((2, 3))[:, None]
-
-    monkeypatch.setattr("grainline.data.cache.usable_cores", lambda: 3)
-    for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(threads, raising=False)
-    for one_each in (False, True):
-        make_features(
-            source, encode, tmp_path / str(one_each), Views(EvalTransform(8)), encoder="e", one_each=one_each
-        )
-    for name in ("features.npy", "keys.npy"):
-        assert (tmp_path / "False" / name).read_bytes() == (tmp_path / "True" / name).read_bytes()
 
 
 def test_another_image_under_the_same_name_is_not_read_as_the_first(cache: Path, tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import pytest
 import torch
 from test_dataset import CROP, TOKENIZER, Shelf
 
-from grainline.data.annotate import make_phrases
 from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.phrases.providers import Rules
 from grainline.data.texts import Grains, PhrasesConfig, TextsConfig, grains
-from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
 
 TEXT = "A dog sits on a mat. Two cats lie next to a box. A bird flies over the roof."
@@ -23,11 +21,6 @@ def taken(text: str, number: int, seed: int = 0, most: int = 30, sampled: bool =
     splitter = cfg.pop("splitter", "rules")
     chosen = PhrasesConfig(max_phrases=most, **cfg)
     return grains(text, number, chosen, Rules(), Random(seed), splitter=splitter, sampled=sampled)
-
-
-def test_few_sentences_are_all_taken_in_order() -> None:
-    for seed in range(10):
-        assert taken(TEXT, 5, seed).sentences == [s + "." for s in TEXT.rstrip(".").split(". ")]
 
 
 def test_of_many_sentences_some_are_taken_in_random_order() -> None:
@@ -41,14 +34,11 @@ def test_of_many_sentences_some_are_taken_in_random_order() -> None:
     assert len(three) == 6
 
 
-def test_phrases_are_the_first_or_any() -> None:
+def test_phrases_are_the_first() -> None:
     every = taken(TEXT, 0).phrases
     wanted = ["A dog", "a mat", "Two cats", "a box", "A bird", "the roof", "sits on", "flies over", "next to"]
     assert every == wanted
     assert taken(TEXT, 0, most=4).phrases == wanted[:4]
-    draws = {tuple(taken(TEXT, 0, seed, most=4, order="random").phrases) for seed in range(100)}
-    assert all(len(set(draw)) == 4 for draw in draws)
-    assert set().union(*draws) == set(wanted)
     assert taken(TEXT, 0, most=0).phrases == []
     assert taken("A dog. A dog.", 0).phrases == ["A dog"]
 
@@ -62,10 +52,6 @@ def test_a_sampled_caption_is_what_its_sentences_say() -> None:
     found = taken(EIGHT, 2, 0, sampled=True, splitter="period_space")
     assert found.caption == ". ".join(found.sentences)
     assert taken(EIGHT, 2).caption == EIGHT
-
-
-def test_repetition_is_gone_before_anything_is_looked_for() -> None:
-    assert taken("A red red dog\nsits.", 1).caption == "A red dog sits."
 
 
 def sample(
@@ -117,23 +103,6 @@ def test_foils_stand_behind_the_slots_of_their_caption() -> None:
     batch = collate([found]).texts
     assert batch.image[36:].tolist() == [-1, -1]
     assert (batch.item[36:] >= 0).all()
-
-
-def test_a_method_that_reads_sentences_apart_reads_phrases_as_one() -> None:
-    found = sample({"sentences": 2, "phrases": {"max_phrases": 3}}, context=12, parts=6)
-    assert [len(text.parts) for text in found.texts] == [4, 1, 1, 1, 1, 1]
-
-
-def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> None:
-    shelf, out = Shelf(4, foils=[0]), tmp_path / "p.jsonl"
-    make_phrases(shelf, Rules(), out, 1)
-    for captions in ("whole", "random", "sampled"):
-        cfg: dict[str, Any] = {"captions": captions, "sentences": 2, "phrases": {"max_phrases": 6}}
-        for draw in range(4):
-            stored = sample({**cfg, "phrases": {"max_phrases": 6, "provider": str(out)}}, shelf, draw=draw)
-            assert stored.texts == sample(cfg, shelf, draw=draw).texts
-    with pytest.raises(UserError, match="no provider of phrases"):
-        sample({"phrases": {"max_phrases": 1, "provider": "nothing"}})
 
 
 @pytest.mark.parametrize(

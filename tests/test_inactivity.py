@@ -1,26 +1,21 @@
 """Whether texts of other images look at nothing, against slow loops."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from make import SEGMENTS, TINY
 from PIL import Image
-from runs import call
 from test_suite import InMemory
-from test_viz import Page
 
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
 from grainline.data.texts import balanced_chunks
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.inactivity import (
     AUROC,
@@ -36,7 +31,6 @@ from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
 from grainline.model import Model
 
-Capture = pytest.CaptureFixture[str]
 CAFT_CHANGES = ("heads=2", "composer.depth=1", "composer.heads=2", "chunks=3")
 TEXTS = (
     "A red dog runs. The cat sleeps. A blue bird.",
@@ -183,19 +177,6 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
         assert sum(map(len, own)) > len(TEXTS)
 
 
-def test_batches_decide_nothing_and_tokens_are_not_stored() -> None:
-    model = caft()
-    one, other = (measure(model, InMemory(records()), batch)[0] for batch in (1, 7))
-    for a, b in zip(one.collected["inactivity"], other.collected["inactivity"], strict=True):
-        assert a is not None
-        assert b is not None
-        assert [w for w, _ in a.own] == [w for w, _ in b.own]
-        assert [v for _, v in (*a.own, *a.other)] == pytest.approx(
-            [v for _, v in (*b.own, *b.other)], abs=1e-5
-        )
-    assert one.images.tokens.shape[1] == 0
-
-
 def test_images_are_drawn_with_all_their_parts() -> None:
     rng = np.random.default_rng(1)
     scores = {
@@ -265,45 +246,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
     bad = data._replace(collected={"inactivity": slots})
     with pytest.raises(UserError, match=r"^7 of 14 scores are not a number"):
         InactivitySuite().measure(model.method, bad)
-
-
-def test_images_are_shown_from_both_ends_on_one_scale() -> None:
-    model, source = caft(), InMemory(records())
-    data, result = measure(model, source)
-    on = Evaluation(model, source, data, result)
-    scores = result.queries["scores"]
-    shares = [slow_auroc(*pair) for pair in zip(scores[OWN], scores[OTHER], strict=True)]
-    worst, best = (part.cases for part in InactivitySuite().cases(on, 4))
-    assert [one.title for one in worst] == [f"AUROC {100 * x:.1f} %" for x in sorted(shares)[:4]]
-    assert [one.title for one in best] == [f"AUROC {100 * x:.1f} %" for x in sorted(shares)[::-1][:4]]
-    for one in (*worst, *best):
-        assert one.look is not None
-        row = data.keys.index(one.detail)
-        assert [told.score for told in one.look.sentences] == [*scores[OWN][row], *scores[OTHER][row]]
-        assert [told.role for told in one.look.sentences].count("own text") == len(scores[OWN][row])
-        assert one.look.heat is not None
-        assert one.look.heat.shape == (len(one.look.sentences), 8, 8)
-        assert one.look.range() == 1.0, "8 of 6 tokens: never more than all of it"
-    images = model.encode(images=[source[data.keys.index(worst[0].detail)].image])
-    assert images.places is not None
-    assert worst[0].look is not None
-    heat = worst[0].look.heat
-    assert heat is not None
-    share = [
-        float(m[images.places[0] == k][0]) for m in torch.from_numpy(heat) for k in images.places.unique()
-    ]
-    assert sum(share) + sum(told.score for told in worst[0].look.sentences) == pytest.approx(
-        len(heat), abs=1e-4
-    )
-
-
-def test_the_command_writes_a_result_and_a_page(tmp_path: Path, capsys: Capture) -> None:
-    model = saved(caft(), tmp_path / "model")
-    given = ["evaluate", model, "--data", "scenes:dev?count=5&size=32", "--suite", "inactivity"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    assert "AUROC within" in capsys.readouterr().out
-    assert read(found).settings["order_seed"] == 0
-    words = Page(page.read_text()).words
-    for part in ("Inactivity of", "AUROC of the empty slot", "lowest AUROC", "text of another image"):
-        assert part in words

@@ -8,8 +8,6 @@ import importlib.util
 import json
 import pickle
 import shutil
-import sys
-import types
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -94,47 +92,12 @@ def test_tokens_around_a_text_and_the_mask_are_those_of_the_kind(kind: str, fold
     assert found.around == sum(x is not None for x in FRAMES[kind][:2])
 
 
-def test_several_tokens_around_a_text_stay_when_it_is_truncated(tmp_path: Path) -> None:
-    folder = folder_of("bert", tmp_path)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    steps = content["post_processor"]["single"]
-    content["post_processor"]["single"] = [steps[0], steps[0], *steps[1:], steps[-1]]
-    write(
-        folder, tokenizer_json=content, tokenizer_config_json={"tokenizer_class": "PreTrainedTokenizerFast"}
-    )
-    ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    assert (len(ours.prefix), len(ours.suffix), ours.around) == (2, 2, 4)
-    assert ours.encode(NASTY, 7).ids == ids_of(theirs, NASTY, 7)
-    assert ours.spans("a dog", 7)[:3] == [(0, 0), (0, 0), (0, 1)]
-    with pytest.raises(UserError, match="the context is 4 tokens; it must be at least 5: 4 stand around"):
-        ours.encode(["a"], 4)
-
-
 @pytest.mark.parametrize("lower", [True, False])
 def test_siglip_is_sentencepiece_of_the_canonical_text(lower: bool, tmp_path: Path) -> None:
     ours = load_tokenizer(vocabularies.siglip_folder(tmp_path, do_lower_case=lower))
     for text in [*PROBES, *CORPUS, '"A dog" runs', '" A dog " runs', ". . A dog", "- ", '" "', "Σ ΣΟΦΟΣ aΣ"]:
         assert ours.encode([text], 500).ids[0] == slow_siglip(text, lower), text
     assert ours.vocab == len(vocabularies.pieces())
-
-
-def test_the_librarys_own_code_for_siglip_gives_the_same(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its class needs sentencepiece, whose place the slow one takes here."""
-    import transformers.models.siglip as package
-
-    monkeypatch.setitem(sys.modules, "sentencepiece", types.ModuleType("sentencepiece"))
-    module = module_of(
-        Path(str(package.__file__)).with_name("tokenization_siglip.py"), f"{package.__name__}.x"
-    )
-    theirs = object.__new__(module.SiglipTokenizer)
-    theirs.do_lower_case, theirs.sp_model = True, (slow := Sentencepiece())
-    monkeypatch.setattr(module.SiglipTokenizer, "unk_token", "<unk>", raising=False)
-    ours = load_tokenizer(folders["siglip"])
-    for text in [*PROBES, *CORPUS]:
-        tokens = theirs._tokenize("▁" + text.replace("▁", " "))
-        assert ours.encode([text], 500).ids == [[*slow.ids(tokens), 1]], text
 
 
 def module_of(file: Path, name: str) -> Any:
@@ -268,27 +231,6 @@ def test_a_run_of_an_earlier_version_reads_cleaned_texts(tmp_path: Path) -> None
     cleaned = [" ".join(html.unescape(ftfy.fix_text(text)).split()) for text in texts]
     assert old.encode(texts, 40).ids == load_tokenizer(tmp_path / "in").encode(cleaned, 40).ids
     assert old.mask_tokens == found.mask_tokens
-
-
-def test_decoding_gives_the_words_without_special_tokens(tokenizer: TextTokenizer) -> None:
-    assert (
-        fold(tokenizer.decode(tokenizer.encode(["the dog on the sand"], 50).ids[0])) == "the dog on the sand"
-    )
-
-
-def test_sentences_read_apart_have_their_own_ends_and_count_what_is_left_out(
-    tokenizer: TextTokenizer,
-) -> None:
-    first, second, third = "A dog runs.", "The cats sit on the sand.", "A red bag."
-    found = encode_parts(tokenizer, [f"{first} {second} {third}"], context=6, parts=2)
-    alone = [tokenizer.encode([text], 100).ids[0] for text in (first, second, third)]
-    cut = tokenizer.encode([first, second], 6)
-    assert found.ids == [cut.ids]
-    assert found.truncated_tokens == [sum(cut.truncated_tokens) + len(alone[2]) - tokenizer.around]
-
-
-def test_half_a_character_is_a_question_mark(tokenizer: TextTokenizer) -> None:
-    assert tokenizer.encode(["a \ud83d dog"], 20) == tokenizer.encode(["a ? dog"], 20)
 
 
 # From strings to vectors

@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from grainline.data.benchmarks.long_captions import (
     ShareGPT4V,
     Urban1k,
 )
-from grainline.data.captions import split_sentences
-from grainline.data.formats import plain as jsonlist
 from grainline.data.formats.joined import Joined
-from grainline.data.formats.plain import elements
 from grainline.data.formats.table import Table
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Source
@@ -39,7 +35,6 @@ from grainline.evaluation.suites.long_retrieval import (
     Perturbed,
     under,
 )
-from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 
@@ -258,27 +253,6 @@ def test_docci_is_its_test_split_unless_another_is_named(tmp_path: Path) -> None
         open_source(f"docci:{path}?split=dev")
 
 
-def test_the_first_line_is_read_even_where_it_is_empty(tmp_path: Path) -> None:
-    (path,) = urban(tmp_path)
-    written(tmp_path / "caption" / "2.txt", "\nA street.\n")
-    source = open_source(path)
-    assert source[1].captions == ("A street.",)
-    with pytest.raises(CorruptSample, match="missing caption"):
-        under(source)[0][1]
-    assert list(source.keys())[8:] == ["9.jpg", "10.jpg"]  # type: ignore[attr-defined]
-
-
-def test_folders_of_the_form_of_urban_with_other_names_are_folders(tmp_path: Path) -> None:
-    urban(tmp_path)
-    written(tmp_path / "caption" / "dog.txt", "A dog.")
-    with pytest.raises(UserError, match="images without captions"):
-        open_source(str(tmp_path))
-    assert len(open_source(f"urban-1k:{tmp_path}")) == 11
-    notes = [{"image_id": 0, "image": "dog.jpg", "caption": "A dog."}]
-    images(tmp_path, ["dog.jpg"])
-    assert isinstance(open_source(str(written(tmp_path / "a.json", {"annotations": notes}))), Table)
-
-
 def test_sv_is_the_beginning_of_its_file(tmp_path: Path) -> None:
     rows = [turns(f"{i}.jpg", f"Text {i}.\nEnd.") for i in range(1003)]
     images(tmp_path, ["0.jpg"])
@@ -298,19 +272,6 @@ def test_sv_is_the_beginning_of_its_file(tmp_path: Path) -> None:
     assert under(shorter, "sv-10k")[0].fingerprint() != few.fingerprint()
     with pytest.raises(UserError, match=r"rows=0 in .*: a number of rows from 1 on"):
         open_source(f"sharegpt4v:{tmp_path / 'sv.json'}?rows=0")
-
-
-def test_rows_of_sv_without_a_image_or_a_turn_are_damaged(tmp_path: Path) -> None:
-    rows = [
-        turns("0.jpg", "A."),
-        {"id": "x", "conversations": turns("", "B.")["conversations"]},
-        {"image": "1.jpg"},
-    ]
-    images(tmp_path, ["0.jpg"])
-    source = open_source(str(written(tmp_path / "sv.json", rows)))
-    for i, why in ((1, "no image"), (2, "no second turn")):
-        with pytest.raises(CorruptSample, match=f"corrupt row: .*row {i + 1} .{why}"):
-            source[i]
 
 
 def test_a_image_named_again_keeps_its_first_text(tmp_path: Path) -> None:
@@ -334,51 +295,7 @@ def measured_notes(source: Source) -> tuple[str, ...]:
     return notes
 
 
-def test_images_of_imageinwords_may_lie_apart(tmp_path: Path) -> None:
-    files = iiw(tmp_path)
-    images(tmp_path / "apart" / "DOCCI_Test", ["test_6.jpg", "test_7.jpg"])
-    (alone,) = (file for file in files if "DOCCI" in file)
-    source = open_source(f"iiw:{alone}?images={tmp_path / 'apart'}")
-    assert [source[i].key for i in range(2)] == ["test_6", "test_7"]
-
-
 # the list that is read piece by piece
-
-
-@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
-def test_a_list_is_read_as_json_reads_it(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonlist, "PIECE", piece)
-    for value in ([], [1], [12, -3.5e10, "a]b,", {"c": [1, {"d": "é\\"}]}, None, [], True], [[]], [{}]):
-        for indent in (None, 2):
-            path = written(tmp_path / "a.json", json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
-            assert list(elements(str(path))) == value
-
-
-def test_rows_behind_the_requested_ones_are_not_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", "[1, 2, oh no")
-    assert list(islice(elements(str(path)), 2)) == [1, 2]
-    for content, said in (
-        ("[1, 2, oh no", "element 3"),
-        ("[1 2]", "element 1 .'2' stands behind it"),
-        ("[1, 2", "ends inside the list"),
-        ("[1, ]", "element 2"),
-        ('{"a": 1}', "'{' stands where '\\[' is due"),
-        ("", "element 1 .the file ends"),
-        ("[" * 100000, "no JSON list"),
-    ):
-        with pytest.raises(UserError, match=said) as caught:
-            list(elements(str(written(path, content))))
-        assert "\n" not in str(caught.value)
-
-
-def test_an_element_that_does_not_end_fills_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jsonlist, "PIECE", 10)
-    monkeypatch.setattr(jsonlist, "MAX_ELEMENT", 100)
-    path = written(tmp_path / "a.json", '[1, "' + "a" * 500 + '"]')
-    with pytest.raises(UserError, match="element 2"):
-        list(elements(str(path)))
 
 
 # the protocols
@@ -426,16 +343,6 @@ def test_test_and_qual_test_of_docci_are_the_set_of_goal(tmp_path: Path) -> None
     assert (len(source), card.protocol, card.pairs) == (11, "goal-docci", 5100)
 
 
-@pytest.mark.parametrize(
-    "row", [{"filepath": "dog_1.jpg", "title": "A."}, {"filename": "sa_1.jpg", "caption": "A."}]
-)
-def test_tables_of_other_images_are_tables(row: dict[str, str], tmp_path: Path) -> None:
-    images(tmp_path, [next(iter(row.values()))])
-    assert isinstance(open_source(str(written(tmp_path / "a.jsonl", [row]))), Table)
-    with pytest.raises(UserError, match="is not Long-DCI, nor DCI or DOCCI of GOAL"):
-        open_source(f"long-captions:{tmp_path / 'a.jsonl'}")
-
-
 @pytest.mark.parametrize("name", ["docci", "iiw"])
 def test_single_sentences_are_many_texts_of_an_image(name: str, tmp_path: Path) -> None:
     source = opened(name, tmp_path)
@@ -444,21 +351,6 @@ def test_single_sentences_are_many_texts_of_an_image(name: str, tmp_path: Path) 
     assert [single[i].captions[:4] for i in TEN] == pieces
     assert {single[i].captions[4:] for i in TEN} == {(f"it {i}",) for i in TEN}
     assert card.captions == "each sentence, many an image"
-
-
-def test_sentences_are_ranked_one_by_one(tmp_path: Path) -> None:
-    told = [f"{words(COLOURS[i])}. {words(COLOURS[i])} is it. ab." for i in TEN]
-    images(tmp_path, [f"test_{i}.jpg" for i in TEN])
-    fields = {"example_id": "x", "split": "test"}
-    rows = [fields | {"image_file": f"test_{i}.jpg", "description": told[i]} for i in TEN]
-    source = open_source(str(written(tmp_path / "docci_descriptions.jsonlines", rows)))
-    data, result = measured(source, "docci-fg")
-    assert (len(data.strings), data.captions) == (20, "each"), "two letters are no text"
-    assert result.metric("text to image R@1").queries == 20
-    assert [result.metric(f"{way} R@1").value for way in ("image to text", "text to image")] == [100, 100]
-    suite = LongRetrievalSuite(LongRetrievalOptions(protocol="docci-fg"))
-    with pytest.raises(UserError, match="--captions is 'whole'; protocol docci-fg ranks each sentence"):
-        suite.encode(Colours(), source, Settings(captions="whole"))  # type: ignore[arg-type]
 
 
 def test_sentences_in_flairs_own_file_are_captions(tmp_path: Path) -> None:
@@ -496,96 +388,6 @@ def test_sentences_are_removed_or_exchanged(perturb: str, number: int, expected:
     assert Perturbed(InMemory([record]), perturb, "first")[0] == record, "the first caption is one sentence"
 
 
-def test_results_with_other_sentences_are_compared_query_by_query(trained: Path, tmp_path: Path) -> None:
-    rows = [{"image": f"{i}.jpg", "caption": f"Scene {i}. It has {i} dogs. Rain."} for i in range(4)]
-    rows.append({"image": "4.jpg", "caption": "Alone."})
-    images(tmp_path, [f"{i}.jpg" for i in range(5)])
-    data = str(written(tmp_path / "rows.jsonl", rows))
-    asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", data)
-    before, after = tmp_path / "a.json", tmp_path / "b.json"
-    assert call(*asked, "--json", before) == 0
-    changed = (*asked, "--set", "perturb=first-removed", "--compare-to", before, "--json")
-    assert call(*changed, after) == 0
-    result, words_ = read(after), "each text without its first sentence"
-    assert f"perturb=first-removed: {words_}" in result.notes
-    assert result.data["path"] == f"{data}, first-removed"
-    assert f"{before} was made with other perturb: none" in result.notes
-    assert result.settings["card"]["text"].endswith(
-        "; first-removed: without its first sentence; 1 of one sentence stay"
-    )
-    assert len(result.settings["compared_to"]["differences"]) == len(result.metrics)
-    again = tmp_path / "c.json"
-    assert call(*changed, again) == 0
-    assert read(again).queries == result.queries
-
-
-def test_what_a_model_reads_first_decides() -> None:
-    """The right colour stands first, that of the next image fourth: exchanged, every query is wrong."""
-    told = [f"{words(COLOURS[i])} is it. It rains. Wind. {words(COLOURS[(i + 1) % 10])} too." for i in TEN]
-    assert {len(split_sentences(one)) for one in told} == {4}
-    rows = InMemory([painted_as(i, told[i]) for i in TEN])
-    for perturb, share in (("none", 100), ("swapped", 0)):
-        suite = LongRetrievalSuite(LongRetrievalOptions(perturb=perturb))
-        data = suite.encode(Colours(), rows)  # type: ignore[arg-type]
-        result = suite.measure(Cosine(), data, Settings(resamples=5))
-        assert result.metric("text to image R@1").value == share
-
-
-def painted_as(i: int, caption: str) -> Record:
-    return Record(f"p{i}", Image.new("RGB", (8, 8), COLOURS[i]), (caption,))
-
-
-def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
-    (path,) = share(tmp_path)
-    twice = open_sources([path, path])
-    assert under(twice)[1].protocol == "plain"
-    one, rest = opened("iiw", tmp_path / "iiw"), opened("docci", tmp_path / "docci")
-    assert under(Joined([one, rest]))[1].protocol == "plain"
-
-
-def test_plain_leaves_every_source_as_it_is(tmp_path: Path) -> None:
-    source = opened("dci", tmp_path)
-    same, card = under(source, "plain")
-    assert same is source
-    assert (card.set, card.pairs) == ("dci, without its protocol", 0)
-    assert under(InMemory([painted(0)]))[1].set == "none with a protocol of its own"
-    assert "first caption" in under(source, "plain", "first")[1].text
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: Path) -> None:
-    source = opened(name, tmp_path)
-    data, result = measured(source)
-    told = [Record(source[i].key, source[i].image, (MADE[name][3][i],)) for i in TEN]
-    plain = RetrievalSuite().measure(
-        Cosine(), encode_source(Colours(), InMemory(told)), Settings(resamples=20)
-    )
-    assert result.metrics == plain.metrics
-    assert result.queries == plain.queries
-    assert data.strings == tuple(MADE[name][3])
-    assert (result.suite, result.protocol) == ("long-retrieval", MADE[name][2])
-    rule = RULES[result.protocol]
-    card = result.settings["card"]
-    assert card["set"] == rule.name
-    assert card["images"] == f"10 of {rule.pairs:,}: {rule.images}"
-    assert set(card) == {"set", "protocol", "text", "images", "captions", "ranks", "papers"}
-    assert f"10 images here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
-
-
-def test_texts_of_two_images_are_counted_and_tie() -> None:
-    data = encode_source(Colours(), InMemory([painted(0), painted(1, [words((250, 10, 10))]), painted(2)]))
-    data = data._replace(collected={"long-retrieval": under(InMemory([]))[1]})
-    result = LongRetrievalSuite().measure(Cosine(), data, Settings(resamples=5))
-    assert "1 texts stand at another image too, word for word: they tie exactly" in result.notes
-    assert result.metric("image to text R@1").ties == 2, "both images find the text twice"
-    assert result.settings["card"]["images"] == "3: all"
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(UserError, match="allowed for long-retrieval: default, plain, dci"):
-        under(InMemory([]), "coco-1k")
-
-
 # the command
 
 
@@ -615,14 +417,6 @@ def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, c
         capsys, *asked, "--data", *paths, "--set", "protocol=plain", "--compare-to", tmp_path / "r.json"
     )
     assert "r.json has protocol iiw, this result plain: they cannot be compared" in line
-
-
-def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> None:
-    out = tmp_path / "r.json"
-    asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", "scenes:dev?count=6", "--json", out)
-    assert call(*asked, "--captions", "first") == 0
-    card = read(out).settings["card"]
-    assert (card["protocol"], card["text"], card["images"]) == ("plain", "the first caption", "6: all")
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_descriptions_are_not_altered() -> None:
     ids=lambda cfg: next(iter(cfg)),
 )
 def test_altered_words_are_for_plain_captions(cfg: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="word_dropout is for plain captions"):
+    with pytest.raises(ValueError, match="word_dropout goes with no foils"):
         TextsConfig(word_dropout=0.2, **cfg)
 
 

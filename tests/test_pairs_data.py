@@ -90,7 +90,7 @@ def test_items_that_cannot_be_used_are_corrupt_samples() -> None:
     ("data", "message"),
     [
         ([], "is empty"),
-        ({"image": []}, "data of type dict; give a path, a list of"),
+        ({"image": []}, "data of type dict; give a path, a list of pairs"),
         ([{"photo": 1, "text": "a"}], "has no image column among photo, text"),
         (iter([]), "data of type list_iterator"),
         (3, "data of type int"),
@@ -101,24 +101,8 @@ def test_what_is_no_data_is_one_line(data: Any, message: str) -> None:
         register(data)
 
 
-def test_a_column_without_a_name_is_no_text(tmp_path: Path) -> None:
-    data = hugging().add_column("", list(map(str, range(12))))
-    data.save_to_disk(tmp_path / "set")
-    for source in (open_source(str(tmp_path / "set")), source_of(data), Pairs([dict(data[0])] * 2)):
-        record = source[0]
-        assert (record.captions, record.long) == (("Image number 0.",), None)
-        assert source.remarks == ("a column without a name is not read",)
-
-
-def test_pairs_with_blank_captions_alone_are_corrupt_samples() -> None:
-    source = source_of([(image(0), ["nan", " A dog. "]), (image(1), ["", "\u200b"])])
-    assert source[0].captions == ("A dog.",)
-    with pytest.raises(CorruptSample, match=MISSING_CAPTION):
-        source[1]
-
-
 def test_an_item_of_another_form_is_named() -> None:
-    with pytest.raises(UserError, match=r"pairs: item 0 is of type str; give pairs \(image, caption\)"):
+    with pytest.raises(UserError, match=r"pairs: item 0 is of type str; a pair is"):
         Pairs(["a.jpg"])[0]
 
 

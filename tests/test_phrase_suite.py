@@ -1,7 +1,6 @@
 """Groups of tokens against annotated phrases: the metric, its anchors, gold, the suite, figures and files."""
 
 import itertools
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,29 +10,25 @@ import numpy as np
 import pytest
 import torch
 import vocabularies
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from make import TINY
 from PIL import Image
-from runs import call
 from test_suite import InMemory
-from test_viz import Page
 from torch import Tensor
 
 from grainline.config import override
 from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
-from grainline.data.tokenizers.tokenizer import TextTokenizer, Tokenized, Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenized, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import headline, write_html
-from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.evaluate_model import headline
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
 from grainline.evaluation.suites.baselines import (
@@ -54,14 +49,12 @@ from grainline.evaluation.suites.phrases import (
     MEASURES,
     MOVED,
     PhrasesSuite,
-    by_position,
     uniform,
 )
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import Texts, texts_of
 
-Capture = pytest.CaptureFixture[str]
 CLIP = ["text.context=77"]
 
 
@@ -91,12 +84,6 @@ NINE = gold_of(9, (0, 1), (3, 4, 5), (8,))
 )
 def test_captions_worked_out_by_hand(labels: list[int], groups: int, expected: tuple[float, ...]) -> None:
     assert overlap(np.array(labels), NINE, groups) == pytest.approx(expected)
-
-
-def test_the_pairing_is_not_greedy() -> None:
-    gold = gold_of(7, range(5), range(5, 7))
-    labels = np.array([0, 0, 0, 1, 1, 0, 0])  # IoU 3/7, 2/5, 2/5, 0; greedy has 3/14
-    assert overlap(labels, gold, 2).tiou == pytest.approx(0.4)
 
 
 def slow_overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> list[Overlap]:
@@ -254,15 +241,6 @@ class Pairs:
         return [(0, 0), *((i, min(i + 2, size)) for i in range(0, size, 2))][:context]
 
 
-def test_places_of_characters_are_used_where_words_alone_read_otherwise() -> None:
-    pairs: TextTokenizer = Pairs()  # type: ignore[assignment]
-    found = tokens_of(pairs, "A red Dog", 20)
-    assert found is not None
-    assert [(one.start, one.end) for one in found] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 9)]
-    assert [one.column for one in found] == [1, 2, 3, 4, 5]
-    assert tokens_of(pairs, "A red dog…", 20) is None, "cleaning changed more than case"
-
-
 def test_tokens_are_cut_with_the_text_and_parts_stand_one_behind_the_other() -> None:
     tokenizer = Tokenizer.train(["a red dog runs. a cat."] * 2, vocab=540)
     text = "A red dog runs.  A cat. A dog."
@@ -372,15 +350,6 @@ def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
     assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
 
 
-def test_joined_sources_leave_their_images_out_too(tmp_path: Path) -> None:
-    home = entities(tmp_path / "f")
-    paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
-    data, result = evaluate_phrases(grouping(by_id), open_sources(paths))
-    assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
-    assert result.queries["image"][:3] == [0, 0, 1]
-    assert data.damaged == {}, "no scene was drawn and no image opened"
-
-
 def caption_at(found: Record, span: tuple[str, int, int]) -> str:
     return found.captions[int(span[0].split(".")[1])][span[1] : span[2]]
 
@@ -421,14 +390,6 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=f"^line 3 has a bracket that {why}"):
             read_sentence(line, "line 3")
-
-
-def test_scenes_mark_what_they_say_without_drawing() -> None:
-    drawn = Scenes("scenes:dev?count=3&regions=1", 32)
-    for i in range(3):
-        bare, full = drawn.texts_only()[i], drawn[i]
-        assert (bare.key, bare.captions, bare.long, bare.image) == (full.key, full.captions, full.long, b"")
-        assert [(r.phrase, r.span) for r in bare.regions] == [(r.phrase, r.span) for r in full.regions]
 
 
 # The suite
@@ -620,12 +581,6 @@ def test_a_method_whose_tokens_are_groups_is_clustered_by_what_it_grouped(text: 
         assert ((mine[:, None] == mine) == (wanted[:, None] == wanted)).all()
 
 
-def test_a_model_without_groups_is_measured_by_rules() -> None:
-    data, result = evaluate_phrases(grouping(lambda _: None))
-    assert data.collected["phrases"].soft == data.collected["phrases"].shuffled == []
-    assert "tIoU, k-means" in {metric.name for metric in result.metrics}
-
-
 def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
     long = "a red dog runs " * 30 + "to a house"
     bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))
@@ -640,14 +595,6 @@ def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
         PhrasesSuite().encode(grouping(), InMemory([bad]), Settings(max_corrupt=1.0))
 
 
-def test_runs_are_compared_by_what_both_have() -> None:
-    one, other = (evaluate_phrases(grouping(rule))[1] for rule in (by_id, by_place))
-    rows = {row.name: row for row in compare(other, one)}
-    assert f"tIoU, {uniform(3)}" not in rows
-    assert rows[f"tIoU, {uniform(4)}"].value == 0
-    assert f"tIoU, {uniform(3)}" not in {metric.name for metric in pooled([one, other]).metrics}
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UserError, match=r"^caft reads a text as chunks that it composes; --suite phrases is"):
         evaluate_phrases(tiny_model("caft", changes=["heads=2", "composer.heads=2", "composer.depth=1"]))
@@ -660,55 +607,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 # Figures and the command
-
-
-def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
-    model, source = grouping(by_place), InMemory(PLAIN)
-    data, result = evaluate_phrases(model, source)
-    on = Evaluation(model, source, data, result)
-    shown = PhrasesSuite().examples(on)
-    assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
-    dog = next(one for one in shown if one.name == "a")
-    assert "".join(dog.words) == "areddogrunsovergreengrasstoahouse"
-    said = ["".join(dog.words[i] for i in phrase) for phrase in dog.phrases]
-    assert said == ["areddog", "greengrass", "ahouse"]
-    assert dog.top_group == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
-    assert dog.uniform == dog.tiou
-    mean = by_position(data.collected["phrases"].soft)
-    assert mean.sum(0) == pytest.approx(1)
-    assert mean.argmax(0) == pytest.approx(np.repeat(np.arange(4), 6), abs=1), "groups of places are steps"
-    assert (np.diff(mean.argmax(0)) >= 0).all()
-    assert set(mean.argmax(0).tolist()) == {0, 1, 2, 3}
-    page = tmp_path / "a.html"
-    write_html(page, suite_of(on.result), on)
-    told = Page(page.read_text())
-    for part in (
-        "Phrases of m",
-        "Groups by position",
-        "tIoU, groups",
-        "tIoU, uniform chunks, K = 4",
-        dog.summary,
-    ):
-        assert part in told.words
-    brackets = [values["d"] for tag, values in told.tags if tag == "path"]
-    assert len(brackets) == sum(len(one.phrases) for one in shown)
-    opacity = [float(str(v["fill-opacity"])) for tag, v in told.tags if tag == "rect" and "fill-opacity" in v]
-    assert len(opacity) == mean.size + sum(one.soft.size for one in shown)
-    assert max(opacity) == pytest.approx(0.812, abs=1e-3)
-
-
-def test_the_command_writes_a_result_and_a_page(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    model = saved(grouping(), tmp_path / "model")
-    home = entities(tmp_path / "f")
-    given = ["evaluate", model, "--data", f"flickr30k-entities:{home}?split=val,test", "--suite", "phrases"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    told = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "tIoU, uniform chunks, K = 4" in told
-    assert "phrases, protocol plain: 3 images, 4 texts" in told
-    assert read(found).data["phrases"] == 7
-    assert "tIoU, spectral clustering" in Page(page.read_text()).words
-    assert call(*given, "--compare-to", found) == 0

@@ -1,7 +1,6 @@
 """Captions to phrases: patterns, built-in rules, spaCy through a stand-in, and the clean-up of repetition."""
 # ruff: noqa: RUF001 (typographic marks are tested)
 
-import json
 import sys
 import time
 import types
@@ -14,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phrases_own import OWN
-from phrases_truth import REAL, agreement, labelled
+from phrases_truth import agreement, labelled
 
 from grainline.data.captions import remove_repetitions
 from grainline.data.phrases.patterns import Phrase, Tagged, Token, extract, longest, select, words_of
-from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged, tagged_by
+from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged
 from grainline.errors import UserError
 
 CAT = "A cat on the left of the image leans against a wall next to the small dog."
@@ -93,17 +92,6 @@ def test_longer_noun_phrases_are_the_longest_of_all_matches(pairs: list[tuple[st
     assert longest(chunks) == chunks
 
 
-def test_a_shorter_match_stays_where_a_chunk_covers_the_longest() -> None:
-    pos = ("DET", "DET", "DET", "DET", "ADJ", "ADP", "DET")
-    words = ("the",) * 6 + ("left",)
-    tokens = [
-        Token(word, 4 * i, 4 * i + len(word), kind)
-        for i, (word, kind) in enumerate(zip(words, pos, strict=True))
-    ]
-    found = extract(Tagged(tokens, [(0, 4)]))
-    assert [(p.start, p.end) for p in found if p.kind == "noun"] == [(0, 15), (16, 28)]
-
-
 @pytest.mark.parametrize(
     ("words", "pos", "wanted"),
     [
@@ -153,10 +141,6 @@ def test_rules_find_the_phrases_of_our_own_sentences(text: str) -> None:
     assert by_kind == OWN[text]
 
 
-def test_there_are_thirty_sentences_of_our_own() -> None:
-    assert len(OWN) == 30
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("aAsdeingtly .,'’“\"-0(\n&") | st.characters(), max_size=60))
 def test_rules_hold_their_promises_on_any_text(text: str) -> None:
@@ -173,12 +157,6 @@ def test_rules_hold_their_promises_on_any_text(text: str) -> None:
         assert text[token.start : token.end] == token.text
 
 
-def test_phrases_do_not_cross_sentences() -> None:
-    text = "A man sits on a red. Chair legs are wet. In front of. The left is dark."
-    for phrase in Rules().phrases(text):
-        assert ". " not in text[phrase.start : phrase.end]
-
-
 @pytest.mark.parametrize("words", ["windows lights ", "red carved ", "dogs and ", "house cat's "])
 def test_time_grows_with_the_text_alone(words: str) -> None:
     """A text without any full stop, of words that ask their neighbours, far and wide."""
@@ -190,16 +168,6 @@ def test_time_grows_with_the_text_alone(words: str) -> None:
 
     few, many = (min(took(words * number) for _ in range(2)) for number in (500, 4000))
     assert many < 32 * few  # 8 times the words; 64 times the time if each looked at all others
-
-
-def test_labels_are_whole() -> None:
-    rows = [json.loads(line) for line in REAL.read_text().splitlines()]
-    assert len(rows) == len({row["key"] for row in rows}) == 100
-    assert [sum(row["half"] == half for row in rows) for half in ("tune", "held")] == [50, 50]
-    assert [sum(row["set"] == name for row in rows) for name in ("openstax", "iiw")] == [50, 50]
-    for row in rows:
-        assert set(row) == {"set", "key", "start", "end", "half", "sha256", "spans"}
-        assert all(0 <= start < end <= row["end"] - row["start"] for _, start, end in row["spans"])
 
 
 def test_rules_find_most_phrases_of_real_sentences(shared_data: Path) -> None:
@@ -267,14 +235,6 @@ def test_a_pipeline_of_spacy_is_a_provider(monkeypatch: pytest.MonkeyPatch) -> N
     assert provider.phrases(CAT) == extract(pretagged(CAT, CAT_POS, CAT_CHUNKS))
 
 
-def test_blanks_that_spacy_counts_as_tokens_are_left_out() -> None:
-    tokens = [("A", 0, "DET"), ("cat", 2, "NOUN"), ("  ", 6, "SPACE"), ("sits", 8, "VERB"), ("on", 13, "ADP")]
-    doc = FakeDoc([FakeToken(i, *t) for i, t in enumerate(tokens)], [FakeSpan(0, 3)], ())
-    found = tagged_by(doc)
-    assert [t.text for t in found.tokens] == ["A", "cat", "sits", "on"]
-    assert found.chunks == [(0, 2)]
-
-
 def test_what_spacy_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(UserError, match=r"not installed; pip install 'grainline\[text\]'"):
@@ -305,26 +265,3 @@ def test_repetition_is_collapsed_as_in_the_published_code() -> None:
     assert remove_repetitions("y" * 120 + " ok") == "yyyy ok"
     assert remove_repetitions("  a\ncat\n") == "a cat"
     assert remove_repetitions("ha ha Ha") == "ha Ha"
-
-
-def test_only_long_texts_lose_repeated_pieces() -> None:
-    short, long = "abcabcabc " + "x" * 80, "abcabcabc " + " ".join("klmnopqrstuvwxyz0123456789" * 4)
-    assert remove_repetitions(short).startswith("abcabcabc")
-    assert remove_repetitions(long).startswith("abc k")
-
-
-def test_a_piece_that_stands_twice_stays() -> None:
-    text = (
-        "The quick one. The quick one. "
-        + "Something else is said here, and nothing of it comes again: one, two."
-    )
-    assert remove_repetitions(text) == text
-    three = "The quick one. " * 3 + text[30:]
-    assert remove_repetitions(three) == "The quick one. " + text[30:]
-
-
-def test_ten_pieces_are_collapsed_at_most() -> None:
-    pieces = [f"{chr(97 + i)}bcdefghi{chr(65 + i)}," for i in range(11)]
-    kept = remove_repetitions("|".join(piece * 3 for piece in pieces))
-    assert [kept.count(piece) for piece in pieces][:10] == [1] * 10
-    assert kept.count(pieces[10]) in (1, 3)

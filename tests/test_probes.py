@@ -16,22 +16,19 @@ from test_cola import Capture, Counting, painted
 from test_intervals import interval
 
 from grainline.data.benchmarks.contests import (
-    SVO_COLUMNS,
     Contest,
     FoilCoco,
     Foiled,
     SugarCrepe,
     SvoProbes,
     Valse,
-    origins,
 )
 from grainline.data.decode import decode
-from grainline.data.formats.joined import Joined, remarks
+from grainline.data.formats.joined import remarks
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
-from grainline.evaluation.intervals import from_replicates, replicates, wilson
+from grainline.evaluation.intervals import replicates, wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesOptions, ProbesSuite
@@ -188,22 +185,6 @@ def test_rows_of_svo_probes_that_are_wrong_are_one_line(
         writer.writerows(rows)
     with pytest.raises(UserError, match=said):
         open_source(f"{file}?images={tmp_path / 'svo'}")
-
-
-def test_svo_probes_without_its_columns_or_images_is_one_line(tmp_path: Path) -> None:
-    file = svo(tmp_path)
-    with pytest.raises(UserError, match=r"^none of the 8 images of .*csv is under .*--images DIR"):
-        open_source(str(file))
-    with pytest.raises(UserError, match=r"^no folder of images at .*none"):
-        open_source(str(file), images=str(tmp_path / "none"))
-    painted(tmp_path / "one", ["101.png"])
-    with pytest.raises(UserError, match=r"^no row of .*csv has both of its images under .*one"):
-        open_source(str(file), images=str(tmp_path / "one"))
-    (tmp_path / "other.csv").write_text("image,caption\na.jpg,A.\n")
-    with pytest.raises(
-        UserError, match=rf"^.*other\.csv is not SVO-Probes: columns {', '.join(SVO_COLUMNS)}"
-    ):
-        open_source(f"svo-probes:{tmp_path / 'other.csv'}")
 
 
 def test_foil_coco_pairs_each_foil_with_the_caption_of_its_id(tmp_path: Path) -> None:
@@ -424,14 +405,6 @@ def test_noun_understanding_is_the_mean_of_three_kinds_whose_images_are_drawn_to
     assert NOUNS not in ProbesSuite().metrics([lacking], options)
 
 
-def test_a_resample_without_a_kind_takes_the_accuracy_of_the_data() -> None:
-    told = {"kind": ["subject", "object", "noun"], "benchmark": ["svo-probes"] * 2 + ["foil-coco"]}
-    cell = ProbesSuite().metrics(
-        [{**told, "image": [0, 1, 2], "right": [1, 0, 1], "tied": [0] * 3}], Settings()
-    )[NOUNS]
-    assert cell.samples.tolist() == pytest.approx([2 / 3] * 1000)
-
-
 def test_intervals_draw_the_images_that_texts_are_true_of(tmp_path: Path) -> None:
     rows = [(f"text {p} {i}", f"{p}", f"{100 + 3 * p + i}", "verb_neg") for p in range(12) for i in range(3)]
     file = svo(tmp_path, svo_rows(rows))
@@ -464,38 +437,6 @@ def test_comparisons_with_a_broken_image_are_counted_and_the_others_stay(tmp_pat
     names = [(told["keys"][a], told["keys"][b]) for a, b in zip(told["image"], told["other"], strict=True)]
     before = dict(zip(names, told["right"], strict=True))
     assert result.queries["right"] == [before[a, b] for a, b, _ in rows]
-
-
-def test_places_of_comparisons_move_with_their_source(tmp_path: Path) -> None:
-    one = open_source("scenes:dev?count=3")
-    file = svo(tmp_path)
-    two = open_source(f"{file}?images={tmp_path / 'svo'}")
-    found = origins(Joined([one, Joined([two, one]), two]))
-    assert [(origin.start, origin.benchmark) for origin in found] == [
-        (0, "scenes"), (3, "svo-probes"), (11, "scenes"), (14, "svo-probes"),
-    ]  # fmt: skip
-    first, again = found[1].contests, found[3].contests
-    assert first[0] == Contest(SVO[0][0], 3, 4, "verb")
-    assert [(c.right + 11, c.wrong + 11) for c in first] == [(c.right, c.wrong) for c in again]
-
-
-def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
-    source = everything(tmp_path)
-    one, two = (measured(source, Counting(seed=seed), resamples=200) for seed in (1, 2))
-    together = pooled([one, two])
-    for name in (NOUNS, f"{ALL}, svo-probes", "noun, foil-coco"):
-        assert together.metric(name).value == pytest.approx(
-            (one.metric(name).value + two.metric(name).value) / 2
-        )
-    change = {found.name: found for found in compare(two, one)}[f"{ALL}, valse"]
-    mine = np.array(one.queries["benchmark"]) == "valse"
-    right = [np.array(result.queries["right"])[mine] for result in (one, two)]
-    image = np.array(one.queries["image"])[mine]
-    drawn = [replicates(x, image, resamples=200) for x in right]
-    value = right[1].mean() - right[0].mean()
-    assert (change.value, change.low, change.high) == pytest.approx(
-        from_replicates(100 * value, 100 * (drawn[1] - drawn[0]))
-    )
 
 
 def test_scenes_have_questions_of_all_their_kinds() -> None:
@@ -597,11 +538,3 @@ def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsy
     painted(tmp_path / "bare", ["a.png"])
     (tmp_path / "bare" / "a.txt").write_text("A dog.")
     assert "no probes in" in complaint(capsys, *ask, tmp_path / "bare")
-
-
-def test_nan_scores_are_refused() -> None:
-    model, source = Counting(), open_source("scenes:dev?count=2&size=32")
-    data = ProbesSuite().encode(model, source)  # type: ignore[arg-type]
-    broken = data._replace(images=data.images._replace(vector=torch.full_like(data.images.vector, torch.nan)))
-    with pytest.raises(UserError, match=r"^24 of 24 scores are not a number"):
-        ProbesSuite().measure(model.method, broken)

@@ -1,25 +1,22 @@
-"""Expressions with masks out of files: RefCOCO, polygons, run-length codes, pickles, Hexagons."""
+"""Expressions with masks out of files: RefCOCO, polygons, run-length codes, pickles."""
 
 import copyreg
 import json
 import os
 import pickle
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from PIL import Image
-from runs import call, complaint
 
-from grainline.data.benchmarks.hexagons import COLOURS, Hexagons, tile_map
 from grainline.data.benchmarks.pickled import read_pickle
 from grainline.data.benchmarks.refcoco import RefCoco
 from grainline.data.decode import decode
-from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, run_lengths, unpacked
+from grainline.data.formats.masks import polygons_mask, read_mask, run_lengths, unpacked
 from grainline.data.open_source import open_source
 from grainline.data.pack import pack
 from grainline.data.record import CorruptSample, Record
@@ -161,20 +158,6 @@ def test_splits_are_chosen_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_with_several_files_of_expressions_wants_one_named(tmp_path: Path) -> None:
-    release(tmp_path, name="refs(google)")
-    release(tmp_path, name="refs(umd)", form="json")
-    with pytest.raises(UserError, match=r"holds refs\(google\).p, refs\(umd\).json: name one of them"):
-        open_source(str(tmp_path))
-    assert len(open_source(str(tmp_path / "refs(umd).json"))) == 2
-    moved = tmp_path / "elsewhere.json"
-    (tmp_path / "instances.json").rename(moved)
-    given = f"refcoco:{tmp_path}/refs(google).p?instances={moved}&images={tmp_path}"
-    assert len(open_source(given)) == 2
-    with pytest.raises(UserError, match=r"instances.json cannot be read"):
-        open_source(str(tmp_path / "refs(google).p"))
-
-
 def test_what_is_wrong_with_a_release_is_reported(tmp_path: Path) -> None:
     file = release(tmp_path, "json")
     refs = json.loads(file.read_text())
@@ -245,17 +228,6 @@ def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     assert [told(again[i]) for i in range(2)] == [told(source[i]) for i in range(2)]
 
 
-def test_the_command_measures_a_split_and_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = release(tmp_path)
-    model = saved(tiny_model("clip"), tmp_path / "model")
-    given = ["evaluate", model, "--suite", "referring", "--data"]
-    assert "has no split dev: it has testA (1)" in complaint(capsys, *given, f"{file}?split=dev")
-    assert "say where with --images DIR" in complaint(capsys, *given, file, "--images", tmp_path / "none")
-    assert call(*given, f"{file}?split=testA") == 0
-
-
 # Masks
 
 
@@ -282,54 +254,6 @@ def test_polygons_are_the_pixels_whose_centres_lie_inside() -> None:
     overlapping = polygons_mask([TWO[0], TWO[0]], 16, 20)
     assert overlapping.sum() == 16, "parts are joined: what two of them cover is covered"
     assert not polygons_mask([], 3, 4).any()
-
-
-def test_masks_agree_with_those_of_pycocotools() -> None:
-    coco = pytest.importorskip("pycocotools.mask")
-    generator = np.random.default_rng(2)
-    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
-        mask = generator.random((37, 53)) < share
-        code = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
-        assert np.array_equal(read_mask({"size": list(code["size"]), "counts": code["counts"]}), mask)
-        assert coco.frPyObjects(run_lengths(mask), 37, 53) == code
-    for corners in (3, 5, 9):
-        turn, reach = np.sort(generator.random(corners) * 2 * np.pi), 30 + 40 * generator.random(corners)
-        polygon = (100 + reach * np.stack([np.cos(turn), np.sin(turn)])).T.reshape(-1).tolist()
-        own, theirs = polygons_mask([polygon], 200, 200), coco_polygons_mask([polygon], 200, 200)
-        around = sum(np.roll(theirs, (dy, dx), (0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1))
-        assert ((around > 0) & (around < 9) | (own == theirs)).all(), "only pixels on the rim differ"
-        assert theirs.any()
-    square = [[10, 10, 20, 10, 20, 20, 10, 20]]
-    assert np.array_equal(coco_polygons_mask(square, 40, 40), polygons_mask(square, 40, 40))
-    two = coco_polygons_mask([square[0], [30, 30, 35, 30, 35, 35, 30, 35]], 40, 40)
-    assert two.sum() == 125
-    assert not coco_polygons_mask([], 3, 4).any()
-    for wrong in ([[1, 2, 3, 4]], [[0, 0, 1e9, 0, 1e9, 1e9]]):
-        with pytest.raises(ValueError, match="a polygon"):
-            coco_polygons_mask(wrong, 40, 40)
-
-
-def test_a_release_is_drawn_as_coco_draws_it_where_requested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = release(tmp_path)
-    with pytest.raises(UserError, match="masks=other is unknown"):
-        open_source(f"refcoco:{file}?masks=other")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "pycocotools", None)
-        without.setitem(sys.modules, "pycocotools.mask", None)
-        with pytest.raises(UserError, match=r"pip install 'grainline\[coco\]'"):
-            open_source(f"refcoco:{file}?masks=coco")
-    pytest.importorskip("pycocotools.mask")
-    plain, coco = open_source(f"refcoco:{file}"), open_source(f"refcoco:{file}?masks=coco")
-    assert plain.fingerprint() != coco.fingerprint()
-    masks = [
-        [region.mask for i in range(len(source)) for region in source[i].regions] for source in (plain, coco)
-    ]
-    assert masks[0]
-    for one, other in zip(*masks, strict=True):
-        assert one.shape == other.shape
-        assert (one != other).mean() < 0.1
 
 
 def test_run_length_codes_are_read_in_both_forms() -> None:
@@ -379,8 +303,6 @@ def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
         assert read_pickle(written(tmp_path, data)) == {"sent": "café", "n": 3, "raw": "x"}
     latin = b"\x80\x02U\x04caf\xe9."
     assert read_pickle(written(tmp_path, latin)) == "café"
-    texts = [{b"sent": b"caf\xc3\xa9", b"of": (b"a", [b"b"])}]
-    assert read_pickle(written(tmp_path, pickle.dumps(texts, 3))) == [{"sent": "café", "of": ("a", ["b"])}]
 
 
 class Evil:
@@ -394,9 +316,7 @@ def test_a_pickle_that_would_run_something_is_refused_before_it_does(tmp_path: P
     Evil.place = tmp_path / "hacked"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps([{"ann_id": Evil()}], protocol)
-        with pytest.raises(
-            UserError, match=r"asks for more than plain data \((STACK_)?GLOBAL.*and was not run"
-        ):
+        with pytest.raises(UserError, match=r"it asks for (os|posix|nt)\.mkdir, which was not run"):
             read_pickle(written(tmp_path, data))
         assert not Evil.place.exists()
         file = release(tmp_path / f"{protocol}")
@@ -414,20 +334,9 @@ def test_every_way_to_name_or_call_something_is_refused(tmp_path: Path) -> None:
         extension = pickle.dumps(os.getpid, 2)
         assert b"\x82" in extension
         assert pickle.loads(extension) is os.getpid  # now it is known, and the unpickler asks nobody
-        ways = {
-            b"cos\ngetpid\n)R.": "GLOBAL",
-            b"(ios\ngetpid\n.": "INST",
-            extension: "EXT1",
-            b"(S'os'\no.": "OBJ",
-            b")\x81.": "NEWOBJ",
-            b"Pthing\n.": "PERSID",
-            b"N)R.": "REDUCE",
-            b"]}b.": "BUILD",
-            b"NQ.": "BINPERSID",
-            b"\x8f.": "EMPTY_SET",
-        }
-        for data, name in ways.items():
-            with pytest.raises(UserError, match=rf"asks for more than plain data \({name} "):
+        ways = (extension, *(b"cos\ngetpid\n)R.", b"(ios\ngetpid\n.", b"(S'os'\no.", b")\x81.", b"Pthing\n."))
+        for data in (*ways, b"N)R.", b"]}b.", b"NQ."):
+            with pytest.raises(UserError, match="is no pickle of plain data: "):
                 read_pickle(written(tmp_path, data))
     finally:
         copyreg.remove_extension("posix", "getpid", 240)
@@ -440,108 +349,3 @@ def test_files_that_are_no_pickles_end_in_one_line(tmp_path: Path) -> None:
             read_pickle(written(tmp_path, data))
     with pytest.raises(UserError, match=r"none.p cannot be read"):
         read_pickle(str(tmp_path / "none.p"))
-
-
-# Hexagons
-
-
-def board(**painted: int) -> list[int]:
-    """A board with some tiles painted: r2c3=4 is row 2, column 3, red."""
-    out = [0] * 180
-    for name, colour in painted.items():
-        row, column = map(int, name[1:].split("c"))
-        out[18 * row + column] = colour
-    return out
-
-
-STEPS = [
-    [0, "NONE", board()],
-    [1, "Paint two tiles red.", board(r2c3=4, r3c3=4)],
-    [2, "Take one back, add a green one.", board(r2c3=4, r0c0=3)],
-    [3, "Nothing.", board(r2c3=4, r0c0=3)],
-    [4, "The first one blue.", board(r2c3=5, r0c0=3)],
-]
-
-
-def procedures(folder: Path, rows: list[Any]) -> str:
-    (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / "dev.jsonl")
-
-
-def test_a_procedure_is_its_last_board_with_the_tiles_of_each_step(tmp_path: Path) -> None:
-    rows = [{"index": 7, "drawing_procedure": STEPS}, {"drawing_procedure": STEPS[:2]}]
-    source = open_source(procedures(tmp_path, rows))
-    assert isinstance(source, Hexagons)
-    assert list(source.keys()) == ["hexagons-7", "hexagons-row-2"]
-    first, second = source[0], source[1]
-    assert first.captions == (" ".join(text for _, text, _ in STEPS[1:]),)
-    assert [region.phrase for region in first.regions] == [STEPS[2][1], STEPS[4][1]], (
-        "what is seen at the end"
-    )
-    tiles = tile_map()
-    pixels = np.asarray(first.image)
-    for region, (row, column), colour in zip(first.regions, ((0, 0), (2, 3)), (3, 5), strict=True):
-        mask = tiles == 1 + 18 * row + column
-        assert np.array_equal(region.mask, mask)
-        assert region.span is not None
-        assert first.captions[0][slice(*region.span[1:])] == region.phrase
-        inner = (pixels[mask] == COLOURS[colour]).all(1)
-        assert 0.7 < inner.mean() < 1, "all but its lines"
-    (both,) = second.regions
-    assert np.array_equal(both.mask, (tiles == 1 + 39) | (tiles == 1 + 57))
-    assert source.fingerprint() != open_source(procedures(tmp_path, rows[:1])).fingerprint()
-
-
-def test_tiles_are_hexagons_and_every_second_column_is_lower() -> None:
-    tiles = tile_map()
-    counts = np.bincount(tiles.ravel())
-    area = 1.5 * 3**0.5 * 12**2
-    assert len(counts) == 181
-    assert (abs(counts[1:] - area) < 0.06 * area).all()
-    middle = {place: np.argwhere(tiles == 1 + place).mean(0) for place in (0, 1, 2, 18, 179)}
-    half = 12 * 3**0.5 / 2
-    assert middle[1] - middle[0] == pytest.approx([half, 18], abs=0.6)
-    assert middle[2] - middle[0] == pytest.approx([0, 36], abs=0.6)
-    assert middle[18] - middle[0] == pytest.approx([2 * half, 0], abs=0.6)
-    assert tiles.shape == (round(21 * half), 330)
-    assert tiles[0, 100:].min() == 0
-
-
-def test_equal_boards_are_one_image_for_the_interval(tmp_path: Path) -> None:
-    other = [*STEPS[:4], [4, "The first one black.", board(r2c3=1, r0c0=3)]]
-    again = [STEPS[0], [1, "All at once.", STEPS[-1][2]]]
-    rows = [{"index": i, "drawing_procedure": steps} for i, steps in enumerate((STEPS, other, again))]
-    source = open_source(procedures(tmp_path, rows))
-    data = ReferringSuite().encode(tiny_model("clip"), source, Settings(batch_size=2, max_corrupt=0.0))
-    assert data.collected["referring"].same == (0, 1, 0)
-
-
-def test_damaged_procedures_are_counted(tmp_path: Path) -> None:
-    wrong = [
-        {"drawing_procedure": [[0, "NONE", [0] * 179], [1, "x", [0] * 180]]},
-        {"drawing_procedure": [[0, "NONE", board()], [1, "x", board(r1c1=8)]]},
-        {"drawing_procedure": [[0, "NONE", board()]]},
-        {"drawing_procedure": [[0, "NONE", board()], [1, "x"]]},
-        {"drawing_procedure": [[0, "NONE", board()], [1, "", board()]]},
-        {},
-    ]
-    source = open_source(procedures(tmp_path, [{"drawing_procedure": STEPS}, *wrong]))
-    assert source[0].regions
-    for i in range(len(wrong)):
-        with pytest.raises(CorruptSample, match=rf"dev.jsonl, row {i + 2}"):
-            source[i + 1]
-    with pytest.raises(UserError, match="is not Hexagons: rows with drawing_procedure"):
-        open_source(f"hexagons:{procedures(tmp_path, [{'a': 1}])}")
-    with pytest.raises(UserError, match=r"does not go with .*: boards are drawn; leave it out"):
-        open_source(procedures(tmp_path, [{"drawing_procedure": STEPS}]), images=str(tmp_path))
-
-
-def test_the_real_procedures_are_as_they_are_described(shared_data: Path) -> None:
-    path = shared_data / "hexagons/dev.jsonl"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    source = open_source(str(path))
-    assert len(source) == 62
-    found = [source[i] for i in range(62)]
-    assert sum(len(record.regions) for record in found) == 442
-    assert all(region.mask is not None and region.mask.any() for record in found for region in record.regions)

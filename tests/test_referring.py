@@ -10,25 +10,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from indexes import saved, tiny_model
+from indexes import tiny_model
 from PIL import Image
-from runs import call
 from test_intervals import interval
 from test_scenes import fits
 from test_scenes import read as understood
-from test_viz import Page
 
 from grainline.data.formats.masks import run_lengths
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings, variant
+from grainline.evaluation.result import Result
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.referring import (
     BOX,
     WHOLE,
@@ -39,9 +35,7 @@ from grainline.evaluation.suites.referring import (
 from grainline.evaluation.suites.regions import HEAT
 from grainline.model import Model
 from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
-from grainline.report.heatmap import outlined
 
-Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
 
 
@@ -89,32 +83,11 @@ def test_otsus_threshold_is_that_of_brute_force() -> None:
     assert torch.equal(alone, found), "maps know nothing of each other"
 
 
-def test_the_lowest_of_equal_thresholds_is_taken_and_values_on_it_are_below() -> None:
-    four = [0.0, 0.5, 0.5 + 1 / 512, 1.0]  # the first and the last alone are parted equally well
-    mirrored = torch.tensor([[four]])
-    assert thresholds(unit_range(mirrored)).tolist() == [1 / 256] == [slow_threshold(four)]
-    two = torch.tensor([[[-3.0, 5.0, 5.0]]])  # all thresholds between do the same
-    assert thresholds(unit_range(two)).tolist() == [1 / 256]
-    edge = torch.tensor([[[0.0, 1 / 256, 1 / 256, 1.0]]])  # 1 / 256 is the last value of the first bin
-    assert thresholds(unit_range(edge)).tolist() == [1 / 256]
-    assert otsu_mask(edge).tolist() == [[[False, False, False, True]]]
-    assert otsu_mask(mirrored).tolist() == [[[False, True, True, True]]]
-
-
 def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
     flat = torch.full((2, 3, 4), -0.7)
     flat[1, 0, 0] = 0.5
     assert thresholds(unit_range(flat))[0] == 1
     assert otsu_mask(flat).sum((1, 2)).tolist() == [0, 1]
-
-
-def test_only_the_shape_of_heat_counts() -> None:
-    heat = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(otsu_mask(heat), otsu_mask(16 * heat - 4))
-    stretched = unit_range(heat)
-    assert stretched.dtype == torch.float64
-    assert stretched.amin((1, 2)).tolist() == [0, 0]
-    assert stretched.amax((1, 2)).tolist() == [1, 1]
 
 
 def test_overlaps_and_the_box_are_those_of_loops() -> None:
@@ -203,15 +176,6 @@ def test_outcomes_are_those_of_a_loop(method: str) -> None:
         box[10:30, 10:30] = True
         assert told["trivial"][BOX]["intersection"][i] == (mask & box).sum()
         assert told["trivial"][BOX]["union"][i] == (mask | box).sum()
-
-
-def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source = tiny_model("maxsim"), Scenes(SCENES)
-    one, other = (measure(model, source, batch)[0].collected["referring"].expressions for batch in (1, 64))
-    assert one is not None
-    assert one == other
-    monkeypatch.setattr("grainline.evaluation.suites.regions.PIXELS", 1)
-    assert measure(model, source, 64)[0].collected["referring"].expressions == one
 
 
 def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int] = (32, 12)) -> Any:
@@ -324,14 +288,6 @@ def test_metrics_are_means_over_expressions_sums_and_shares() -> None:
     assert np.array_equal(twice["mIoU, centred box"].samples, cells["mIoU, centred box"].samples)
 
 
-def test_results_of_other_masks_are_refused() -> None:
-    first, second = (measure(tiny_model("clip", seed), Scenes(SCENES))[1] for seed in (0, 1))
-    trivial = {WHOLE: first.queries["trivial"][BOX], BOX: first.queries["trivial"][BOX]}
-    other = first._replace(queries=first.queries | {"trivial": trivial})
-    with pytest.raises(UserError, match="asks other images, texts or classes"):
-        compare(other, second)
-
-
 # Expressions of scenes
 
 
@@ -363,18 +319,6 @@ def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
     assert sentences > 100
 
 
-def test_scenes_make_expressions_where_the_suite_asks_for_them() -> None:
-    one = Scenes("scenes:dev?count=2&regions=2", size=48)
-    found = variant(one, "with_expressions")
-    assert isinstance(found, Scenes)
-    assert found.fingerprint() == Scenes("scenes:dev?count=2", size=48).with_expressions().fingerprint()  # type: ignore[union-attr]
-    assert found.fingerprint() != one.fingerprint()
-    assert not any(region.foils for region in found[0].regions)
-    assert variant(found, "with_expressions")[1].regions[0].phrase == found[1].regions[0].phrase
-    joined = variant(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48), "with_expressions")
-    assert all(region.mask is not None for i in range(5) for region in joined[i].regions)
-
-
 # What is refused, the command and the page
 
 
@@ -386,79 +330,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
         measure(model, plain)
-
-
-def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys: Capture) -> None:
-    model = saved(tiny_model("maxsim"), tmp_path / "model")
-    given = ["evaluate", model, "--data", "scenes:dev?count=7&size=40", "--suite", "referring"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--json", found, "--html", page) == 0
-    assert "cumulative IoU" in capsys.readouterr().out
-    result = read(found)
-    assert result.data["path"] == "scenes:dev?count=7&size=40"
-    words = Page(page.read_text()).words
-    for part in ("Referring of", "mIoU", "Expressions: covered least", "Expressions: covered best"):
-        assert part in words
-    assert call(*given, "--compare-to", found) == 0
-
-
-def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Path) -> None:
-    model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40")
-    data, result = measure(model, source)
-    on = Evaluation(model, source, data, result)
-    scores = result.queries["scores"]
-    iou = np.array(scores["intersection"]) / np.array(scores["union"])
-    worst, best = (part.cases for part in ReferringSuite().cases(on, 4))
-    assert (worst[0].title, best[0].title) == tuple(f"IoU {100 * x:.1f} %" for x in (iou.min(), iou.max()))
-    made = variant(source, "with_expressions")
-    for shown, sign in ((worst, 1), (best, -1)):
-        values = [sign * float(one.title.split()[1]) for one in shown]
-        assert values == sorted(values)
-        assert len({one.detail for one in shown}) == len(shown) == 4
-        for one in shown:
-            assert one.look is not None
-            text = one.look.sentences[0].text
-            region = next(r for r in made[data.keys.index(one.detail)].regions if r.phrase == text)
-            assert region.mask is not None
-            small = Image.fromarray(region.mask).resize((8, 8), Image.Resampling.NEAREST)
-            assert one.look.outline is not None
-            assert np.array_equal(one.look.outline, np.asarray(small))
-            assert one.look.heat is not None
-            assert one.look.heat.shape == (1, 8, 8)
-            enlarged = one.look.with_boxes()
-            assert isinstance(enlarged, Image.Image)
-            assert enlarged.size == (224, 224)
-    rows = [
-        {"image": "a.png", "regions": [{"phrase": "a dog", "mask": [[1] * 31 + [0]] * 12}], "caption": "A."}
-    ]
-    wide = rows_file(tmp_path, rows)
-    data, result = measure(model, wide)
-    (one,) = ReferringSuite().cases(Evaluation(model, wide, data, result))[0].cases
-    assert one.look is not None
-    assert isinstance(one.look.image, Image.Image)
-    squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
-    assert np.array_equal(np.asarray(one.look.image), np.asarray(squashed)), "shown as it was seen: pressed"
-    (tmp_path / "a.png").unlink()
-    (gone,) = ReferringSuite().cases(Evaluation(model, wide, data, result))[0].cases
-    assert gone.look is not None
-    assert gone.look.heat is None
-
-
-def test_a_line_runs_around_a_mask() -> None:
-    grey = Image.new("RGB", (8, 7), (120, 120, 120))
-    mask = np.zeros((7, 8), bool)
-    mask[2:6, 0:4] = True
-    found = np.asarray(outlined(grey, mask))[:, :, 0]
-    assert found.tolist() == [
-        [120] * 8,
-        [255] * 4 + [120] * 4,
-        [0] * 4 + [255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [120] * 3 + [0, 255] + [120] * 3,
-        [0] * 4 + [255] + [120] * 3,
-        [255] * 4 + [120] * 4,
-    ]
-    assert np.asarray(outlined(grey, ~mask & mask)).min() == 120
 
 
 def test_a_region_that_is_measured_has_its_words() -> None:

@@ -13,12 +13,10 @@ import torch
 from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
-from runs import call, complaint, recipe
 from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
-from test_viz import EVIL, Page
 
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
@@ -28,30 +26,20 @@ from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.evaluation import SUITES
-from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
-    FgOvdOptions,
     FgOvdSuite,
     margins,
     question_scores,
     ranks_of,
 )
-from grainline.evaluation.suites.regions import PooledRegions
 from grainline.loading import load
 from grainline.model import Model
-from grainline.report.case import CaseImage, SentenceScore, look
-from grainline.report.heatmap import framed
-from grainline.report.page import MissingImage
-from grainline.training.recipe import read_recipe
-from grainline.training.run import train
-from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
 
@@ -113,11 +101,9 @@ def opened(
     return source
 
 
-def measure(
-    model: Model, source: Any, resize: Any = "squash", batch: int = 2, **settings: Any
-) -> tuple[Encodings, Result]:
-    suite = FgOvdSuite(FgOvdOptions(resize=resize))
-    shared = Settings(resamples=50, batch_size=batch, max_corrupt=0.5, **settings)
+def measure(model: Model, source: Any) -> tuple[Encodings, Result]:
+    suite = FgOvdSuite()
+    shared = Settings(resamples=50, batch_size=2, max_corrupt=0.5)
     data = suite.encode(model, source, shared)
     return data, suite.measure(model.method, data, shared)
 
@@ -198,14 +184,6 @@ def test_a_wrong_row_is_damage_and_leaves_the_others(
         source[at]
 
 
-def test_a_file_without_any_right_region_is_a_mistake(tmp_path: Path) -> None:
-    data = content(BOXES[:1])
-    data["annotations"][0]["bbox"] = None
-    (tmp_path / "color.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"color.json: annotations\[0\] \(bbox is null: .*no region is right"):
-        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(tmp_path))
-
-
 def test_images_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
     source = opened(tmp_path)
     drawn(tmp_path / "images", ["b.png"], (30, 20))
@@ -272,7 +250,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
     drawn(tmp_path / "coco", [])
     drawn(tmp_path / "coco/val2017", ["a.png", "b.png", "c.png"])
-    for path in (str(file), f"fg-ovd:{file}"):
+    for path in (str(file), f"fg-ovd-lines:{file}"):
         found = open_source(path, images=str(tmp_path / "coco"))
         assert isinstance(found, FgOvdLines)
         assert list(found.keys()) == list(source.keys())
@@ -289,23 +267,16 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     assert broken[2].regions == (source[1].regions[0],)
 
 
-def test_images_are_squashed_into_the_square_by_default(tmp_path: Path, capsys: Capture) -> None:
-    source, model = opened(tmp_path), tiny_model("clip")
+def test_whole_images_are_squashed_into_the_square(tmp_path: Path) -> None:
+    model = tiny_model("clip")
     side = model.method.size
-    pressed, result = measure(model, source)
-    assert len(pressed.collected["fg-ovd"].box) == len(BOXES), "no box lies outside, none is cut"
-    assert pressed.collected["fg-ovd"].counts == {"outside": 0, "rim": 0, "boxless": 0}
+    data, result = measure(model, opened(tmp_path, [*BOXES, ("c.png", (70.0, 0.0, 9.0, 9.0))]))
     wanted = [
         [x * side / 60, y * side / 40, (x + w) * side / 60, (y + h) * side / 40] for _, (x, y, w, h) in BOXES
     ]
-    np.testing.assert_allclose(pressed.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
-    assert result.settings["square"] == "squash"
-    cropped, other = measure(model, source, "model")
-    assert (cropped.collected["fg-ovd"].counts["outside"], other.settings["square"]) == (1, "crop")
-    with pytest.raises(UserError, match=r"before\.json has regions 5, this result 4: they cannot"):
-        compare(other, result, "before.json")
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes", "--suite", "fg-ovd", "--set", "resize=crop")
-    assert said.endswith("field 'resize' is 'crop': it must be 'squash' or 'model'")
+    np.testing.assert_allclose(data.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
+    assert data.collected["fg-ovd"].counts == {"outside": 1, "boxless": 0}
+    assert "1 regions lie outside their image and were skipped" in result.notes
 
 
 def segmented_model(method: str) -> Model:
@@ -374,22 +345,6 @@ def test_segments_are_scored_by_their_pixels_in_a_box(method: str, tmp_path: Pat
             seen = torch.stack([slow_pool(pool, p, images.tokens[of], share) for p in parts])
             assert score == pytest.approx(float(torch.cosine_similarity(seen, parts).mean()), abs=1e-5)
     assert result.metric("accuracy").queries == len(boxes)
-
-
-def test_the_text_of_a_box_chooses_among_the_segments_in_it() -> None:
-    """Two texts read two halves of a box: a mean of both would say the same of either."""
-    torch.manual_seed(0)
-    pool: Any = segmented_model("caft").method.pool
-    tokens, ones = torch.randn(2, 16), torch.ones(2)
-    texts = Encoded(
-        torch.randn(3, 16), 9 * torch.randn(3, 1, 16), torch.ones(3, 1).bool(), *torch.zeros(2, 3)
-    )
-    together = PooledRegions(pool).score_box((tokens, ones), texts)
-    alone = PooledRegions(pool).score_box((tokens.mean(0)[None], ones[:1]), texts)
-    assert not torch.allclose(together, alone, atol=1e-3)
-    less = PooledRegions(pool).score_box((tokens, torch.tensor([1.0, 1e-9])), texts)
-    one = PooledRegions(pool).score_box((tokens[:1], ones[:1]), texts)
-    torch.testing.assert_close(less, one)
 
 
 def test_a_clip_is_measured_by_the_values_of_its_patches_without_training(tmp_path: Path) -> None:
@@ -499,12 +454,6 @@ def test_a_box_lies_where_its_pixels_lie_in_the_square(
         assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
 
 
-def test_a_box_of_a_pressed_image_in_units_of_its_grid() -> None:
-    """x, y, width, height of (64, 48, 320, 240) in an image of 640 x 480, by the numbers of FG-OVD."""
-    placed = EvalTransform(224, "squash", "bilinear", 1.0).place((64, 48, 64 + 320, 48 + 240), (640, 480))
-    assert [edge * 14 / 224 for edge in placed] == pytest.approx([1.4, 1.4, 8.4, 8.4])
-
-
 # The suite
 
 
@@ -515,15 +464,11 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
     for n, record in enumerate(source):
         pixels = np.asarray(Image.open(source._root + "/" + Path(record.key).name))
         image = Image.fromarray(pixels)
-        tokens = model.encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
+        tokens = model.pressed().encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
         side = model.method.size
         for region in record.regions:
             assert region.box is not None
-            across = [(x - 10) * side / 40 for x in region.box[::2]]  # the middle 40 of 60 pixels
-            down = [y * side / 40 for y in region.box[1::2]]
-            across, down = ([min(max(x, 0.0), side) for x in ends] for ends in (across, down))
-            if across[0] == across[1]:
-                continue
+            across, down = ([x * side / z for x in region.box[k::2]] for k, z in enumerate((60, 40)))
             box = torch.tensor([[across[0], down[0], across[1], down[1]]], dtype=torch.float64)
             scale = (rows / side, columns / side)
             feature = slow(tokens, box, torch.tensor([0]), (1, 1), scale, 0)[0, 0, 0]
@@ -537,35 +482,22 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
 def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) -> None:
     model, source = tiny_model(method), opened(tmp_path)
-    data, result = measure(model, source, "model")
+    data, result = measure(model, source)
     wanted = slow_scores(model, source)
     found = question_scores(data.collected["fg-ovd"])
-    assert len(found) == len(wanted) == 4
+    assert len(found) == len(wanted) == 5
     for score, (_, _, slowly) in zip(found, wanted, strict=True):
         assert score.tolist() == pytest.approx(slowly, abs=1e-5)
     queries = result.queries
     assert queries["rank"] == [1 + sum(x >= one[0] for x in one[1:]) for _, _, one in wanted]
-    assert queries["image"] == [n for _, n, _ in wanted] == [0, 1, 2, 2]
-    assert queries["foils"] == [3] * 4
+    assert queries["image"] == [n for _, n, _ in wanted] == [0, 0, 1, 2, 2]
+    assert queries["foils"] == [3] * 5
     lead = [one[0] - max(one[1:]) for _, _, one in wanted]
     assert margins(found) == pytest.approx(lead, abs=1e-5)
-    assert data.collected["fg-ovd"].box.tolist()[1] == pytest.approx([0.0, 0.8, 5.1, 3.25], abs=1e-5)
-    assert result.data["regions"] == 4
-    assert (result.data["outside"], result.data["rim"], result.data["boxless"]) == (1, 1, 0)
-    assert "1 regions lie outside the square that the model sees and were skipped" in result.notes
-    assert "1 regions reach over the rim of the square that the model sees and were cut to it" in result.notes
+    assert result.data["regions"] == 5
     assert not any("missing caption" in note for note in result.notes)
-    assert result.data["texts"] == 16
+    assert result.data["texts"] == 20
     assert data.images.tokens.shape[1] == 0, "tokens are not kept"
-
-
-def test_batches_do_not_matter() -> None:
-    model, source = tiny_model("clip"), Scenes("scenes:dev?count=3&size=40").with_foils()
-    one, other = (measure(model, source, batch=batch)[0].collected["fg-ovd"] for batch in (2, 64))
-    assert one.questions == other.questions
-    assert len({question.kind for question in one.questions}) == 4
-    assert torch.allclose(one.vector, other.vector, atol=1e-5)
-    assert one.image.tolist() == [i for i in range(3) for _ in source[i].regions]
 
 
 def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
@@ -596,17 +528,6 @@ def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
     assert twice["accuracy"].wilson is None
 
 
-def test_equal_files_are_one_image_for_the_interval(tmp_path: Path) -> None:
-    for name in ("1_attributes", "3_attributes"):
-        opened(tmp_path, name=name)
-    paths = [str(tmp_path / f"{name}.json") for name in ("3_attributes", "1_attributes")]
-    source = open_sources(paths, images=str(tmp_path / "images"))
-    _, result = measure(tiny_model("clip"), source, "model")
-    assert result.queries["image"] == [0, 1, 2, 2] * 2
-    assert result.queries["kind"] == ["easy"] * 4 + ["hard"] * 4
-    assert [m.name for m in result.metrics][2::2] == ["accuracy, hard", "accuracy, easy"]
-
-
 def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
     data = content(BOXES[:1], foils=1)
     long = "A red cup on a red cup on a red cup on a red cup on a red cup on a red cup"
@@ -620,17 +541,6 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
     assert result.data["cut_texts"] == 2
 
 
-def test_results_of_other_regions_are_refused() -> None:
-    source = Scenes("scenes:dev?count=6&size=40").with_foils()
-    first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
-    other = second._replace(queries=second.queries | {"texts": "others"})
-    with pytest.raises(UserError, match="asks other images, texts or classes"):
-        compare(other, first)
-    other = second._replace(data=second.data | {"regions": 3})
-    with pytest.raises(UserError, match=r"has regions 3, this result \d+: they cannot be pooled"):
-        pooled([first, other])
-
-
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model = tiny_model("clip")
     plain = drawn(tmp_path / "plain", ["a.png"])
@@ -639,8 +549,9 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         UserError, match=r"^no region of .*plain has a box and foils; regions that are measured"
     ):
         measure(model, open_source(str(plain)))
-    with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside the square that the model sees"):
-        measure(model, opened(tmp_path, BOXES[1:2]), "model")
+    outside = opened(tmp_path, [("a.png", (70.0, 0.0, 9.0, 9.0))])
+    with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside their images"):
+        measure(model, outside)
     source = opened(tmp_path)
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places, so it has no features"):
@@ -667,19 +578,6 @@ def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
     assert "2 regions have no box and were skipped" in result.notes
     assert (result.queries["region"], result.queries["image"]) == ([0, 1], [0, 1])
     assert len(data.collected["fg-ovd"].vector) == len(data.collected["fg-ovd"].box) == 2
-
-
-def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "run"
-    train(read_recipe(recipe(tmp_path), ["train.max_steps=2"]), folder)
-    given = ["--data", "scenes:dev?count=4", "--suite", "fg-ovd"]
-    assert call("evaluate", folder, *given, "--json", tmp_path / "a.json") == 0
-    assert "accuracy, pattern" in capsys.readouterr().out
-    first = read(tmp_path / "a.json")
-    assert first.data["path"] == "scenes:dev?count=4"
-    assert call("evaluate", folder, *given, "--compare-to", tmp_path / "a.json") == 0
-    said = complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd")
-    assert said.endswith(f"allowed are {', '.join(SUITES)}, or module:Class")
 
 
 # Pages and images
@@ -719,54 +617,3 @@ def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
             assert one.look.box == tuple(data.collected["fg-ovd"].box[question.region].tolist())
             assert one.look.heat is not None
             assert one.look.heat.shape == (len(told), 8, 8)
-
-
-def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
-    model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
-    page = tmp_path / "page.html"
-    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "images"]
-    assert call(*given, "--suite", "fg-ovd", "--html", page) == 0
-    assert f"written: {page}" in capsys.readouterr().out
-    words = Page(page.read_text()).words
-    for part in (
-        "FG-OVD of",
-        "Regions: most wrong",
-        "Regions: most right",
-        "right text, rank ",
-        "of 4, val2017/a.png",
-    ):
-        assert part in words
-    assert source.difficulty in words
-
-
-def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    model = tiny_model("clip")
-    model.method.towers.image.grid = None
-    monkeypatch.setattr("grainline.evaluation.evaluate_model.load", lambda _, **__: model)
-    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
-    assert "the image tokens of clip have no places" in said
-
-
-def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
-    grey = Image.new("RGB", (50, 30), (120, 120, 120))
-    found = framed(grey, (10.2, 5.0, 30.0, 24.6))
-    for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
-        corners = [(10 + inset, 5 + inset), (29 - inset, 24 - inset), (10 + inset, 15), (20, 24 - inset)]
-        assert {found.getpixel(corner) for corner in corners} == {colour}
-    assert found.getpixel((8, 15)) == (120, 120, 120)
-    assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = CaseImage(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
-    assert isinstance(small, Image.Image)
-    assert small.size == (224, 224)
-    assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
-    assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert CaseImage(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
-
-
-def test_compared_texts_are_marked_and_escaped() -> None:
-    told = [SentenceScore(f"a red {EVIL}", 0.5, role="foil", other="a blue"), SentenceScore("a blue", 0.25)]
-    element = look(CaseImage(Image.new("RGB", (8, 8)), "x", told), "n")
-    assert "a <mark>red &lt;script&gt;" in element
-    assert "foil, score 0.500" in element
-    assert '<span class="verdict">score 0.250' in element
-    assert "<script" not in element

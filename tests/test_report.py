@@ -22,7 +22,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite
+from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite, confusions
 from grainline.report.case import Case, WholeImage, lead, standing
 from grainline.report.charts import DASHES, line_chart
 from grainline.report.page import MissingImage
@@ -200,8 +200,8 @@ def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
         rank = on.result.queries["rank"][row]
         assert one.detail == f"true class at rank {rank} of 3, {name}"
         assert one.right == (rank == 1)
-    table = on.result.queries["confusions"]
-    assert sum(row["images"] for row in table) == sum(not one.right for one in worst) > 0
+    mistakes = confusions(on.result.queries)
+    assert sum(images for _, _, images in mistakes) == sum(not one.right for one in worst) > 0
 
 
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(

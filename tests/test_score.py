@@ -9,8 +9,8 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.evaluation.ranks import ranks
-from grainline.evaluation.score import SIDE, Scorer, pair_scores, retrieval_ranks, tile_side, topk
-from grainline.types import Encoded, rows, same_image
+from grainline.evaluation.score import SIDE, Scorer, all_scores, pair_scores, retrieval_ranks, tile_side
+from grainline.types import Encoded, same_image
 
 
 class Dot(NamedTuple):
@@ -109,14 +109,6 @@ def test_pairwise_ranks_in_tiles_equal_the_dense_ones(memory: int) -> None:
     assert any(expected[3])
 
 
-def test_positives_come_from_ids_and_not_from_positions() -> None:
-    images = some(4, [7, 1, 9, 3])
-    order = torch.tensor([2, 0, 3, 1])
-    texts = rows(images, order)._replace(item=torch.arange(4))
-    both = retrieval_ranks(Dot(), images, texts)
-    assert both.i2t.rank.tolist() == both.t2i.rank.tolist() == [1, 1, 1, 1]
-
-
 def test_equal_vectors_tie_wherever_they_stand() -> None:
     # A float32 product may differ in its last bit between the middle and the rim of a tile.
     vector = F.normalize(torch.randn(1, 301), dim=1)
@@ -209,26 +201,17 @@ def test_a_gallery_is_in_memory_once_and_not_once_a_tile() -> None:
     assert method.pairs == 11 * 30
     method.asked.clear()
     retrieval_ranks(method, images, texts, 6_000)
-    topk(method, images, texts, 3, 6_000)
+    all_scores(method, images, texts, 6_000)
     pair_scores(method, images, texts, torch.zeros(30).long())
     assert method.asked == [11] * 3
 
 
 @pytest.mark.parametrize("method", [Dot(), Late()])
 @pytest.mark.parametrize("memory", [4000, 2**28])
-def test_the_best_candidates_are_those_of_the_dense_matrix(method: Scorer, memory: int) -> None:
+def test_scores_in_tiles_are_those_of_the_dense_matrix(method: Scorer, memory: int) -> None:
     images, texts = some(13, torch.arange(13), length=3), some(31, torch.arange(31) % 13, length=2)
-    score = method.score(images, texts)
-    both = topk(method, images, texts, 4, memory)
-    for top, matrix in ((both.i2t, score), (both.t2i, score.T)):
-        torch.testing.assert_close(top.score, matrix.topk(4, dim=1).values)
-        torch.testing.assert_close(matrix.gather(1, top.row), top.score)
-
-
-def test_fewer_candidates_than_k_give_them_all() -> None:
-    both = topk(Dot(), some(2, [0, 1]), some(5, [0, 1, 0, 1, 0]), 3)
-    assert both.t2i.row.shape == (5, 2)
-    assert both.i2t.row.shape == (2, 3)
+    score = all_scores(method, images, texts, memory)
+    torch.testing.assert_close(score, method.score(images, texts))
 
 
 @pytest.mark.parametrize("method", [Dot(), Late()])

@@ -9,10 +9,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,9 @@ from grainline.index.calibration_texts import SCENES
 from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
-from grainline.web.engine import Batcher, Engine
-from grainline.web.guard import HEADERS
-from grainline.web.limits import CHARACTERS, HITS, Limits
-from grainline.web.schema import TextQuery
-from grainline.web.start import examples
+from grainline.web.engine import Batcher, Engine, examples
+from grainline.web.guard import HEADERS, IMAGE, Limits
+from grainline.web.schema import CHARACTERS, HITS, TextQuery
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 MODEL = tiny_model()
@@ -53,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(made: Path) -> Iterator[Client]:
     """A client of a server that no test changes."""
-    with running(Engine(made / "index", MODEL), Limits(upload=2**20)) as client:
+    with running(Engine(made / "index", MODEL)) as client:
         yield client
 
 
@@ -111,11 +108,11 @@ def png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
 
 def test_a_text_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
     index = open_index(made / "index", MODEL)
-    found = ask(client).json()
-    assert plain(found) == expected(index.search([QUERY], 3)[0])
-    assert [s["text"] for s in found["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
-    shas = [index.reader.hashes[index.reader.numbers[hit["path"]]] for hit in found["hits"]]
-    assert [hit["name"] for hit in found["hits"]] == [sha256[:24] for sha256 in shas]
+    answer = ask(client).json()
+    assert plain(answer) == expected(index.search([QUERY], 3)[0])
+    assert [s["text"] for s in answer["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
+    shas = [index.reader.hashes[index.reader.numbers[hit["path"]]] for hit in answer["hits"]]
+    assert [hit["name"] for hit in answer["hits"]] == [sha256[:24] for sha256 in shas]
 
 
 def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
@@ -127,8 +124,11 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
     assert plain(body) == expected(index.search_images([file.getvalue()], 4)[0])
 
 
-def test_an_image_of_the_index_may_be_larger_than_one_that_is_sent(made: Path) -> None:
-    with running(Engine(made / "index", MODEL), Limits(pixels=4)) as client:
+def test_an_image_of_the_index_may_be_larger_than_one_that_is_sent(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.web.app.PIXELS", 4)
+    with running(Engine(made / "index", MODEL)) as client:
         hit = ask(client).json()["hits"][0]
         sent = {"image": (made / "photos" / hit["path"]).read_bytes()}
         assert client.post("/api/search/image", files=sent).status_code == 413
@@ -184,7 +184,7 @@ def test_the_index_the_sentences_and_the_health_are_reported(client: Client) -> 
     index = client.get("/api/index").json()
     assert (index["name"], index["images"], index["method"]) == ("index", 18, "maxsim")
     assert (index["calibrated_texts"], index["calibrated_images"], index["heat"]) == (True, True, True)
-    assert index["limits"] == {"characters": CHARACTERS, "hits": HITS, "bytes": 2**20, "pixels": 40_000_000}
+    assert index["limits"] == {"characters": CHARACTERS, "hits": HITS, "bytes": IMAGE, "pixels": 40_000_000}
     assert client.post("/api/sentences", json={"text": QUERY}).json()["sentences"] == [
         s.text for s in sentences(QUERY)
     ]
@@ -261,7 +261,11 @@ def test_bodies_that_are_no_json_are_one_line(client: Client, body: bytes) -> No
         assert why(response).startswith("the body is no JSON: ")
 
 
-def test_bodies_are_limited_whether_they_say_their_size_or_not(client: Client) -> None:
+def test_bodies_are_limited_whether_they_say_their_size_or_not(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.web.guard.IMAGE", 2**20)
+
     def pieces() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 2**16
@@ -414,8 +418,9 @@ def test_every_answer_carries_the_same_strict_headers(client: Client) -> None:
     assert not re.search(r"https?://|<script>|\son\w+=|style=", page)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(made: Path) -> None:
-    with running(Engine(made / "index", MODEL), Limits(sending=0.2)) as client:
+def test_a_body_that_does_not_come_is_not_waited_for(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.web.guard.SENDING", 0.2)
+    with running(Engine(made / "index", MODEL)) as client:
         address = (client.base_url.host, client.base_url.port)
         with socket.create_connection(address, timeout=PATIENCE) as slow:
             slow.sendall(
@@ -424,18 +429,6 @@ def test_a_body_that_does_not_come_is_not_waited_for(made: Path) -> None:
             slow.sendall(b"Content-Length: 100\r\n\r\n{")
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
         assert ask(client).status_code == 200
-
-
-def test_bodies_together_are_limited(made: Path) -> None:
-    with running(Engine(made / "index", MODEL), Limits(buffered=1000, share=1, sending=5)) as client:
-        address = (client.base_url.host, client.base_url.port)
-        with socket.create_connection(address, timeout=PATIENCE) as slow:
-            slow.sendall(
-                b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            )
-            slow.sendall(b"Content-Length: 1200\r\n\r\n" + b" " * 900)
-            until(lambda: ask(client, QUERY + " A dog." * 20).status_code == 503)
-        until(lambda: ask(client, QUERY + " A dog." * 20).status_code == 200)
 
 
 def test_a_failure_is_one_line_and_the_next_request_is_answered(
@@ -473,7 +466,7 @@ def test_requests_that_wait_together_are_answered_together_and_equally(
         others = [pool.submit(ask, client, *one) for one in asked[1:]]
         until(lambda: client.get("/api/health").json()["waiting"] == 8)
         with monkeypatch.context() as patch:
-            patch.setattr(MODEL.method, "encode_texts", lambda given: reads.append(1) or read(given))
+            patch.setattr(MODEL.method, "encode_texts", lambda batch: reads.append(1) or read(batch))
             gate.open.set()
             answers = [future.result().json() for future in (first, *others)]
     assert [len(batch) for batch in gate.calls] == [1, 8]
@@ -510,7 +503,8 @@ def test_more_requests_than_may_run_are_refused_but_health_answers(
 ) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    with running(engine, Limits(requests=1)) as client, ThreadPoolExecutor(1) as pool:
+    monkeypatch.setattr("grainline.web.guard.REQUESTS", 1)
+    with running(engine) as client, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, client)
         until(lambda: gate.calls)
         response = client.get("/api/index")
@@ -542,7 +536,8 @@ def test_a_client_that_has_left_costs_nothing(made: Path, monkeypatch: pytest.Mo
 def test_a_request_that_waits_too_long_gets_an_error(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    with running(engine, Limits(patience=0.2)) as client:
+    monkeypatch.setattr("grainline.web.app.PATIENCE", 0.2)
+    with running(engine) as client:
         response = ask(client)
         assert response.status_code == 504
         assert why(response) == "no answer within 0.2 s; try again"
@@ -589,48 +584,6 @@ def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
     batcher.close()
 
 
-def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
-    batches: list[list[int]] = []
-
-    def work(asked: list[int]) -> list[int]:
-        batches.append(asked)
-        return asked
-
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=4, share=1))
-    answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
-    with pytest.raises(HTTPException):
-        batcher.submit(4)
-    assert answers[1].cancel()
-    answers.append(batcher.submit(5))
-    answers[0].cancel()
-    batcher.start()
-    assert [answers[i].result(PATIENCE) for i in (2, 3, 4)] == [2, 3, 5]
-    assert batches == [[2, 3], [5]]
-    batcher.close()
-    with pytest.raises(HTTPException):
-        batcher.submit(6)
-
-
-def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
-    gate, begun = threading.Event(), threading.Event()
-
-    def work(asked: list[int]) -> list[int]:
-        begun.set()
-        assert gate.wait(PATIENCE)
-        return asked
-
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=1, queue=4, share=1))
-    batcher.start()
-    first = batcher.submit(1)
-    assert begun.wait(PATIENCE)
-    second = batcher.submit(2)
-    threading.Timer(0.05, gate.set).start()
-    batcher.close()
-    assert first.result(0) == 1
-    with pytest.raises(CancelledError):
-        second.result(0)
-
-
 # An index that changes
 
 
@@ -641,9 +594,9 @@ def test_a_refreshed_index_is_loaded_without_a_restart(copy: Path) -> None:
         photo(copy / "photos" / "new.png", 77)
         (copy / "photos" / old[0]["path"]).unlink()
         refresh(copy / "index", model=MODEL)
-        found = ask(client, k=HITS).json()
-        assert plain(found) == expected(open_index(copy / "index", MODEL).search([QUERY], HITS)[0])
-        paths = [hit["path"] for hit in found["hits"]]
+        answer = ask(client, k=HITS).json()
+        assert plain(answer) == expected(open_index(copy / "index", MODEL).search([QUERY], HITS)[0])
+        paths = [hit["path"] for hit in answer["hits"]]
         assert "new.png" in paths
         assert old[0]["path"] not in paths
         assert client.get(old[0]["image"]).status_code == 404
@@ -684,13 +637,6 @@ def test_an_empty_index_says_so(copy: Path) -> None:
             assert why(response) == "this index holds no images yet"
 
 
-def test_queries_of_other_kinds_and_numbers_do_not_mix_in_one_batch(made: Path) -> None:
-    engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
-    queries = [TextQuery(text=text, k=k) for text, k in zip(TEXTS[:3], (2, 3, 2), strict=True)]
-    paths = [[hit.path for hit in one.hits] for one in engine.answer(queries)]
-    assert paths == [[hit.path for hit in index.search([x.text], x.k)[0].hits] for x in queries]
-
-
 # The command
 
 
@@ -716,9 +662,9 @@ def test_the_command_serves_until_ctrl_c(
     try:
         assert program.stdout is not None
         line = program.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert found, line + (program.stderr.read() if program.stderr and not line else "")
-        with httpx.Client(base_url=found.group(), trust_env=False) as client:
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert address, line + (program.stderr.read() if program.stderr and not line else "")
+        with httpx.Client(base_url=address.group(), trust_env=False) as client:
             assert ask(client).status_code == 200
             assert client.get("/api/health").status_code == client.get("/page.js").status_code == 200
             form = {"Content-Type": "multipart/form-data; boundary=B"}
@@ -726,7 +672,7 @@ def test_the_command_serves_until_ctrl_c(
             with socket.create_connection(("127.0.0.1", client.base_url.port), PATIENCE) as odd:
                 odd.sendall(b"nonsense\r\n\r\n")
                 assert b" 400 " in odd.recv(100)
-        taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
+        taken = complaint(capsys, "serve", made / "index", "--port", address.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE)
@@ -751,10 +697,10 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert call("serve", "--help") == 0
 
 
-def spinning(code: str, **given: str) -> "subprocess.CompletedProcess[str]":
-    """Run code and print what is set for waiting threads, where nothing but `given` was."""
+def spinning(code: str, **setting: str) -> "subprocess.CompletedProcess[str]":
+    """Run code and print what is set for waiting threads, where nothing but `setting` was."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    environment = {name: value for name, value in os.environ.items() if name not in names} | setting
     return subprocess.run(
         [sys.executable, "-c", f"import os, {code}; print(*map(os.environ.get, {names}))"],
         capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "VERBOSE"},
@@ -798,8 +744,8 @@ def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
     if data is not None:
         (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{data}']}}\n")
     try:
-        found = examples(index)
-        assert found
-        assert (set(found) <= set(PHOTOGRAPHS)) == general
+        tries = examples(index)
+        assert tries
+        assert (set(tries) <= set(PHOTOGRAPHS)) == general
     finally:
         index.model.run = None

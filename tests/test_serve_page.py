@@ -57,8 +57,8 @@ class Site(NamedTuple):
         self.wait(lambda: "images" in self.text("#about"))
 
     def all(self, selector: str) -> list[WebElement]:
-        found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)
-        return found
+        elements: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return elements
 
     def one(self, selector: str) -> WebElement:
         return self.all(selector)[0]
@@ -71,10 +71,10 @@ class Site(NamedTuple):
 
     def wait(self, true: Callable[[], Any]) -> Any:
         end = time.monotonic() + PATIENCE
-        while not (found := true()):
+        while not (value := true()):
             assert time.monotonic() < end, self.text("body")
             time.sleep(0.02)
-        return found
+        return value
 
     def search(self, query: str) -> None:
         """Type a text, search, and wait for the answer."""
@@ -88,10 +88,10 @@ class Site(NamedTuple):
         )
 
     def paths(self) -> list[str]:
-        found: list[str] = self.script(
+        paths: list[str] = self.script(
             "return [...document.querySelectorAll('.hit h2')].map((h) => h.innerText)"
         )
-        return found
+        return paths
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +146,12 @@ def site(shared: Site) -> Iterator[Site]:
 
 def canvas(site: Site, card: WebElement) -> Image.Image | None:
     """What lies over an image, or None where nothing does."""
-    found = site.script(
+    url = site.script(
         """const c = arguments[0].querySelector("canvas");
         return c.hidden ? null : c.toDataURL();""",
         card,
     )
-    return None if found is None else Image.open(io.BytesIO(b64decode(found.partition(",")[2])))
+    return None if url is None else Image.open(io.BytesIO(b64decode(url.partition(",")[2])))
 
 
 def card_of(site: Site, path: str) -> WebElement:
@@ -261,8 +261,8 @@ def test_focus_lays_the_heat_of_a_sentence_over_the_image_as_python_draws_it(sit
     card = card_of(site, "flat.png")
     assert canvas(site, card) is None
     index: Index = site.engine.now.image_index
-    told = [sentence.text for sentence in sentences(QUERY)]
-    exact = index.heat([(index.reader.numbers["flat.png"], told)], (2, 2))[0].flatten(1)
+    parts = [sentence.text for sentence in sentences(QUERY)]
+    exact = index.heat([(index.reader.numbers["flat.png"], parts)], (2, 2))[0].flatten(1)
     coloured = 0
     for button, heat in zip(card.find_elements(By.CSS_SELECTOR, ".sentences button"), exact, strict=True):
         focus(site, button)
@@ -364,13 +364,13 @@ def carry(site: Site, event: str, path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("way", ["choose", "drop", "paste"])
 def test_a_image_finds_its_like(site: Site, way: str) -> None:
-    mine = site.folder / "photos" / "05.png"
+    photo = site.folder / "photos" / "05.png"
     site.search(QUERY)
     before = site.paths()
     if way == "choose":
-        site.one("#file").send_keys(str(mine))
+        site.one("#file").send_keys(str(photo))
     else:
-        carry(site, way, mine, "image/png")
+        carry(site, way, photo, "image/png")
     site.wait(lambda: site.settled() and "05.png" in site.text("#query"))
     site.wait(lambda: site.paths()[0] == "05.png")
     site.wait(lambda: site.script("return document.querySelector('#query img').naturalWidth") == 12)
@@ -488,11 +488,11 @@ def test_a_busy_server_is_reported_kindly_and_answers_again_later(
 def test_a_new_search_takes_the_place_of_one_that_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, search = threading.Event(), Index.search
 
-    def held(*asked: Any) -> list[QueryHits]:
+    def delayed(*asked: Any) -> list[QueryHits]:
         assert gate.wait(PATIENCE)
         return search(*asked)
 
-    monkeypatch.setattr(Index, "search", held)
+    monkeypatch.setattr(Index, "search", delayed)
     site.one("#text").send_keys(TEXTS[0], Keys.CONTROL, Keys.ENTER)
     site.wait(lambda: site.text("#status") == "Searching …")
     site.one("#text").clear()
@@ -521,15 +521,15 @@ def test_light_and_dark_have_contrast_enough(site: Site) -> None:
     for scheme in ("light", "dark"):
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         site.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        found = site.script(
+        colours = site.script(
             """const ground = (e) => { for (; e; e = e.parentElement) {
                  const c = getComputedStyle(e).backgroundColor; if (c !== "rgba(0, 0, 0, 0)") return c; } };
                return ["body", "#about", "#hint", "#count", ".main", ".match", ".score", ".where", ".said",
                        ".verdict", ".mark", "footer a"].map((s) => { const e = document.querySelector(s);
                  return [s, getComputedStyle(e).color, ground(e)]; });"""
         )
-        grounds.append(luminance(found[0][2]))
-        for selector, ink, ground in found:
+        grounds.append(luminance(colours[0][2]))
+        for selector, ink, ground in colours:
             low, high = sorted((luminance(ink), luminance(ground)))
             assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, selector)
     site.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

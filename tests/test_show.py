@@ -24,7 +24,7 @@ from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, ramp, segmented
+from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, ramp
 from grainline.report.png import (
     DPI,
     FOOT,
@@ -87,17 +87,6 @@ def test_borders_and_colours_are_those_of_loops() -> None:
         for x in range(12):
             mine = pixels[label == label[y, x]].astype(np.float64)
             assert np.abs(found[y, x] - mine.mean(0)).max() <= 0.5
-
-
-def test_lines_of_coarser_stages_are_heavier() -> None:
-    fine = np.repeat(np.arange(8)[None], 8, 0)
-    maps = [fine, fine // 2, fine // 4]
-    white = np.asarray(segmented(Image.new("RGB", (8, 8), "white"), maps, 160))[80, :, 0]
-    dark = np.asarray(segmented(Image.new("RGB", (8, 8), "black"), maps, 160))[80, :, 0]
-    ends = [0, *(i for i in range(1, 160) if white[i] != white[i - 1]), 160]
-    lines = [b - a for a, b in pairwise(ends) if white[a] == 0]
-    assert lines == [1, 2, 1, 3, 1, 2, 1]
-    assert np.array_equal(255 - white, dark), "lines can be seen on any ground"
 
 
 def test_segmentations_are_nested_and_the_stage_that_is_read_is_what_places_say(tmp_path: Path) -> None:
@@ -191,15 +180,6 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
         "4 segments",
         "2 segments",
     ]
-
-
-def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
-    model = tiny_model("flair", changes=("heads=2",))
-    found = segment_panels(model, whole(square(model, tmp_path), tmp_path), [LONG, "The cat."], 0.5)
-    words = [[panel.words for panel in row.panels] for row in found.rows]
-    assert words == [["the image", f"1  {LONG}", "2  The cat."]]
-    alone = segment_panels(model, whole(square(model, tmp_path), tmp_path), ["The cat."], 0.5)
-    assert [panel.words for panel in alone.rows[0].panels[1:]] == ["The cat."]
 
 
 # The figure, the page and the command

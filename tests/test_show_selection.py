@@ -15,29 +15,17 @@ from test_seps import FINE, KINDS, decision, made, patch_scores, sides, unit
 from test_viz import EVIL, Page
 
 from grainline.config import override, parse
-from grainline.errors import UserError
-from grainline.evaluation import show_selection as panels
-from grainline.evaluation.show import check_texts
-from grainline.evaluation.show_selection import matches, selection_of, stays, summed
-from grainline.evaluation.text_attention import TIMES, end_of_scale
+from grainline.evaluation.show_selection import selection_of, stays
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS
 from grainline.model import Model
-from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
-from grainline.report.case import Case, Panel, Row
+from grainline.nn.patch_selection.types import CLASS, REST, SLOT, Selection
 from grainline.report.heatmap import (
-    AGAINST,
     DIM,
-    FOR,
-    LegendEntry,
-    legend,
-    patch_count,
     scaled_pixels,
     selected_patches,
     shares,
-    two_selections,
 )
-from grainline.report.png import LEGEND, write_panels
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
@@ -143,22 +131,6 @@ def test_what_is_shown_is_what_is_scored(changes: tuple[str, ...]) -> None:
             torch.testing.assert_close(words + each, means[i])
 
 
-def test_kinds_of_tokens_and_sums_of_shares() -> None:
-    a, b = sides(made())
-    method = made()
-    b = rows(rows(b, b.item >= 0), torch.arange(4))
-    found = method.select_patches(a, b)
-    assert found.kind == [SLOT] * 3 + [REST, CLASS]
-    assert made("aggregation_ratio=null", "use_rest=false").select_patches(a, b).kind == [PATCH] * 16 + [
-        CLASS
-    ]
-    torch.testing.assert_close(found.shares.sum(-1), torch.tensor([1.0, 1, 1, 1, 0]).double().expand(4, 5))
-    assert found.score.grad_fn is None
-    for name in ("seps", "laps"):
-        assert isinstance(tiny_model(name).method, SelectsPatches)
-    assert not isinstance(tiny_model("vse").method, SelectsPatches)
-
-
 # What is drawn
 
 GRID = 4
@@ -196,36 +168,6 @@ def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
     assert {tuple(pixel) for pixel in edge} >= {(0, 0, 0), (255, 255, 255)}, "a line around what stays"
 
 
-def test_the_direction_of_stripes_tells_which_side_alone_selects_a_patch(tmp_path: Path) -> None:
-    image = squared(tmp_path)
-    plain = Image.fromarray(scaled_pixels(image, 40))
-    canvas = two_selections(image, FIRST, SECOND, 40)
-    for row, column in np.ndindex(GRID, GRID):
-        mine, before = middle(canvas, row, column), middle(plain, row, column)
-        orange, blue = ((mine == colour).all(-1) for colour in (FOR, AGAINST))
-        first, second = FIRST[row, column], SECOND[row, column]
-        assert orange.any() == (first and not second)
-        assert blue.any() == (second and not first)
-        assert np.array_equal(mine, before) == (first and second)
-        assert (mine.max() <= DIM * 255 + 1) == (not first and not second)
-        if orange.any():  # where a stripe is, it is one further left in the row below
-            assert np.array_equal(orange[1:, :-1], orange[:-1, 1:])
-        if blue.any():
-            assert np.array_equal(blue[1:, 1:], blue[:-1, :-1])
-
-
-def test_counts_of_the_legend_add_up_to_all_patches() -> None:
-    lines = legend(FIRST, SECOND, ("caption", "description"))
-    said = [line.words.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-    assert said == ["both 2, 12 %", "caption alone 2, 12 %", "description alone 2, 12 %", "neither 10, 62 %"]
-    assert [line.alt for line in lines] == ["clear", "rising stripes", "falling stripes", "dark"]
-    assert patch_count(FIRST | SECOND) == "6 of 16 patches, 38 %"
-    looks = {line.swatch.tobytes() for line in lines}
-    assert len(looks) == 4
-    grey = {line.swatch.convert("L").tobytes() for line in lines}
-    assert len(grey) == 4, "not by colour alone"
-
-
 def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> None:
     image, share = squared(tmp_path), np.zeros((GRID, GRID))
     share[2, 1], share[0, 3] = 0.75, 0.25
@@ -256,30 +198,6 @@ def a_kept(**changes: Any) -> Selection:
     return found._replace(**changes)
 
 
-def test_words_stand_over_the_token_that_they_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = matches(a_kept(), ["a", "red", "dog", "."], (2, 2))
-    assert [one.words for one in found] == [[("a", 0.5), ("dog", 0.125)], [("red", 0.25)], [(".", -0.5)]]
-    assert [one.token for one in found] == [
-        "aggregated token 2 of 2",
-        "the class token, without a place",
-        "one token of what is dropped",
-    ]
-    assert [one.share.tolist() for one in found] == [
-        [[0, 0.25], [0.75, 0]],
-        [[0, 0], [0, 0]],
-        [[0, 0], [0, 1]],
-    ]
-    single = a_kept(kind=[PATCH] * 3 + [CLASS], token=torch.tensor([[2, 3, 0, 2, 2]]))
-    assert matches(single, ["a", "red", "dog", "."], (2, 2))[0].token == "patch in row 2, column 1"
-    assert summed(a_kept(), 4).endswith("over all 4 is 0.094")
-    monkeypatch.setattr(panels, "WORDS", 2)
-    assert [one.words for one in matches(a_kept(), ["a", "red", "dog", "."], (2, 2))] == [
-        [("a", 0.5)],
-        [("red", 0.25)],
-    ]
-    assert summed(a_kept(), 4).endswith("0.094, of which the first 2 are shown")
-
-
 def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
     image = squared(tmp_path)
     one, other, both = stays(a_kept(), image, (2, 2), joint=True)
@@ -287,12 +205,6 @@ def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
     assert one.image.tobytes() == selected_patches(image, np.array([[1, 1], [0, 0]], bool), 300).tobytes()
     assert other.image.tobytes() == selected_patches(image, np.array([[0, 1], [1, 0]], bool), 300).tobytes()
     assert both.below == "3 of 4 patches, 75 %"
-    assert [line.words[:-1].split(",")[0] for line in both.legend] == [
-        "both 1",
-        "caption alone 1",
-        "description alone 1",
-        "neither 1",
-    ]
     for gone, words in (
         ({"by_description": None}, "kept for caption and description, which choose by one score"),
         ({"by_text": None}, "kept for the description"),
@@ -324,46 +236,14 @@ def test_the_command_shows_selected_patches_with_captions_and_descriptions(
     assert not html.exists()
     assert call(*given, "--descriptions", told) == 0
     page = Page(html.read_text())
-    for part in ("kept for the caption", "kept for both together", "Description: The dog. <script>"):
+    for part in ("kept for the caption", "kept for either of both", "Description: The dog. <script>"):
         assert page.words.count(part) >= 1
     assert "Description: The cat." in page.words
     assert page.words.count("Caption 2, score ") == 2
     alts = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
     assert all(alts)
-    assert alts.count("rising stripes") == alts.count("falling stripes") == 4
     assert "full orange: 1 " in page.words
     asked = selection_of(model, model.cropped(tmp_path / "b.png"), ["A red dog."], "The cat.")
     assert f"Caption 1, score {float(asked.score[0]):.3f}: A red dog." in page.words
     with Image.open(png) as figure:
         assert figure.height > 1000
-
-
-def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Path, capsys: Capture) -> None:
-    model, html = tiny_model("laps"), tmp_path / "x.html"
-    given = run(tmp_path, model, "--text", "A red dog.", "--out", html)
-    assert call(*given) == 0
-    words = Page(html.read_text()).words
-    assert words.count("kept for the caption") == 2
-    assert "kept for the description" not in words
-    told = file(tmp_path / "told.jsonl", {"a.png": "The dog."})
-    assert "laps reads none" in complaint(capsys, *given, "--descriptions", told)
-    with pytest.raises(UserError, match=r"^laps keeps patches for a text; give --text"):
-        check_texts(model, [])
-    assert end_of_scale(model, model.cropped(tmp_path / "a.png")) == min(1, TIMES / 4)
-
-
-def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Path) -> None:
-    red, lime = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "lime")
-    signs = [LegendEntry(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
-
-    def tall(heads: tuple[str, str] = ("", ""), legend: Any = ()) -> int:
-        panels = [Panel("", red), Panel("a", lime, legend=legend)]
-        one = Case("one", rows=[Row(panels, heads[0]), Row([Panel("b", lime)], heads[1])])
-        write_panels(tmp_path / "a.png", [one], "title", "rule")
-        with Image.open(tmp_path / "a.png") as figure:
-            return figure.height
-
-    plain = tall()
-    assert tall(("first\nsecond", "third")) - plain == pytest.approx(3 * 0.14 * 150, abs=2)
-    assert tall(("word " * 400, "")) - plain == pytest.approx(4 * 0.14 * 150, abs=2), "long texts are cut"
-    assert tall(legend=signs) - plain == pytest.approx(3 * LEGEND * 150, abs=2)

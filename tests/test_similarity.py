@@ -16,7 +16,6 @@ from indexes import saved, tiny_model
 from PIL import Image
 from runs import call, complaint
 from test_intervals import interval
-from test_viz import Page
 from torch import Tensor
 
 from grainline.data.captions import sentences
@@ -25,10 +24,9 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import as_text
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
@@ -252,15 +250,6 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert short.cosine[PHRASES][1] == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
-def test_no_tokens_are_stored_and_every_text_of_a_batch_is_read_once() -> None:
-    model = Toy(pairwise=True)
-    data = encoded(model, CAPTIONS, 64)
-    assert data.images.tokens.shape[1] == 0
-    assert len(model.texts) == len(set(model.texts))
-    assert data.cut == sum(len(text) > 100 for text in model.texts) > 0
-    assert [one.texts[0] for one in data.collected["similarity"]] == list(data.strings) == CAPTIONS
-
-
 def test_images_with_too_few_texts_are_left_out_and_counted() -> None:
     result = measured(
         Toy(), ["A dog runs. It is wet. The cat sits on a rug.", "Nice", "A dog sits near a cat."]
@@ -279,28 +268,6 @@ def test_images_with_too_few_texts_are_left_out_and_counted() -> None:
         UserError, match=r"^no caption of told has two texts; sentences and phrases are taken"
     ):
         measured(Toy(), ["Nice", "Nice"])
-
-
-def test_a_difference_is_that_of_the_same_images() -> None:
-    one, two = (measured(Toy(seed=seed), resamples=300) for seed in (1, 2))
-    name = f"{SIM}, {ALL_TEXTS}"
-    change = [np.array(r.queries["kinds"][ALL_TEXTS]["scores"][SIM]) for r in (two, one)]
-    found = next(d for d in compare(two, one) if d.name == name)
-    wanted = interval(change[0] - change[1], resamples=300)
-    assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
-    assert found.text(found.value, "+") == f"{found.value:+.3f}"
-    other = measured(Toy(), [*CAPTIONS[:-1], "A man sits. He reads a book."])
-    with pytest.raises(UserError, match="asks other images, texts or classes"):
-        compare(other, one)
-
-
-def test_the_table_names_the_unit_and_no_better_side() -> None:
-    result = measured(Toy())
-    out = as_text(result)
-    line = next(line for line in out.splitlines() if f"{SIM}, {PHRASES}" in line)
-    assert f" {result.metric(f'{SIM}, {PHRASES}').value:.3f} " in line
-    assert " none " in line
-    assert "better" not in line
 
 
 # Own captions
@@ -345,18 +312,6 @@ def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_
     assert fair.metric("text to image R@1").chance == pytest.approx(0.5)
 
 
-def test_nan_features_are_refused() -> None:
-    class Broken(Pooler):
-        def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
-            return super().pool_images(images, texts) * torch.nan
-
-    model = Toy()
-    model.method = Broken()
-    for measure in (measured, own_captions):
-        with pytest.raises(UserError, match="not a number"):
-            measure(model, CAPTIONS)
-
-
 def test_mistakes_end_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^clip gives no vector of an image as a text .* such as beta_clip$"):
         SimilaritySuite().check(tiny_model("clip"), Told(CAPTIONS))
@@ -371,75 +326,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A method that pools images by texts, as a folder."""
     with known():
         yield saved(tiny_model(NAME), tmp_path / "model")
-
-
-def test_the_command_measures_likeness_and_shows_it(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    ask = [
-        "evaluate",
-        folder,
-        "--data",
-        "scenes:dev?count=9&size=40",
-        "--suite",
-        "similarity",
-        "--batch-size",
-        "4",
-    ]
-    one, html = tmp_path / "one.json", tmp_path / "one.html"
-    assert call(*ask, "--json", one, "--html", html) == 0
-    assert f"{SIM}, {SENTENCES}" in capsys.readouterr().out
-    result = read(one)
-    assert (result.settings["most_sentences"], result.settings["most_phrases"]) == (5, 30)
-    assert result.settings["scoring"] == "vectors"
-    page = html.read_text()
-    values = result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
-    assert page.count('<article class="card">') == 12
-    words = Page(page).words
-    assert words.index("Images: most alike") < words.index("Images: least alike")
-    first = page[page.index("Images: most alike</h2>") :]
-    assert f"Sim {max(values):.3f}" in first[: first.index("</h3>")]
-    last = page[page.index("Images: least alike</h2>") :]
-    assert f"Sim {min(values):.3f}" in last[: last.index("</h3>")]
-    assert f"Sim, {SENTENCES}" in words
-    assert call(*ask, "--compare-to", one) == 0
-    assert call(*ask, "--captions", "first", "--json", one) == 0
-    assert read(one).data["texts"] < result.data["texts"]
-
-
-def test_single_images_are_those_with_the_most_and_the_least_alike_features() -> None:
-    with known():
-        model = tiny_model(NAME)
-        suite = SimilaritySuite()
-        source = Told([*CAPTIONS, "Nice"])
-        data = suite.encode(model, source)
-    on = Evaluation(model, source, data, suite.measure(model.method, data))
-    values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
-    most, least = (part.cases for part in suite.cases(on, 4))
-    assert [one.title for one in most] == [f"Sim {x:.3f}" for x in sorted(values, reverse=True)[:4]]
-    assert [one.title for one in least] == [f"Sim {x:.3f}" for x in sorted(values)[:4]]
-    found = data.collected["similarity"]
-    for one in most:
-        assert one.look is not None
-        i = next(i for i, key in enumerate(data.keys) if one.look.alt == f"image {key}")
-        assert f"of its {len(found[i].texts)} texts" in one.detail
-        assert ("the first 12 texts" in one.detail) == (len(found[i].texts) > 12)
-        assert [told.text for told in one.look.sentences] == list(found[i].texts[:12])
-        assert [told.score for told in one.look.sentences] == list(found[i].each[:12])
-        assert np.mean(found[i].each) == pytest.approx(float(one.title.split()[1]), abs=6e-4)
-
-
-def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    ask = ["evaluate", folder, "--data", "scenes:dev?count=9&size=40", "--suite", "own-caption"]
-    saved_, html = tmp_path / "one.json", tmp_path / "one.html"
-    assert call(*ask, "--json", saved_, "--html", html) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert NOTE in printed
-    result = read(saved_)
-    assert NOTE in result.notes
-    assert {metric.name.split(" R@")[0] for metric in result.metrics} == {"own-caption"}
-    words = Page(html.read_text()).words
-    assert NOTE in words
-    assert "Own-caption of" in words
-    assert call(*ask, "--compare-to", saved_) == 0
 
 
 def test_pairs_are_scored_in_the_way_that_is_requested(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -11,21 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from runs import call, complaint, recipe
-from test_intervals import interval
+from runs import recipe
 from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
 from grainline.data.captions import sentences
 from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
-from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled, with_comparison
+from grainline.evaluation.compare import with_comparison
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.evaluate_model import as_text
-from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.result import Result, from_json, to_json
 from grainline.evaluation.suite import Settings
-from grainline.evaluation.suites import stability as noise
 from grainline.evaluation.suites.stability import (
     NOISY,
     PLAIN,
@@ -34,16 +31,13 @@ from grainline.evaluation.suites.stability import (
     StabilityOptions,
     StabilitySuite,
     changes,
-    concentration,
     insert_noise,
     inserted,
-    pool,
 )
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
 
-Capture = pytest.CaptureFixture[str]
 D = 5
 START, MIDDLE, END = (f"{SSI}, noise {where}" for where in ("at the start", "in the middle", "at the end"))
 
@@ -152,28 +146,6 @@ def test_values_that_are_known_by_heart() -> None:
     assert changes([1e-9, -1e-7, 0.0], [1e-6, 1e-7, 0.0]).tolist() == pytest.approx([0.999, 0.2, 0.0])
 
 
-def test_the_breakdown_is_by_where_the_noise_stands() -> None:
-    plain = [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0]]
-    queries = {
-        "at": [[0, 1, 1], [1], [0, 2]],
-        "of": [[1, 2, 3], [1], [1, 2]],
-        "scores": {PLAIN: plain, NOISY: [[1.1, 1.2, 1.4], [1.08], [1.02, 1.05]]},
-    }
-    options = Settings(resamples=200, seed=3)
-    cells = StabilitySuite().metrics([queries], options)
-    assert list(cells) == [SSI, START, MIDDLE, END]
-    assert cells[START].value == pytest.approx((10 + 2) / 2)
-    assert cells[MIDDLE].value == pytest.approx((20 + 40) / 2)
-    assert cells[END].value == pytest.approx((8 + 5) / 2)
-    assert cells[SSI].value == pytest.approx(((10 + 20 + 40) / 3 + 8 + (2 + 5) / 2) / 3)
-    assert [cell.queries for cell in cells.values()] == [6, 2, 2, 2]
-    for name, means in ((SSI, [70 / 3, 8, 3.5]), (START, [10, 2])):
-        ends = np.quantile(cells[name].samples, [0.025, 0.975])
-        assert ends.tolist() == pytest.approx(interval(np.array(means), resamples=200, seed=3)[1:])
-    single = StabilitySuite().metrics([outcome([[1.0], [1.0]], [[1.1], [1.2]])], options)
-    assert list(single) == [SSI, START], "a text of one sentence has no middle; here no noise is at an end"
-
-
 @pytest.mark.parametrize("pairwise", [False, True])
 @pytest.mark.parametrize("context", [1000, 12])
 def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> None:
@@ -201,14 +173,6 @@ def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> 
 
 
 # What is drawn
-
-
-def test_the_sentences_are_fixed_single_and_different() -> None:
-    assert len(SENTENCES) == len(set(SENTENCES)) == 40
-    assert pool() == "8d79d0ca", "another list gives other values: say so in the changelog"
-    for sentence in SENTENCES:
-        assert [piece.text for piece in sentences(sentence)] == [sentence]
-        assert sentence.isascii()
 
 
 def test_what_is_drawn_is_a_function_of_seed_image_and_subtext() -> None:
@@ -260,14 +224,6 @@ def test_noise_stands_between_the_sentences_and_is_one_of_its_own(text: str) -> 
             assert [one.rstrip(".") for one in found] == [one.rstrip(".") for one in pieces]
 
 
-def test_of_a_few_sentences_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = measured(Reader(), Told(captions(6)))
-    monkeypatch.setattr(noise, "SENTENCES", SENTENCES[:30])
-    assert pool() != "8d79d0ca"
-    with pytest.raises(UserError, match=r"has noise pool 8d79d0ca, this result .*: they cannot be compared"):
-        compare(measured(Reader(), Told(captions(6))), result)
-
-
 # Texts that are cut
 
 
@@ -293,22 +249,6 @@ def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
     assert not any("longer" in note for note in measured(Reader(), source).notes)
 
 
-@pytest.mark.parametrize("pairwise", [False, True])
-def test_no_text_is_encoded_twice(pairwise: bool) -> None:
-    model = Reader(pairwise, context=9)
-    data = noisy(model, Told(captions(20)), batch=3)
-    told = data.collected["stability"].subtexts
-    assert (
-        len({tuple(text.split()[:9]) for text in model.texts}) == len(model.texts) == len(told.texts.vector)
-    )
-    for place, text in enumerate(told.strings):
-        vector = told.texts.vector[told.row[place]]
-        torch.testing.assert_close(vector, Reader(pairwise, 9).encode(texts=[text]).vector[0])
-    assert set(told.texts.image.tolist()) == {-1}
-    assert told.texts.item.tolist() == list(range(len(told.texts.vector)))
-    assert data.cut == sum(told.cut), "texts with and without noise, each once"
-
-
 # What a result says
 
 
@@ -326,21 +266,6 @@ def test_scores_near_zero_are_floored_and_counted() -> None:
     assert "30 of 60 scores are closer to 0 than 1e-06 and count as that" in result.notes
     assert result.metric(SSI).value > 1e5
     assert not any("closer to 0" in note for note in StabilitySuite().measure(Cosine(), data).notes)
-
-
-def test_a_value_of_few_subtexts_has_a_note() -> None:
-    assert concentration(np.array([1.0, 1, 1, 1, 1, 1]), np.ones(6)) == 3
-    assert concentration(np.array([1.0, 1, 1, 5]), np.ones(4)) == 1
-    assert concentration(np.array([1.0, 5, 1, 1]), np.array([9.0, 1, 1, 1])) == 1
-    assert concentration(np.zeros(4), np.ones(4)) == 1
-    data = noisy(Reader(lean=1.5), Told(captions(60)))
-    assert not any("half of the SSI" in note for note in StabilitySuite().measure(Cosine(), data).notes)
-    vector = data.images.vector.clone()
-    row = data.collected["stability"].subtexts.row[data.collected["stability"].subtexts.of[PLAIN][0][0]]
-    text = data.collected["stability"].subtexts.texts.vector[row]
-    vector[0] = F.normalize(vector[0] - (vector[0] @ text) * text, dim=0)  # at right angles to its text
-    found = StabilitySuite().measure(Cosine(), data._replace(images=data.images._replace(vector=vector)))
-    assert "half of the SSI comes from 1 of 180 subtexts: their scores are close to 0" in found.notes
 
 
 def test_a_result_says_which_noise_and_which_way_is_better() -> None:
@@ -361,33 +286,6 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
     assert f"{result.metric(SSI).value - before.metric(SSI).value:+.2f}" in line
 
 
-def test_results_are_pooled_and_compared() -> None:
-    source = Told(captions(50))
-    one, two = (measured(Reader(seed=seed), source, resamples=300) for seed in (1, 2))
-    together = pooled([one, two])
-    for metric in together.metrics:
-        a, b = (result.metric(metric.name) for result in (one, two))
-        assert metric.value == pytest.approx((a.value + b.value) / 2)
-    per_image = []
-    for result in (one, two):
-        both = (result.queries["scores"][name] for name in (PLAIN, NOISY))
-        per_image.append(np.array([changes(*pair).mean() for pair in zip(*both, strict=True)]))
-    found = compare(two, one)[0]
-    wanted = interval(100 * (per_image[1] - per_image[0]), resamples=300)
-    assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
-    other = measured(Reader(seed=1), source, seed=3)
-    for call_ in (lambda: pooled([one, other]), lambda: compare(one, other)):
-        with pytest.raises(UserError, match="has noise seed 3, this result 0: they cannot be"):
-            call_()
-
-
-def test_nan_scores_are_refused() -> None:
-    ready = noisy(Reader(), Told(captions(4)))
-    vector = torch.full_like(ready.images.vector, torch.nan)
-    with pytest.raises(UserError, match="scores are not a number"):
-        StabilitySuite().measure(Cosine(), ready._replace(images=ready.images._replace(vector=vector)))
-
-
 # The command
 
 
@@ -397,39 +295,3 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stability")
     train(read_recipe(recipe(folder, "clip"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
-
-
-def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    ask = ["evaluate", model, "--suite", "stability", "--data", "scenes:dev?count=9"]
-    one, other, html = tmp_path / "one.json", tmp_path / "other.json", tmp_path / "r.html"
-    assert call(*ask, "--json", one, "--html", html) == 0
-    assert "SSI (lower is better)" in capsys.readouterr().out
-    result = read(one)
-    assert result.settings["noise_seed"] == 0
-    page = html.read_text()
-    assert page.count('<article class="card">') == 12
-    assert page.index("Noise: largest change") < page.index("Noise: smallest change")
-    shown = [words for words in SENTENCES if f"<mark>{words}</mark>" in page]
-    assert {SENTENCES[i] for i in result.queries["sentence"]} >= set(shown) != set()
-    largest = max(changes(*both).max() for both in zip(*result.queries["scores"].values(), strict=True))
-    assert "The upright line is chance" not in page
-    first = page[page.index("Noise: largest change</h2>") :]
-    assert f"changed by {100 * largest:,.2f} %" in first[: first.index("</h3>")]
-    assert call(*ask, "--compare-to", one) == 0
-    assert call(*ask, "--set", "noise_seed=4", "--json", other) == 0
-    assert read(other).queries["at"] != result.queries["at"]
-    said = complaint(capsys, *ask, "--compare-to", other)
-    assert f"{other} was made with noise_seed=4, not 0; use the same" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--suite", "cola", "--set", "noise_seed=0"], "--suite cola has no options"),
-        (["--suite", "stability", "--captions", "each"], "reads one text an image; allowed: whole, first"),
-        (["--suite", "stability", "--set", "noise_seed=-1"], "must be greater than or equal to 0"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_options_are_one_line(arguments: list[str], said: str, model: Path, capsys: Capture) -> None:
-    assert said in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=2", *arguments)

@@ -19,7 +19,7 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import as_text, metrics_html
-from grainline.evaluation.ranks import coco_split, folds, ranks
+from grainline.evaluation.ranks import folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
 from grainline.evaluation.suite import MetricSamples, Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite
@@ -181,15 +181,6 @@ def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
     )
 
 
-def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
-    result = RetrievalSuite().measure(Cosine(), made(60, 2))
-    shares = [m for m in result.metrics if m.unit == "%"]
-    total = result.metric("rSum")
-    assert total.low < total.value < total.high
-    assert sum(m.low for m in shares) < total.low
-    assert total.high < sum(m.high for m in shares)
-
-
 def test_a_suite_may_have_a_unit_of_its_own() -> None:
     """A mean reciprocal rank is no per cent."""
     (metric,) = metrics_of({"MRR": MetricSamples(0.2716, np.full(9, 0.2716), 9, None, 0, "MRR")}, Settings())
@@ -252,19 +243,6 @@ def test_several_captions_are_each_a_text_and_the_result_says_so(
     assert to_json(result).count(result.size) == (data.several > 0)
     for shown in (str(result).splitlines()[0], metrics_html(result)):
         assert result.size in shown
-
-
-def test_recall_is_that_of_the_best_ranked_own_caption_as_published() -> None:
-    """The evaluation of VSE++ and its followers: sorted scores, and the first of five own captions counts."""
-    data = made(40, 5, noise=2.0)
-    score = (data.images.vector @ data.texts.vector.T).numpy()
-    order = (-score).argsort(1)
-    best = [min(int(np.flatnonzero(row == 5 * i + k)[0]) for k in range(5)) for i, row in enumerate(order)]
-    single = [int(np.flatnonzero((-score[:, j]).argsort() == j // 5)[0]) for j in range(200)]
-    result = RetrievalSuite().measure(Cosine(), data)
-    for k in (1, 5, 10):
-        for way, places in (("image to text", best), ("text to image", single)):
-            assert result.metric(f"{way} R@{k}").value == pytest.approx(100 * np.mean(np.array(places) < k))
 
 
 def test_batches_are_full_and_change_nothing() -> None:
@@ -399,12 +377,6 @@ def test_flickr30k_is_a_thousand_images_out_of_karpathys_file(tmp_path: Path) ->
         folds("flickr30k-1k", data.images, made(1000, 4).texts, "made")
 
 
-def test_names_of_images_tell_the_two_sets_of_coco_apart() -> None:
-    assert coco_split(["val2017/000000000139.jpg"]) == "coco-val2017"
-    assert coco_split(["COCO_val2014_000000000139.jpg"]) == "coco-karpathy"
-    assert coco_split(["COCO_val2014_000000000139", "000000000139"]).startswith("unknown")
-
-
 # foils
 
 
@@ -436,30 +408,7 @@ def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
     assert noun[1] == 100
 
 
-def test_foils_of_one_image_are_no_independent_evidence() -> None:
-    right, image = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
-    told = {"kind": ["x"] * 48, "benchmark": ["own data"] * 48}
-    runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "image": image.tolist()}]
-    (together, alone) = metrics_of(ProbesSuite().metrics(runs, Settings()), Settings())
-    one_each = interval(100 * right[::6])
-    assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
-    assert alone.wilson is not None
-    assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high
-
-
 # results
-
-
-def test_a_result_survives_json_and_holds_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    result = RetrievalSuite().measure(Cosine(), plain())
-    write(result, tmp_path / "a" / "r.json")
-    assert read(tmp_path / "a" / "r.json") == result
-    fields = json.loads(to_json(result))
-    assert {"python", "torch", "grainline", "platform"} <= set(fields["versions"])
-    assert fields["data"]["fingerprint"] == "f00"
-    assert fields["settings"]["captions"] == "whole"
-    assert fields["time"].endswith("+00:00")
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["r.json"]
 
 
 def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
@@ -520,9 +469,3 @@ def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_da
         "[bold]y",
     ):
         assert part in out
-
-
-def test_names_in_the_notes_of_a_result_are_not_obeyed_by_the_terminal() -> None:
-    result = RetrievalSuite().measure(Cosine(), plain())._replace(notes=("corrupt image: \x1b[2J[bold].jpg",))
-    out = as_text(result)
-    assert "corrupt image: \\x1b[2J[bold].jpg" in out

@@ -22,6 +22,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
 from grainline.evaluation.suite import Settings, load_suite, suite_class, suite_of
+from grainline.evaluation.suites.baselines import CLUSTERINGS
 from grainline.evaluation.suites.transfer import Named, Training
 from grainline.model import Model
 
@@ -37,6 +38,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
 }
 DRAWS = 40
 NO_VECTORS = {"inactivity", "comprehension"}  # with chance, measured on weights and maps of the model
+NO_SCORES = NO_VECTORS | {"referring", "fg-ovd", "phrases", "similarity"}  # what they measure is collected
 
 
 def model_of(name: str, seed: int) -> Model:
@@ -54,12 +56,12 @@ def source_of(name: str, folder: Path) -> Any:
     return open_sources([str(folder / "items.json")], images=str(folder / "images"))
 
 
-def measured(name: str, folder: Path, seed: int = 0) -> Evaluation:
+def measured(name: str, folder: Path, seed: int = 0, batch: int = 8) -> Evaluation:
     suite: Any = load_suite(name)
     model, source = model_of(name, seed), source_of(name, folder)
     if name == "transfer":
         suite.training = Training("run", (Named("scenes:train?count=3&size=32", None, "run"),), ())
-    data = suite.encode(model, source, SETTINGS)
+    data = suite.encode(model, source, SETTINGS._replace(batch_size=batch))
     result = suite.measure(model.method, data, SETTINGS)
     return Evaluation(
         model, source, data, result._replace(settings=result.settings | {"model": "a", "method": "b"})
@@ -107,15 +109,15 @@ def test_every_suite_keeps_the_contract(on: Evaluation, tmp_path: Path) -> None:
             suite.measure(on.model.method, on.data._replace(collected={}), SETTINGS)
 
 
-def with_random_vectors(value: Any, generator: torch.Generator) -> Any:
-    """The same with random unit vectors for all rows, and scores that compare them."""
+def with_random_vectors(value: Any, generator: torch.Generator, scale: float = 1.0) -> Any:
+    """The same with random unit vectors for all rows, times a scale, and scores that compare them."""
     if isinstance(value, dict):
-        return {name: with_random_vectors(inner, generator) for name, inner in value.items()}
+        return {name: with_random_vectors(inner, generator, scale) for name, inner in value.items()}
     if not hasattr(value, "_fields"):
         return value
-    fields = {name: with_random_vectors(inner, generator) for name, inner in value._asdict().items()}
+    fields = {name: with_random_vectors(inner, generator, scale) for name, inner in value._asdict().items()}
     if isinstance(fields.get("vector"), torch.Tensor):
-        fields["vector"] = F.normalize(torch.randn(len(value.vector), 8, generator=generator), dim=1)
+        fields["vector"] = scale * F.normalize(torch.randn(len(value.vector), 8, generator=generator), dim=1)
     return value._replace(**fields | ({"scorer": Cosine()} if "scorer" in fields else {}))
 
 
@@ -135,6 +137,21 @@ def test_random_vectors_reach_chance(on: Evaluation) -> None:
         assert error > 0, metric.name
         tied = metric.ties / metric.queries  # ties count as wrong
         assert abs(values.mean() - metric.chance) < 5 * error + tied, metric
+
+
+@pytest.mark.parametrize("on", [name for name in SUITES if name not in NO_SCORES], indirect=True)
+def test_scores_that_are_no_numbers_are_refused(on: Evaluation) -> None:
+    data = with_random_vectors(on.data, torch.Generator(), torch.nan)
+    with pytest.raises(UserError, match="are not a number"):
+        load_suite(on.result.suite).measure(Cosine(), data, SETTINGS)
+
+
+@pytest.mark.parametrize("on", SUITES, indirect=True)
+def test_the_size_of_batches_decides_nothing(on: Evaluation, tmp_path: Path) -> None:
+    again = measured(on.result.suite, tmp_path, batch=5).result
+    for metric in on.result.metrics:
+        if not metric.name.endswith(CLUSTERINGS):  # the last bits of states decide
+            assert again.metric(metric.name).value == pytest.approx(metric.value, 1e-3, 1e-4), metric.name
 
 
 # A suite from outside
@@ -197,6 +214,6 @@ def test_suites_are_listed_with_their_options(capsys: Capture) -> None:
 
 
 def test_options_take_the_name_of_the_suite_before_them() -> None:
-    assert load_suite("retrieval", ["retrieval.shortlist=5", "exact=true"]).options.shortlist == 5
+    assert load_suite("retrieval", ["retrieval.protocol=coco-5k"]).options.protocol == "coco-5k"
     with pytest.raises(UserError, match="unknown field 'stability'"):
         load_suite("retrieval", ["stability.noise_seed=1"])

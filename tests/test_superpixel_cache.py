@@ -1,9 +1,5 @@
 """Superpixels made once: what is stored comes back in training, and nothing that does not fit."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ from test_pack import Listed
 from torch import Tensor
 
 from grainline.cli.main import main
-from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import SUPERPIXELS, CachedSuperpixels, Views, digest, make
 from grainline.data.dataset import Draw, TrainSet
@@ -29,7 +24,6 @@ from grainline.errors import UserError
 from grainline.files import read_sealed, sealed_json
 from grainline.fingerprint import fingerprint, image_fingerprint
 from grainline.nn.superpixels import kmeans, neighbour_of, square_grid
-from grainline.training.recipe import DataConfig
 
 SCENES = "scenes:dev?count=5"
 SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "iterations": 10}
@@ -91,56 +85,6 @@ def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> Non
     assert not torch.equal(batch.images.regions, square_grid(batch.images.pixels, 16))
     plain = TrainSet(source, TOKENIZER, TrainTransform(64), TextsConfig(), context=16, seed=0)
     assert collate([plain[Draw(0, 0, 4)]]).images.regions is None
-
-
-@pytest.mark.usefixtures("small_batches")
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    source, calls = open_source(SCENES, size=64), []
-
-    def dies(pixels: Tensor) -> Tensor:
-        calls.append(len(pixels))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return segment(pixels)
-
-    out = tmp_path / "maps"
-    settings = {"size": 64, "settings": SETTINGS}
-    with pytest.raises(KeyboardInterrupt):
-        make_superpixels(source, dies, out, **settings)  # type: ignore[arg-type]
-    assert not out.exists()
-    with pytest.raises(UserError, match=r"was made with kind kmeans.*delete it"):
-        make_superpixels(source, segment, out, size=64, settings=SETTINGS | {"iterations": 3})
-    made = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
-    assert (made.counts, made.resumed, made.skipped) == ({"image": 5}, 2, {})
-    assert calls == [2, 2, 2, 1]
-    again = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
-    assert (again.resumed, len(calls)) == (5, 4)
-    whole = make_superpixels(source, segment, tmp_path / "other", size=64, settings=SETTINGS)
-    assert whole.resumed == 0
-    codes = [np.load(folder / "neighbours.npy") for folder in (out, tmp_path / "other")]
-    assert (codes[0] == codes[1]).all()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a disk of its own, which is full, needs Linux")
-def test_a_full_disk_and_a_file_that_was_cut_are_one_line(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    line = f"mount -t tmpfs -o size=64k none {disk} && exec {sys.executable} -m grainline data superpixels"
-    line += f" {SCENES.replace('5', '40')} --out {disk}/maps --size 64"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    end = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", line], env=env, capture_output=True, text=True, check=False
-    )
-    if "unshare" in end.stderr or "mount" in end.stderr:
-        pytest.skip(f"no disk of its own here: {end.stderr}")
-    assert end.returncode == 2
-    assert re.fullmatch(r"grainline: cannot write .*maps: no space left.*\n", end.stderr.splitlines(True)[-1])
-    source = open_source(SCENES, size=64)
-    assert command(tmp_path / "maps") == 0
-    cached = stored(tmp_path / "maps", source)
-    os.truncate(tmp_path / "maps" / "neighbours.npy", 1000)
-    with pytest.raises(UserError, match=r"neighbours\.npy was changed or cut .*; make them again"):
-        cached.label(4, source[4].key)
 
 
 def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> None:
@@ -208,38 +152,3 @@ def test_what_was_made_of_superpixels_in_pieces_is_not_mixed_with_those_in_one(
     pieces, same = prints()
     assert grid == same
     assert not set(pieces) & set(one_piece)
-
-
-def test_a_random_crop_has_no_superpixels_that_were_made_before() -> None:
-    with pytest.raises(UserError, match="a random crop is another"):
-        parse(DataConfig, {"superpixels": "maps"}, "recipe")
-    assert parse(DataConfig, {"superpixels": "maps", "crop": None}, "recipe").superpixels == "maps"
-    assert TrainTransform(8).regions(0, "a") is None
-    same = SameTransform(EvalTransform(8))
-    assert same.regions(0, "a") is None
-
-
-def test_an_encoder_without_superpixels_takes_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ["data.crop=null", "data.superpixels=maps"]
-    given = ["train", "clip/scenes", "--data", SCENES, "--out", str(tmp_path / "run")]
-    assert run(*given, "--set", *settings) == 2
-    assert "the image encoder of clip reads none" in capsys.readouterr().err
-
-
-def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "maps"
-    for more, complaint in (
-        (("--cell", "15"), "64 pixels are no whole number of cells of 15"),
-        (("--kind", "slic"), "kind"),
-        (("--kind", "sfcn"), "wants checkpoint"),
-        (("--kind", "sfcn", "--checkpoint", str(tmp_path / "none.pth")), "none.pth"),
-    ):
-        assert command(out, *more) == 2
-        said = capsys.readouterr().err
-        assert complaint in said
-        assert len(said.splitlines()) == 1
-    assert command(out, "--kind", "grid") == 0
-    assert command(out) == 2
-    assert "with kind grid" in capsys.readouterr().err

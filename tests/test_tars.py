@@ -24,8 +24,6 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -75,27 +73,6 @@ def causes(source: Source) -> list[str | None]:
     return [cause(index) for index in range(len(source))]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_is_read_as_tarfile_reads_it(tmp_path: Path, form: str) -> None:
-    folder = "/".join(["folder" * 4] * 5)
-    files = {f"{folder}/{'n' * 60}.jpg": b"abc", "b.json": b"", "c.txt": b"x" * 513}
-    if form != "ustar":
-        files |= {"é" * 120 + ".jpg": b"1", "d/" + "y" * 300 + ".json": b"22"}
-    path = write_tar(tmp_path / "a.tar", files, FORMATS[form])
-    found = members(str(path))
-    data = path.read_bytes()
-    assert [(m.name, data[m.offset : m.offset + m.size]) for m in found.files] == list(files.items())
-    assert found.flaw == ""
-
-
-def test_sizes_beyond_octal_digits_are_read(tmp_path: Path) -> None:
-    member = tarfile.TarInfo("big.jpg")
-    member.size = 9 << 30
-    for form, at in ((tarfile.GNU_FORMAT, 512), (tarfile.PAX_FORMAT, 1536)):
-        (tmp_path / "a.tar").write_bytes(member.tobuf(form))
-        assert members(str(tmp_path / "a.tar")).files == [("big.jpg", at, 9 << 30)]
-
-
 def test_folders_and_links_are_no_samples(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
@@ -124,12 +101,6 @@ def test_members_of_a_sample_need_not_be_neighbours_and_keys_end_at_the_first_do
     source = Tars([str(write_tar(tmp_path / "a.tar", files | {"._b.jpg": b"", "README": b"", "c.npy": b""}))])
     assert [(r.key, r.captions) for r in (source[0], source[1])] == [("x.y/a", ("A.",)), ("b", ("B.",))]
     assert len(source) == 2
-
-
-def test_a_plain_suffix_goes_before_a_compound_one(tmp_path: Path) -> None:
-    files = {"a.mask.png": b"mask", "a.png": b"image", "a.txt": b"A.", "a.sub.txt": b"No."}
-    record = Tars([str(write_tar(tmp_path / "a.tar", files))])[0]
-    assert (record.image, record.captions) == (b"image", ("A.",))
 
 
 def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
@@ -394,27 +365,6 @@ def test_tars_without_images_or_captions_are_a_mistake(tmp_path: Path) -> None:
         Tars([str(write_tar(tmp_path / "a.tar", {"a.txt": b"A."}))])
     with pytest.raises(UserError, match=r"holds images but no KEY\.json or KEY\.txt"):
         Tars([str(write_tar(tmp_path / "b.tar", {"a.jpg": jpeg()}))])
-
-
-NAMES = st.text(
-    st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="/."), min_size=1, max_size=150
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    files=st.dictionaries(
-        NAMES.map(lambda name: f"{name}.jpg"), st.binary(max_size=1100), min_size=1, max_size=6
-    ),
-    form=st.sampled_from(["gnu", "pax"]),
-)
-def test_any_members_are_read_as_tarfile_reads_them(
-    tmp_path: Path, files: dict[str, bytes], form: str
-) -> None:
-    path = write_tar(tmp_path / "any.tar", files, FORMATS[form])
-    data = path.read_bytes()
-    found = members(str(path)).files
-    assert [(m.name, data[m.offset : m.offset + m.size]) for m in found] == sequential(path)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -195,8 +195,6 @@ def test_the_metrics_are_those_of_retrieval_with_what_was_trained_on(tmp_path: P
     assert card["in both"] == "1 of 9 images, byte by byte; 0 more look the same; 1 keys"
     assert "1 of 9 images were trained on, byte by byte" in result.notes
     assert "what the checkpoint x/y learnt from is not known here, nor compared" in result.notes
-    short = surveyed(run, model, str(test), shortlist=3, exact=True)
-    assert {"image to text in shortlist", "text to image R@1, exact"} <= {m.name for m in short.metrics}
     with pytest.raises(UserError, match=r"9 images in .*; flickr30k-1k needs exactly 1000"):
         surveyed(run, model, str(test), protocol="flickr30k-1k")
 

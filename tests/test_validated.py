@@ -48,7 +48,7 @@ def test_the_server_says_it(run: Path, tmp_path: Path) -> None:
     from grainline.index.sync import build
     from grainline.web.app import Server
     from grainline.web.engine import Engine
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
 
     _log(run, 271.5)
     build(

@@ -117,7 +117,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"suite": "probes"}, "the suite probes needs a model"),
     ({"model": "runs/x"}, "model does not go with vectors"),
     ({"captions": "each"}, "captions does not go with vectors"),
-    ({"shortlist": 3}, "shortlist is for models"),
     ({"protocl": "plain"}, "no option 'protocl' .did you mean protocol"),
     ({"batchsize": 3}, "no option 'batchsize' .did you mean batch_size"),
     ({"protocol": "coco-5k"}, "6 images in the pairs; coco-5k needs exactly 5000"),

@@ -201,12 +201,12 @@ def serve(
     host          address to listen at; 0.0.0.0 lets every machine in that can reach this one
     batch_size    requests that the model answers together
     queue         requests that may wait; beyond it they are turned away
-    share         share that one address may have of connections, requests, decoders and the queue
+    share         share that one address may have of requests, bytes, decoders and the queue
     behind_proxy  a proxy before the server, or a network of them: X-Forwarded-For counts
     """
     _require_index(folder)
     from grainline.config import parse
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
 
     require_server()
     from grainline.web.server import serve as run

@@ -38,7 +38,7 @@ def photos(
     from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
     from grainline.index import store, sync
     from grainline.index.reader import model_of
-    from grainline.web.limits import Limits
+    from grainline.web.guard import Limits
     from grainline.web.server import serve as run
 
     known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()

@@ -22,8 +22,8 @@ from grainline.data.batches import START, unchanged
 from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
 from grainline.data.descriptions import LONG_CAPTIONS
-from grainline.data.formats.common import LONG_FIELDS, read_captions
-from grainline.data.formats.table import COLUMNS, fields_of, read_rows
+from grainline.data.formats.common import read_captions
+from grainline.data.formats.table import choose_columns, fields_of, read_rows
 from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.open_source import open_source
 from grainline.data.phrases import stored
@@ -32,7 +32,6 @@ from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
 from grainline.errors import UserError
 
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
-KEYS = ("image_id", "key", *COLUMNS["image"])  # the names of a column of keys, best first
 CHUNK = 64  # records whose phrases a process makes at a time
 
 
@@ -297,24 +296,15 @@ def texts_by_key(path: str) -> dict[str, str]:
 
 def _of_table(path: str) -> Iterator[tuple[str, str]]:
     rows = [row for row in read_rows(path) if not row.error]
-    names = {name.lower(): name for row in rows for name in row.fields}
-    key = next((names[name] for name in KEYS if name in names), None)
-    columns = {
-        role: next(names[name] for name in known if name in names)
-        for role, known in (("caption", COLUMNS["caption"]), ("long", LONG_FIELDS))
-        if not names.keys().isdisjoint(known)
-    }
-    if key is None or not columns:
-        raise UserError(
-            f"--texts {path} needs a column of keys ({', '.join(KEYS[:4])}, ...) and one of texts "
-            f"({', '.join((*COLUMNS['caption'][:3], *LONG_FIELDS))}), and has {', '.join(names) or 'none'}"
-        )
+    names = {name for row in rows for name in row.fields}
+    key = next((name for name in ("image_id", "key") if name in names), "")
+    columns = choose_columns(names, {"image": key} if key else {}, path)
     for row in rows:
         try:
             captions = read_captions(fields_of(row.fields, columns), f"{path}: row {row.number}")
         except CorruptSample as error:
             raise UserError(f"--texts {error.where}: {error.cause}") from None
-        name = row.fields.get(key)
+        name = row.fields.get(columns["image"])
         if isinstance(name, str) and name.strip() and not captions.silent:
             yield name.strip(), captions.long or as_sentences(captions.captions)
 

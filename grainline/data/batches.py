@@ -166,10 +166,9 @@ class CorruptStats:
         number = self.causes.total()
         samples = max(self.samples + number, self.images)
         if number > self.max_corrupt * samples:
-            raise UserError(
-                f"{number} of {samples} samples are corrupt, more than data.max_corrupt={self.max_corrupt}"
-                f" allows: {', '.join(self.files)}; see `grainline data check`"
-            )
+            limit = f"more than data.max_corrupt={self.max_corrupt} allows"
+            files = f"{', '.join(self.files)}; see `grainline data check`"
+            raise UserError(f"{number} of {samples} samples are corrupt, {limit}: {files}")
 
     def report(self) -> dict[str, Any]:
         """The counts as JSON, for the log and for checkpoints."""

@@ -262,54 +262,33 @@ def spread(values: Sequence[int]) -> Spread | None:
 
 def suggestions(report: CheckReport) -> list[str]:
     """What the user may want to do, in words."""
-    advice: list[str] = []
-    if report.corrupt == report.checked:
-        advice.append("No sample can be used. Mend the first one named above, then check again.")
-    elif report.corrupt:
-        share = report.corrupt / report.checked
-        advice.append(
-            f"{share:.1%} of the samples cannot be used. Training replaces and counts them, and stops where"
-            " they are too many; mend or remove the files named above."
-        )
+    corrupt, read = report.corrupt, report.checked
+    share, near, same = corrupt / max(1, read), len(report.near_copies), report.same_caption
     copies = sum(len(keys) - 1 for keys in report.same_image)
-    repeated = (
+    words, side = (report.words or (0,) * 5)[3], (report.short_side or (128,) * 5)[2]
+    single = report.sentences and report.sentences.median <= 1 and (report.captions or (2,) * 3)[2] == 1
+    advice = (
+        (corrupt == read, "No sample can be used. Mend the first one named above."),
+        (
+            0 < corrupt < read,
+            f"{share:.1%} of the samples cannot be used. Training replaces them.",
+        ),
         (report.same_key, "Keys that come twice make reports ambiguous. Give each image a name of its own."),
+        (copies, f"{copies} images are copies of others. List all captions under one image."),
         (
-            copies,
-            f"{copies} images are copies of others: wrong answers in retrieval, and a leak where one is in"
-            " the training set and one in the test set. Remove them, or list all captions under one image.",
+            near,
+            f"{near} pairs of images look like copies of each other. Across a split they are a leak.",
         ),
+        (same, f"{same} captions stand at more than one image. No model can tell those apart."),
         (
-            report.near_copies,
-            f"{len(report.near_copies)} pairs of images look like crops or smaller copies of each other. Look"
-            " at them: one of a pair in the training set and the other in the test set is a leak.",
+            words > CLIP_WORDS,
+            f"One caption in ten has {words} words or more. CLIP holds about {CLIP_WORDS}.",
         ),
-        (
-            report.same_caption,
-            f"{report.same_caption} captions stand at more than one image. No model can tell those apart;"
-            " make them say more, or expect a lower best score.",
-        ),
+        (single, "Most captions are a single sentence. Methods that align sentences have little to align."),
+        (side < 128, f"Half of the images have a short side of {side} pixels or less, enlarged at 224."),
+        (read < report.samples, f"Only {read} of {report.samples} samples were read; check all of them."),
     )
-    advice += [text for present, text in repeated if present]
-    if report.words and report.words.high > CLIP_WORDS:
-        advice.append(
-            f"One caption in ten has {report.words.high} words or more; CLIP's 77 tokens hold about"
-            f" {CLIP_WORDS}. Choose a longer context, or those texts will be truncated."
-        )
-    if report.sentences and report.sentences.median <= 1 and report.captions and report.captions.median == 1:
-        advice.append(
-            "Most captions are a single sentence. Methods that align sentences have little to align."
-        )
-    if report.short_side and report.short_side.median < 128:
-        advice.append(
-            f"Half of the images have a short side of {report.short_side.median} pixels or less: to train"
-            " at 224 they would be enlarged. Choose a smaller size, or larger images."
-        )
-    if report.checked < report.samples:
-        advice.append(
-            f"Only {report.checked} of {report.samples} samples were read; check all of them before training."
-        )
-    return advice
+    return [text for present, text in advice if present]
 
 
 def render(report: CheckReport) -> str:

@@ -154,26 +154,17 @@ class TrainSet(Dataset[Sample]):
         Raises UserError for chunks or word dropout that do not go with how the method reads a text.
         """
         if chunking is not None and cfg.chunks not in (0, parts):
-            raise UserError(
-                f"data.texts.chunks is {cfg.chunks}, but the method composes {parts}: set it to {parts} or 0"
-            )
+            raise UserError(f"data.texts.chunks is {cfg.chunks}, but the method composes {parts}")
         if cfg.chunks > parts:
-            raise UserError(
-                f"data.texts.chunks is {cfg.chunks}, but the method reads {amount(parts, 'part')} "
-                "of a text at most; it is for methods that compose chunks into a whole"
-            )
+            most = amount(parts, "part")
+            raise UserError(f"data.texts.chunks is {cfg.chunks}, but the method reads {most} at most")
         for name in ("word_dropout", "pad_front"):
             if getattr(cfg, name) and (parts > 1 or chunking is not None):
-                raise UserError(
-                    f"data.texts.{name} is for methods that read a text in one part, and this one reads it "
-                    "in several; leave it out"
-                )
+                raise UserError(f"data.texts.{name} is for methods that read a text in one part")
         frame = tokenizer.pieces(tokenizer.prefix + tokenizer.suffix)
         if cfg.pad_front and frame != [BEGIN, END]:
-            raise UserError(
-                f"data.texts.pad_front pads with token {PADDING}, as open_clip does behind {BEGIN} and {END};"
-                f" the tokenizer has {' and '.join(frame) or 'nothing'} around a text: leave it out"
-            )
+            around = " and ".join(frame) or "nothing"
+            raise UserError(f"data.texts.pad_front needs {BEGIN} and {END} around a text, and has {around}")
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
         self.provider = phrase_provider(cfg) if provider is None else provider
@@ -204,10 +195,8 @@ class TrainSet(Dataset[Sample]):
             slots = self.cfg.slots
             return Sample(pixels, draw, texts, slots, truncated, tuple(corrupt), regions, features, dense)
         cause, where = corrupt[0]
-        raise UserError(
-            f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
-            "see what is wrong with `grainline data check`"
-        )
+        wrong = f"{TRIES} samples in a row cannot be used, the first for {cause} ({where})"
+        raise UserError(f"{self.source.path}: {wrong}; see `grainline data check`")
 
     def sampled(self, number: int = 64) -> tuple[int, int, int, int, int]:
         """Counts of so many records at even distances: those that could be read, their captions, those whose

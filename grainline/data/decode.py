@@ -131,9 +131,7 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
         if deep:  # Pillow keeps the upper 8 bits of colours
             top = np.asarray(image.convert("RGB")).max()  # without transparency; that beside black draws
             if top < 16 and not (top == 0 < np.asarray(out).max()):
-                raise ValueError(
-                    "16 bits of which 12 at most are used; scale the values to 8 bits or to all 16"
-                )
+                raise ValueError("16 bits of which 12 at most are used; scale them to 8 or all 16")
         return out
 
 

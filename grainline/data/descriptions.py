@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grainline.data import lines
 from grainline.data.formats.checked import strings
 from grainline.data.formats.joined import SourceWrapper
 from grainline.data.formats.plain import parse_json, read_plain, text_of
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason
-from grainline.system import open_regular
 
 FORMAT = "descriptions 1"
 LONG_CAPTIONS = "long"  # in the place of files: the long caption of each record
@@ -85,10 +85,7 @@ class Descriptions:
         if self.own:
             if record.long:
                 return record.long
-            raise UserError(
-                f"{record.key} has no long caption to be its description: name a file of descriptions in "
-                f"place of {LONG_CAPTIONS!r}, and {AGAIN}"
-            )
+            raise UserError(f"{record.key} has no long caption to be its description: name a file, {AGAIN}")
         return self.require(record.key)
 
 
@@ -107,10 +104,8 @@ class WithDescriptions(SourceWrapper):
 def require_fit(method: str, describes: bool, descriptions: Descriptions | None, option: str) -> None:
     """Raises UserError for a method that reads descriptions and has none, and for the opposite."""
     if describes and descriptions is None:
-        raise UserError(
-            f"{method} reads a description of each image: name a file of `grainline data describe` with "
-            f"{option}, or {LONG_CAPTIONS} for the long captions of the records"
-        )
+        how = f"name a file of `grainline data describe` with {option}, or {LONG_CAPTIONS}"
+        raise UserError(f"{method} reads a description of each image: {how} for long captions")
     if descriptions is not None and not describes:
         raise UserError(f"{option} names descriptions, but {method} reads none: leave it out")
 
@@ -122,10 +117,12 @@ def read(path: str, data: bytes) -> dict[str, str]:
     {'a.jpg': 'A dog runs.'}
     """
     texts: dict[str, str] = {}
-    lines: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):
         row = _row(path, number, line) if line.strip() else {}
-        if "skipped" in row or not row or (number == 1 and _is_header(path, row)):
+        if number == 1 and row.get("grainline", FORMAT) != FORMAT:
+            raise UserError(f"{path} holds {row['grainline']!r}, not {FORMAT!r}; {AGAIN}")
+        if "skipped" in row or not row or (number == 1 and "grainline" in row):
             continue
         key, text = row.get("image_id"), next(iter(strings(row.get("text"))), "")
         if not isinstance(key, str) or not key:
@@ -133,8 +130,8 @@ def read(path: str, data: bytes) -> dict[str, str]:
         if not text:
             raise UserError(f"{path}: line {number} has no text for {key}; {AGAIN}")
         if key in texts:
-            raise UserError(f"{path}: lines {lines[key]} and {number} both describe {key}: drop one")
-        texts[key], lines[key] = text, number
+            raise UserError(f"{path}: lines {numbers[key]} and {number} both describe {key}: drop one")
+        texts[key], numbers[key] = text, number
     if not texts:
         raise UserError(f"{path} holds no description; {AGAIN}")
     return texts
@@ -142,20 +139,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The header of a file of `grainline data describe`. Raises UserError for another file."""
-    try:
-        with open_regular(path) as file:
-            first = _row(str(path), 1, file.readline())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from None
-    if not _is_header(str(path), first) or any(name not in first for name in ("source", "by")):
-        raise UserError(f"{path} is no file of `grainline data describe`; choose another --out")
-    return first
-
-
-def _is_header(path: str, row: dict[str, Any]) -> bool:
-    if "grainline" in row and row["grainline"] != FORMAT:
-        raise UserError(f"{path} holds {row['grainline']!r}, not {FORMAT!r}; {AGAIN}")
-    return "grainline" in row
+    return lines.read_header(path, FORMAT, {"source", "by"}, "choose another --out")
 
 
 def _row(path: str, number: int, line: bytes) -> dict[str, Any]:

@@ -63,9 +63,7 @@ def several(inputs: Any, what: str) -> Iterable[Any]:
     if isinstance(inputs, np.ndarray) and _holds_objects(inputs):
         return inputs.ravel().tolist()  # strings, as pandas gives them
     if isinstance(inputs, Mapping | AbstractSet) or not isinstance(inputs, Iterable):
-        raise UserError(
-            f"give one {what}, a list of them or an iterator; this is of type {type(inputs).__name__}"
-        )
+        raise UserError(f"give one {what}, a list or an iterator; this is of type {type(inputs).__name__}")
     return inputs
 
 

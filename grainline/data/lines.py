@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from grainline.errors import UserError, amount
-from grainline.files import behind_links, sync, writing
+from grainline.files import behind_links, reason, sync, writing
 from grainline.system import lock, open_regular, regular
 
 Progress = Callable[[int, int], None]
@@ -106,6 +106,20 @@ def resuming(
         yield file, max(0, number - 1)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_header(path: Path, form: str | int, names: set[str], again: str) -> dict[str, Any]:
+    """The first line of a file of a form, which has these names. UserError where there is none."""
+    try:
+        with open_regular(path) as file:
+            first = json.loads(file.readline())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}; {again}") from None
+    except ValueError:
+        first = None
+    if not isinstance(first, dict) or not names <= first.keys() or first.get("grainline") != form:
+        raise UserError(f"{path} is not of the format {form!r}; {again}")
+    return first
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "flickr-tokens": "grainline.data.formats.listed:FlickrTokens",
     "cola": "grainline.data.benchmarks.cola:Cola",
     "fg-ovd": "grainline.data.benchmarks.fgovd:FgOvd",
+    "fg-ovd-lines": "grainline.data.benchmarks.fgovd:FgOvdLines",
     "refcoco": "grainline.data.benchmarks.refcoco:RefCoco",
     "flickr30k-entities": "grainline.data.benchmarks.entities:Entities",
     "dci": "grainline.data.benchmarks.long_captions:DCI",
@@ -54,7 +55,6 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "iiw": "grainline.data.benchmarks.long_captions:IIW",
     "long-captions": "grainline.data.benchmarks.long_captions:Rows",
     "sharegpt4v": "grainline.data.benchmarks.long_captions:ShareGPT4V",
-    "hexagons": "grainline.data.benchmarks.hexagons:Hexagons",
     "svo-probes": "grainline.data.benchmarks.contests:SvoProbes",
     "texts": "grainline.data.formats.table:TextsAlone",
     "hf": "grainline.data.pairs:HuggingFace",
@@ -89,10 +89,7 @@ def open_source(
     with trusting(kind if trust_code else ""):
         cls = _load(kind)
     if images is not None and not getattr(cls, "images_by_path", False):
-        raise data_error(
-            f"--images {images} does not go with {path}: {kind} hold their own images;"
-            f" it is for {', '.join(name for name in SOURCES if _load(name).images_by_path)}"
-        )
+        raise data_error(f"--images {images} does not go with {path}: {kind} hold their own images")
     source: Source
     if kind == "json":
         source = _open_json(rest, images)
@@ -226,18 +223,14 @@ def _kind(path: str) -> tuple[str, str]:
     if named and not os.path.exists(first):
         raise data_error(f"{path} names no known kind: {named[1]} is none of {', '.join(SOURCES)}")
     if not os.path.exists(first):
-        raise data_error(
-            f"nothing at {base} (from {os.getcwd()}): name a file, a folder, a pattern or 'scenes'"
-        )
+        raise data_error(f"nothing at {base} (from {os.getcwd()}): name a file, a folder or a pattern")
     if os.path.isdir(first):
         return _kind_of_folder(first, query)
     kind = _BY_SUFFIX.get(suffix(first))
     if kind is None:
         packed = suffix(first) in _PACKED
         advice = "unpack it first" if packed else "name its kind as KIND:PATH if it is one of them"
-        raise data_error(
-            f"{first} is of no known kind: allowed are .{', .'.join(_BY_SUFFIX)} and folders; {advice}"
-        )
+        raise data_error(f"{first} is of no known kind: .{', .'.join(_BY_SUFFIX)} and folders are; {advice}")
     return kind, path
 
 

@@ -51,9 +51,7 @@ def other_texts(source: str | None, run: Path | None, own: Collection[str] = ())
     excluded = {text.casefold() for text in own}
     left = [text for text in dict.fromkeys(some) if text.casefold() not in excluded]
     if len(left) < FEWEST:
-        raise UserError(
-            f"{source} has {len(left)} other sentences; heat is measured against {FEWEST} or more"
-        )
+        raise UserError(f"{source} has {len(left)} other sentences; heat needs {FEWEST} or more")
     return OtherTexts(left, words)
 
 

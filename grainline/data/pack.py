@@ -12,33 +12,34 @@ import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, Written, as_line, complete, require_same
+from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
-from grainline.files import drafted, writing
+from grainline.files import discard, move_into_place, temporary_path, writing
 from grainline.system import open_regular
 
 
-def write_shard(
-    path: Path, files: Iterable[tuple[str, bytes]], header: Mapping[str, str] | None = None
-) -> None:
+def write_shard(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write names with their bytes, without times and owners. An OSError leaves the old file."""
-    with drafted(path) as place, place.open("wb") as draft:
-        headers = dict(header or {})
-        with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
-            for name, data in files:
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-        draft.flush()
-        os.fsync(draft.fileno())
+    try:
+        with temporary_path(path).open("wb") as draft:
+            with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=HEADER) as tar:
+                for name, data in files:
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+            draft.flush()
+            os.fsync(draft.fileno())
+        move_into_place(path)
+    finally:
+        discard(temporary_path(path))
 
 
 FORMAT = 1
@@ -86,7 +87,7 @@ class _Writer:
         faults: list[CorruptSample] = []
         before = len(self.keys)
         path = _name(self.out, number)
-        write_shard(path, self._files(number, faults), HEADER)
+        write_shard(path, self._files(number, faults))
         samples = len(self.keys) - before
         if not samples:
             path.unlink()
@@ -115,9 +116,7 @@ class _Writer:
 
     def _sample(self, record: Record) -> Iterator[tuple[str, bytes]]:
         if record.key in self.keys:
-            raise UserError(
-                f"{self.source.path} has the key {record.key} twice; a tar tells its samples by keys"
-            )
+            raise UserError(f"{self.source.path} has the key {record.key} twice; a tar needs each once")
         self.keys.add(record.key)
         name = quoted(record.key)
         data = record.image if isinstance(record.image, bytes) else as_png(decode(record))
@@ -163,14 +162,7 @@ def _name(out: Path, number: int) -> Path:
 
 def _check(path: Path, expected: dict[str, Any]) -> None:
     """Raises UserError where the folder was made otherwise, or its tars are not as they were written."""
-    try:
-        with open_regular(path) as file:
-            header = json.loads(file.readline())
-        whole = header["grainline"] == FORMAT and expected.keys() <= header.keys()
-    except (ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path} is no log of tars of this version; delete it, or choose another --out")
+    header = read_header(path, FORMAT, set(expected), "delete it, or choose another --out")
     differences = {"source": "from other data", "samples": f"with {header['samples']} samples in a tar"}
     require_same(path, header, expected, differences)
     for line in _lines(path):

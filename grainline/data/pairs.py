@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from grainline.data.formats.checked import strings
-from grainline.data.formats.common import FileSource, digest, read_captions, split_query
+from grainline.data.formats.common import FileSource, described, digest, read_captions, split_query
 from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.formats.table import COLUMNS, choose_columns, fields_of, unnamed
 from grainline.data.image_inputs import ImageLike, open_image
@@ -129,15 +129,11 @@ class Pairs(FileSource):
             image, texts = item
             fields = {"captions": texts if isinstance(texts, list | tuple) else [texts]}
         else:
-            raise data_error(
-                f"{where} is of type {type(item).__name__}; give pairs (image, caption), (image, [captions])"
-                " or dicts with image and caption"
-            )
+            raise data_error(f"{where} is of type {type(item).__name__}; {FORM}, or a dict")
         captions = read_captions(fields, where)
         if captions.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        record = captions.record(str(number), b"")
-        return record._replace(image=_opened(image, where))
+        return described(captions, str(number), b"")._replace(image=_opened(image, where))
 
     def keys(self) -> Iterable[str]:
         return map(str, range(len(self)))
@@ -194,9 +190,7 @@ class Registered(FileSource):
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> Any:  # noqa: ARG003
         key = path
         if key not in REGISTERED:
-            raise data_error(
-                f"python:{key} was given in Python, by another process: call the function with the same data"
-            )
+            raise data_error(f"python:{key} was given in Python, by another process: give it again")
         return REGISTERED[key]
 
 
@@ -210,10 +204,7 @@ def source_of(data: Any, images: str | None = None) -> Source:
     if isinstance(data, str | bytes | Mapping) or not all(
         hasattr(data, x) for x in ("__len__", "__getitem__")
     ):
-        raise data_error(
-            f"data of type {type(data).__name__}; give a path, a list of (image, captions), or a data set"
-            " with a length and items by number"
-        )
+        raise data_error(f"data of type {type(data).__name__}; give a path, a list of pairs or a data set")
     if isinstance(data, list | tuple) and data and not isinstance(data[0], Mapping):
         return ImageTextPairs(data, images)
     return Pairs(data)
@@ -269,10 +260,7 @@ def _from_hub(name: str, options: Mapping[str, str]) -> Any:
         return load(name, options.get("config"), split=split or "train")
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         why = next(iter(str(error).strip().splitlines()), repr(error)).rstrip(".")
-        raise data_error(
-            f"hf:{name}: the Hugging Face hub gave no data set ({why}); give NAME:SPLIT, or a folder of"
-            " save_to_disk"
-        ) from None
+        raise data_error(f"hf:{name}: the hub gave no data set ({why}); give NAME:SPLIT") from None
 
 
 def _library(name: str) -> Callable[..., Any]:

@@ -47,6 +47,11 @@ class Record(NamedTuple):
     dense: str | None = None  # the description that a method reads with the image (data/descriptions.py)
 
     @property
+    def silent(self) -> bool:
+        """Whether there is no text of the whole image."""
+        return not self.captions and not self.long
+
+    @property
     def longs(self) -> tuple[str, ...]:
         """All long descriptions."""
         return ((self.long,) if self.long else ()) + self.others

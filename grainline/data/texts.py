@@ -22,10 +22,9 @@ from grainline.data.tokenizers.tokenizer import TextTokenizer
 class PhrasesConfig(Config):
     """Which phrases of its caption a training sample takes as texts of their own."""
 
-    max_phrases: int = Field(0, ge=0)  # phrases of an image; 0: none
+    max_phrases: int = Field(0, ge=0)  # phrases of an image, the first ones, nouns before all else; 0: none
     provider: str = "rules"  # or spacy:PIPELINE, or a file of `grainline data phrases`
     phrase_filter: Keep = "content"  # data/phrases/patterns.py
-    order: Literal["first", "random"] = "first"  # the first ones, nouns before all else, or random ones
     tokens: int = Field(30, ge=3)  # length of the longest phrase, begin and end token included
 
 
@@ -44,8 +43,8 @@ class TextsConfig(Config):
     phrases: PhrasesConfig = PhrasesConfig()  # phrases beside the caption
     chunks: int = Field(0, ge=0)  # random sub-captions of a long caption; 0: as the method reads it
     sampled_captions: int = Field(0, ge=0)  # captions of a few random sentences of all texts
-    # their sentences: a few, as often as not in a row (FLAIR); any number in random order; all in order
-    sampling: Literal["few", "any", "all"] = "few"
+    # their sentences: a few, as often as not in a row (FLAIR); any number in random order
+    sampling: Literal["few", "any"] = "few"
     pad_front: bool = False  # sampled captions stand behind padding of random length: later positions learn
     word_crop: float = Field(0.0, ge=0, le=1)  # share of the captions cropped to a run of words
     word_dropout: float = Field(0.0, ge=0, le=1)  # share of the words that are masked, replaced or deleted
@@ -58,36 +57,22 @@ class TextsConfig(Config):
                 f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
             )
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
-            raise ValueError(
-                "per_image 0 means sampled captions alone: it needs sampled_captions above 0, and goes with "
-                "no foils, sentences or phrases"
-            )
+            raise ValueError("per_image 0 needs sampled_captions above 0, and no foils, sentences or phrases")
         if self.foils and self.per_image == 1 and self.captions != "whole":
-            raise ValueError(
-                f"with foils one text is the caption that they change: captions {self.captions!r} needs "
-                "per_image above 1"
-            )
+            raise ValueError(f"with foils captions {self.captions!r} needs per_image above 1")
         if self.captions == "sampled" and (not self.sentences or self.foils):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.splits_captions and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
         how = self.pad_front or self.sampling != "few" or (self.drop_first and not self.subset)
         if how and not self.sampled_captions:
-            raise ValueError(
-                "drop_first, sampling and pad_front change sampled captions (drop_first subsets too): set "
-                "sampled_captions above 0"
-            )
+            raise ValueError("drop_first, sampling and pad_front need sampled_captions above 0")
         changes = [name for name in ("word_crop", "word_dropout") if getattr(self, name)]
         if changes and (self.foils or self.splits_captions or self.chunks):
-            raise ValueError(
-                f"{changes[0]} is for plain captions: it goes with no foils, sentences, phrases or chunks"
-            )
+            raise ValueError(f"{changes[0]} goes with no foils, sentences, phrases or chunks")
         others = (self.captions, self.per_image, self.subset, self.foils, self.splits_captions)
         if self.chunks and others != ("whole", 1, 0, 0, False):
-            raise ValueError(
-                "with chunks an image has one long caption, and sampled captions beside it: captions "
-                "'whole', per_image 1, and neither subset, foils, sentences nor phrases"
-            )
+            raise ValueError("chunks goes with captions 'whole', per_image 1, no subset, foils, sentences")
         return self
 
     @property
@@ -185,8 +170,6 @@ def grains(
                 if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
             ]
         texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
-        if cfg.order == "random" and len(texts) > cfg.max_phrases:
-            texts = rng.sample(texts, cfg.max_phrases)
     return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 
@@ -200,7 +183,6 @@ def grains(
 class Chunking(Config):
     """How a text is split into chunks outside training."""
 
-    by: Literal["sentences", "characters"] = "sentences"  # what is balanced over the chunks
     splitter: Mode = "rules"
 
 
@@ -241,31 +223,6 @@ def random_chunks(pieces: Sequence[str], number: int, largest: int, rng: Random,
     return _grouped(pieces, random_sizes(len(pieces), number, largest, rng), splitter)
 
 
-def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
-    """Sizes of `number` chunks, none empty, that minimise the sum of the squares of their summed lengths.
-
-    Of several minima the one with the largest first chunk, then the largest second one, and so on.
-
-    >>> even_sizes([9, 1, 1, 1, 1, 1], 2), even_sizes([1] * 11, 4)
-    ([1, 5], [3, 3, 3, 2])
-    """
-    count = len(lengths)
-    before = [0, *accumulate(lengths)]
-    cost = [(before[count] - start) ** 2 for start in before]  # of one chunk from a place to the end
-    steps = []
-    for behind in range(1, number):
-        best: dict[int, tuple[int, int]] = {}
-        for i in range(count - behind):
-            places = range(i + 1, count - behind + 1)  # where the first chunk may end
-            best[i] = min(((before[j] - before[i]) ** 2 + cost[j], -j) for j in places)
-        cost = [best[i][0] if i in best else 0 for i in range(count + 1)]
-        steps.append({i: -end for i, (_, end) in best.items()})
-    ends = [0]
-    for step in reversed(steps):
-        ends.append(step[ends[-1]])
-    return [b - a for a, b in zip(ends, [*ends[1:], count], strict=True)]
-
-
 def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
     """A text as `number` sub-captions of whole sentences, always the same ones; the larger ones come first.
 
@@ -277,12 +234,8 @@ def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
     pieces = split_sentences(text, chunking.splitter) or [""]
     if len(pieces) < number:
         return [pieces[k % len(pieces)] for k in range(number)]
-    if chunking.by == "characters":
-        sizes = even_sizes([len(piece) for piece in pieces], number)
-    else:
-        size, larger = divmod(len(pieces), number)
-        sizes = [size + (k < larger) for k in range(number)]
-    return _grouped(pieces, sizes, chunking.splitter)
+    size, larger = divmod(len(pieces), number)
+    return _grouped(pieces, [size + (k < larger) for k in range(number)], chunking.splitter)
 
 
 def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> list[str]:
@@ -298,8 +251,6 @@ def sampled_caption(captions: Sequence[Sequence[str]], cfg: TextsConfig, rng: Ra
     any  1 to all in random order, as DeBias-CLIP (arXiv 2602.22419) samples them
     """
     pieces = [piece for caption in captions for piece in caption]
-    if cfg.sampling == "all":
-        return joined(pieces, cfg.splitter)
     if cfg.sampling == "any":
         return joined(rng.sample(pieces, rng.randint(1, len(pieces))), cfg.splitter)
     number = min(rng.randint(1, cfg.max_sentences_per_chunk), len(pieces))

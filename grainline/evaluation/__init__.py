@@ -7,7 +7,7 @@ examples        Single outcomes for pages: images, and heat and attention of tex
 intervals       Bootstrap intervals over images, and Wilson's interval for plain accuracies.
 ranks           Ranks from scores, recalls from ranks, and the folds of published protocols.
 result          The result of a suite and its JSON file; the validation result of a run.
-score           All images against all texts in tiles, never the whole score matrix; ranks among a shortlist.
+score           All images against all texts in tiles, never the whole score matrix.
 show            `grainline show`: segments, attention of texts, selected patches.
 show_panels     Its figure of an image: segments, attention, heat of sentences.
 show_selection  Its figure of SEPS and LAPS: which patches stay for a text.

@@ -102,8 +102,13 @@ def compare(
     """
     where = where if isinstance(before, Result) else str(before)
     after, before = (one if isinstance(one, Result) else read(one) for one in (after, before))
-    refuse_other(after, before, where, "be compared")
+    refuse_unlike(after, before, "be compared", where)
+    _refuse_empty(before, where)
     suite, settings = suite_of(after), settings_of(after)
+    if _questions(after.queries, suite.model_fields) != _questions(before.queries, suite.model_fields):
+        raise UserError(
+            f"{where} asks other images, texts or classes than this result; use the same data and options"
+        )
     metrics, earlier = (
         {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
         for result in (after, before)
@@ -115,20 +120,6 @@ def compare(
         ends = from_replicates(value, one.samples - earlier[name].samples, settings.level)
         out.append(Difference(name, earlier[name].value, one.value, *ends, one.unit))
     return out
-
-
-def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
-    """Raise UserError unless both have the same queries, so that they can {what}.
-
-    where  the name of `other` in an error
-    """
-    refuse_unlike(one, other, what, where)
-    _refuse_empty(other, where)
-    fields = suite_of(one).model_fields
-    if _questions(one.queries, fields) != _questions(other.queries, fields):
-        raise UserError(
-            f"{where} asks other images, texts or classes than this result; use the same data and options"
-        )
 
 
 def read_earlier(path: str, suite: str) -> Result:

@@ -107,7 +107,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
         raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
-    _refuse_options(suite, scoring, html)
+    _refuse_options(suite, scoring)
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
     if earlier is not None:
         refuse_options(suite, earlier, str(compare_to))
@@ -192,20 +192,15 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, arguments: Mapp
     for name, value in arguments.items():
         if value is not None:
             raise UserError(f"{name} does not go with vectors of another program; leave it out")
-    if getattr(suite.options, "shortlist", None) is not None:
-        raise UserError("shortlist is for models that score pair by pair, not for vectors; leave it out")
 
 
-def _refuse_options(suite: Suite[Any], scoring: str | None, html: str | Path | None) -> None:
+def _refuse_options(suite: Suite[Any], scoring: str | None) -> None:
     """Raise UserError for options of the command that do not go with the suite."""
     if scoring is not None and suite.replaces_scores:
         raise UserError(
             f"--scoring goes with suites that use the scores of the method; {suite.name}"
             f" {suite.replaces_scores}"
         )
-    for name in suite.page_options:
-        if getattr(suite.options, name) and not html:
-            raise UserError(f"{name} says what the page shows; give --html FILE with it")
 
 
 def as_text(result: Result) -> str:

@@ -6,11 +6,9 @@ images are resampled, with all their queries (cluster bootstrap), wherever `grou
 
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-Statistic = Literal["mean", "median"] | Callable[[np.ndarray], float]
 
 CHUNK = 2**22  # entries of a block of draws: 32 MiB of counts
 
@@ -32,7 +30,7 @@ def from_replicates(value: float, samples: np.ndarray, level: float = 0.95) -> I
 def replicates(
     values: np.ndarray,
     groups: np.ndarray | None = None,
-    statistic: Statistic = "mean",
+    statistic: Callable[[np.ndarray], float] | None = None,
     *,
     resamples: int = 1000,
     seed: int | tuple[int, ...] = 0,
@@ -41,7 +39,7 @@ def replicates(
 
     values     [Q] one number per query, or [Q, F] for F means at once
     groups     [Q] id of the image of each query: whole groups are resampled. None: each query alone
-    statistic  "mean", "median", or a function from [K] values to a number (slower: called per resample)
+    statistic  a function from [K] values to a number, called for every resample; None: the mean
 
     Returns [R], or [R, F]. Equal seeds and equal numbers of groups mean equal draws, in the order of the
     group ids: sums of replicates from two sets of queries over the same images are a joint bootstrap.
@@ -52,45 +50,14 @@ def replicates(
     assert ids.shape == values.shape[:1], (ids.shape, values.shape)
     unique, code = np.unique(ids, return_inverse=True)
     draws = _draws(len(unique), resamples, seed)
-    if callable(statistic):
+    if statistic is not None:
         times = (row[code].astype(np.int64) for block in draws for row in block)
         return np.array([float(statistic(np.repeat(values, number, axis=0))) for number in times])
-    if statistic == "median":
-        return np.concatenate([_medians(values, code, block) for block in draws])
     size = np.bincount(code).astype(np.float64)  # [G]
     total = np.zeros((len(unique), *values.shape[1:]))
     np.add.at(total, code, values)
     ones = [1] * (values.ndim - 1)
     return np.concatenate([(block @ total) / (block @ size).reshape(-1, *ones) for block in draws])
-
-
-def replicates_of_classes(
-    values: np.ndarray, classes: np.ndarray, *, resamples: int = 1000, seed: int = 0
-) -> np.ndarray:
-    """The mean over classes of the mean inside each, of every resample: [R]
-
-    values   [Q] one number per query
-    classes  [Q] id of the class of each query
-
-    Queries are resampled from all, as they are elsewhere, and a class without a query in a resample does not
-    count there. Resampling inside each class would say that a class of one query is certain, and with one
-    query a class give an interval of width zero. For large classes both come to the same; for small ones this
-    interval is the wider one, since classes differ from each other as well.
-
-    Equal seeds and classes mean equal draws.
-    """
-    values = np.asarray(values, np.float64)
-    assert len(values) > 0, "no values to resample"
-    order = np.argsort(classes, kind="stable")
-    _, first = np.unique(np.asarray(classes)[order], return_index=True)  # of each class in that order
-    parts = []
-    for block in _draws(len(values), resamples, seed):
-        times = block[:, order]
-        number = np.add.reduceat(times, first, axis=1)  # [c, C] queries of each class
-        total = np.add.reduceat(times * values[order], first, axis=1)
-        there = number > 0
-        parts.append((total / np.where(there, number, 1.0)).sum(1) / there.sum(1))
-    return np.concatenate(parts)
 
 
 def wilson(right: int, number: int, level: float = 0.95) -> Interval:
@@ -119,18 +86,3 @@ def _draws(groups: int, resamples: int, seed: int | tuple[int, ...]) -> Iterator
         c = min(block, resamples - start)
         index = generator.integers(0, groups, size=(c, groups)) + groups * np.arange(c)[:, None]
         yield np.bincount(index.ravel(), minlength=c * groups).reshape(c, groups).astype(np.float64)
-
-
-def _medians(values: np.ndarray, code: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """Medians of resamples without sorting each: counts summed up along the values sorted once. [c]"""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    out = np.empty(len(block))
-    step = max(1, CHUNK // len(values))
-    for start in range(0, len(block), step):
-        below = np.cumsum(block[start : start + step][:, code[order]], axis=1)  # [c, Q]
-        number = below[:, -1:]
-        lower = (below <= (number - 1) // 2).sum(1)
-        upper = (below <= number // 2).sum(1)
-        out[start : start + step] = (ordered[lower] + ordered[upper]) / 2
-    return out

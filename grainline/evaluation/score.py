@@ -1,6 +1,4 @@
-"""All images against all texts in tiles: ranks and best matches, never the whole score matrix.
-
-Where scoring every pair takes long, ranks among a shortlist of candidates by vector (`shortlist_ranks`).
+"""All images against all texts in tiles: ranks without the whole score matrix, and scores of some pairs.
 
 Ranks are counted, not sorted. A first pass finds the score of the best positive of every row and column
 (only tiles that hold a positive are computed), a second pass counts the negatives that reach it. Both
@@ -12,16 +10,16 @@ the tile they fall into, so that neither the memory limit nor the order of rows 
 vectors do tie.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from grainline.distributed import max_over_workers, part_of, sum_over_workers, workers
 from grainline.errors import UserError
-from grainline.evaluation.ranks import Ranks, ranks, refuse_nan
+from grainline.evaluation.ranks import Ranks, refuse_nan
 from grainline.methods.base import dot
 from grainline.types import Encoded, rows, same_image, to
 
@@ -54,25 +52,15 @@ class Cosine:
         return dot(images, texts)
 
 
-T = TypeVar("T")
+class Both(NamedTuple):
+    """Ranks in both directions."""
 
-
-class Both(NamedTuple, Generic[T]):
-    """Something in both directions: of every image, and of every text."""
-
-    i2t: T
-    t2i: T
-
-
-class Top(NamedTuple):
-    """The best candidates of every query, best first; the order of exact ties is not defined."""
-
-    row: Tensor  # [Q, k] int64, rows of the other side
-    score: Tensor  # [Q, k] float32
+    i2t: Ranks  # of every image
+    t2i: Ranks  # of every text
 
 
 @torch.no_grad()
-def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both[Ranks]:
+def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both:
     """Rank of the best positive of every image and every text, ties counted as wrong.
 
     Texts are those that describe an image, in their order.
@@ -92,7 +80,7 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     images, texts = prepared(method, images, texts)
     tile = _once(tile_of(method, images, texts), room)
     positive = _positive(images, texts, side)
-    tiles = part_of(list(_tiles(n, m, side)))
+    tiles = part_of(list(product(_cuts(n, side), _cuts(m, side))))
     # Scores of the best positives; -inf for a text that describes no image.
     row, column = (torch.full((number,), -torch.inf, device=images.image.device) for number in (n, m))
     for r, c in tiles:
@@ -120,26 +108,13 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
 
 
 @torch.no_grad()
-def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = MEMORY) -> Both[Top]:
-    """The k best texts of every image and the k best images of every text (fewer where there are fewer).
-
-    images  N rows, texts  M rows; `memory` as in retrieval_ranks.
-    """
-    assert k >= 1, k
+def all_scores(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Tensor:
+    """The scores of all pairs, [N, M] float32: for few queries. `memory` as in `retrieval_ranks`."""
     side = tile_side(method, images, texts, memory)
     images, texts = prepared(method, images, texts)
-    return tops(tile_of(method, images, texts), side, (len(images.image), len(texts.image)), k)
-
-
-def tops(tile: Tile, side: int, shape: tuple[int, int], k: int) -> Both[Top]:
-    """The k best of every row and column of a matrix of shape [N, M], which comes in tiles."""
-    of_rows: dict[int, Top] = {}
-    of_columns: dict[int, Top] = {}
-    for r, c in _tiles(*shape, side):
-        score = tile(r, c)
-        of_rows[r.start] = _merged(of_rows.get(r.start), score, c.start, k)
-        of_columns[c.start] = _merged(of_columns.get(c.start), score.T, r.start, k)
-    return Both(*(Top(*map(torch.cat, zip(*x.values(), strict=True))) for x in (of_rows, of_columns)))
+    tile = tile_of(method, images, texts)
+    rows_of, columns = _cuts(len(images.vector), side), _cuts(len(texts.vector), side)
+    return torch.cat([torch.cat([tile(r, c) for c in columns], 1) for r in rows_of])
 
 
 def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> Tensor:
@@ -229,10 +204,8 @@ def _once(tile: Tile, room: int) -> Tile:
     return once
 
 
-def _tiles(n: int, m: int, side: int) -> Iterator[tuple[slice, slice]]:
-    for i in range(0, n, side):
-        for j in range(0, m, side):
-            yield slice(i, min(i + side, n)), slice(j, min(j + side, m))
+def _cuts(number: int, side: int) -> list[slice]:
+    return [slice(i, min(i + side, number)) for i in range(0, number, side)]
 
 
 def _positive(images: Encoded, texts: Encoded, side: int) -> Callable[[slice, slice], Tensor | None]:
@@ -257,134 +230,3 @@ def _add(into: Ranks, score: Tensor, best: Tensor, positive: Tensor | None, dim:
         equal &= ~positive
     into.rank.add_(reach.count_nonzero(dim))
     into.tied.logical_or_(equal.count_nonzero(dim) > 0)
-
-
-def _merged(so_far: Top | None, score: Tensor, offset: int, k: int) -> Top:
-    """The k best so far, those of a new tile included."""
-    new = score.topk(min(k, score.shape[1]), dim=1)
-    row, value = new.indices + offset, new.values
-    if so_far is not None:
-        row, value = torch.cat([so_far.row, row], 1), torch.cat([so_far.score, value], 1)
-    best = value.topk(min(k, value.shape[1]), dim=1)
-    return Top(row.gather(1, best.indices), best.values)
-
-
-# Two stages, for methods that score pair by pair (`pairwise`): candidates by vector, and their order by the
-# method's own score. Each direction takes the candidates of its own queries, and ranks them by their scores
-# with its own queries. Three rules:
-#   1. candidates are the images, or texts, whose vectors are closest to that of the query; where vectors tie,
-#      a false candidate goes before a true one, and then the earlier row;
-#   2. a true candidate that is not among them has the number of all candidates as its rank: its place by
-#      vector was never compared with the scores of the others;
-#   3. where the shortlist holds all candidates, the ranks are those of `retrieval_ranks`, to the last bit.
-
-LISTED = "listed"  # in the outcomes of queries: whether a true candidate stands in the shortlist
-EXACT = "exact"  # there too: ranks by the scores of all pairs
-KEY_MEMORY = 3  # times the memory that a key takes for each pair, of that of a product
-MAX_PLACES = 2**30  # images and texts together, at most
-
-
-class ListedRanks(NamedTuple):
-    """Ranks of one direction."""
-
-    ranks: Ranks  # [Q]
-    listed: Tensor  # [Q] bool, a true candidate stands in the shortlist
-
-
-def refuse_plain(method: Scorer, name: str) -> None:
-    """Raise UserError where vectors are all that is compared: they need no second stage."""
-    if not method.pairwise:
-        raise UserError(
-            f"shortlist is for methods that score pair by pair; {name} compares vectors, all of them: "
-            "leave it out, or choose another --scoring where the method has one"
-        )
-
-
-@torch.no_grad()
-def shortlist_ranks(
-    method: Scorer, images: Encoded, texts: Encoded, shortlist: int, memory: int = MEMORY
-) -> Both[ListedRanks]:
-    """Rank of the best positive of every image and every text among the candidates of its shortlist.
-
-    images  N rows, texts  M rows, as in `retrieval_ranks`; shortlist  candidates of a query
-
-    for each query:
-        near = the `shortlist` candidates whose vectors have the largest products with its own
-        if some of near are true:
-            best = the highest score of these
-            rank = 1 + number of false ones in near that score >= best
-        else:
-            rank = number of candidates, of images or of texts
-
-    Raises UserError as `retrieval_ranks` does, and for a method that does not score pair by pair.
-    """
-    refuse_plain(method, "this method")
-    check(images, texts)
-    images, _ = prepared(method, images, texts)
-    row = max(x.tokens.element_size() * x.tokens[0].numel() + 8 * x.vector.shape[1] for x in (images, texts))
-    block = max(1, min(tile_side(method, images, texts, memory) ** 2, memory // row))  # scored together
-    whole = [shortlist >= len(side.image) for side in (texts, images)]
-    dense = retrieval_ranks(method, images, texts, memory) if any(whole) else None
-    near = None if all(whole) else candidates(images, texts, shortlist, memory)
-    text = (texts.image >= 0).nonzero()[:, 0]
-
-    def score(way: int, query: int, near: Tensor) -> Tensor:
-        own = slice(query, query + 1)
-        if way == 0:
-            return method.score(rows(images, own), rows(texts, near))[0].float()
-        return method.score(rows(images, near), rows(texts, own))[:, 0].float()
-
-    image = torch.arange(len(images.image), device=text.device)
-    out = []
-    for way, (queries, side, others) in enumerate(((image, images, texts), (text, texts, images))):
-        if whole[way]:
-            assert dense is not None
-            out.append(ListedRanks(dense[way], torch.ones_like(dense[way].tied)))
-            continue
-        assert near is not None
-        out.append(_ranked(partial(score, way), near[way], queries, side, others, block))
-    return Both(*out)
-
-
-def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
-    """The texts closest to every image, and the images closest to every text, by vector: [N, k], [M, k]
-
-    Where products tie, false ones go before true ones, and then each in the order of their rows.
-    """
-    plain = Cosine()
-    side = tile_side(plain, images, texts, memory // KEY_MEMORY)
-    a, b = prepared(plain, images, texts)
-    tile = tile_of(plain, a, b)
-
-    def key(r: slice, c: slice) -> Tensor:
-        """Score, truth and place in one integer; in a row or column, r + c orders as the place does."""
-        bits = (tile(r, c) + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
-        order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # rises as the floats do
-        false = ~same_image(rows(a, r), rows(b, c))
-        place = [torch.arange(x.start, x.stop, device=bits.device) for x in (r, c)]
-        return (2 * order + false) * MAX_PLACES - (place[0][:, None] + place[1])
-
-    near = tops(key, side, (len(a.image), len(b.image)), number)
-    return near.i2t.row, near.t2i.row
-
-
-def _ranked(
-    score: Callable[[int, Tensor], Tensor],
-    near: Tensor,
-    queries: Tensor,
-    side: Encoded,
-    others: Encoded,
-    block: int,
-) -> ListedRanks:
-    """Ranks of some queries of a side among their candidates near [Q, k], rows of the others."""
-    total = len(others.image)
-    rank = torch.full_like(queries, total)
-    tied, listed = torch.zeros_like(queries).bool(), torch.zeros_like(queries).bool()
-    for place, query in enumerate(queries.tolist()):
-        row = near[query].to(others.image.device)
-        true = others.image[row] == side.image[query]
-        if bool(true.any()):
-            value = torch.cat([score(query, part) for part in row.split(block)])
-            one = ranks(value[None], true[None])
-            rank[place], tied[place], listed[place] = one.rank[0], one.tied[0], True
-    return ListedRanks(Ranks(rank, tied), listed)

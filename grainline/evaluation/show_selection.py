@@ -13,7 +13,7 @@ from grainline.model import Model, given
 from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import legend, patch_count, selected_patches, shares, two_selections
+from grainline.report.heatmap import patch_count, selected_patches, shares
 from grainline.report.png import PIXELS
 from grainline.types import each, rows
 
@@ -69,7 +69,7 @@ def selection_of(
 def stays(
     selection: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool
 ) -> list[Panel]:
-    """The image with the patches that stay, for each choice that there is, and for both together.
+    """The image with the patches that stay, for each choice that there is, and for either of both.
 
     selection  one row
     joint      whether a lone choice of the caption knows the description too
@@ -79,7 +79,9 @@ def stays(
     names = {what: f"kept for the {what}" for what in maps}
     if joint and DESCRIPTION not in maps:
         names[CAPTION] = "kept for caption and description, which choose by one score"
-    panels = [
+    if len(maps) == 2:
+        maps["both"], names["both"] = maps[CAPTION] | maps[DESCRIPTION], "kept for either of both"
+    return [
         Panel(
             names[what],
             selected_patches(square, one, PIXELS),
@@ -88,12 +90,6 @@ def stays(
         )
         for what, one in maps.items()
     ]
-    if len(maps) == 2:
-        first, second = maps.values()
-        image = two_selections(square, first, second, PIXELS)
-        lines = legend(first, second, (CAPTION, DESCRIPTION))
-        panels.append(Panel("kept for both together", image, patch_count(first | second), legend=lines))
-    return panels
 
 
 def matches(selection: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:

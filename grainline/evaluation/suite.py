@@ -131,7 +131,6 @@ class Suite(ABC, Generic[O]):
     headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
     texts_label: ClassVar[str] = "Texts"  # what the texts are called there
     card: ClassVar[tuple[str, str]] = ("Protocol", "What was compared, and how")  # title and caption
-    page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page
 
     def __init__(self, options: O | None = None) -> None:
         """Raises UserError for files in the options that cannot be used."""

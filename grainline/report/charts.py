@@ -180,7 +180,7 @@ def number(value: float, digits: int = 10) -> str:
     return f"{round(float(f'{value:.{digits}g}'), 10):,.10g}"
 
 
-# Scores by the number of sentences that are read, for single images and several models.
+# Scores by the number of sentences that are read, for single images.
 
 TIE = "="  # set over two neighbours of equal score
 SUBTEXT_RULES = (
@@ -190,51 +190,32 @@ SUBTEXT_RULES = (
 )
 
 
-class Line(NamedTuple):
-    """The scores that one model gives the subtexts of an image."""
+class SubtextScores(NamedTuple):
+    """An image, its subtexts, and their scores."""
 
-    model: str
+    image: Image.Image | MissingImage
+    name: str
+    subtexts: Sequence[str]  # [K]
     scores: Sequence[float]  # [K]
     cut: Sequence[bool]  # [K] the subtext is longer than the model reads
     rho: float
 
 
-class SubtextScores(NamedTuple):
-    """An image, its subtexts, and the scores of models."""
-
-    image: Image.Image | MissingImage
-    name: str
-    subtexts: Sequence[str]  # [K]
-    lines: Sequence[Line]
-
-
 def subtext_case(one: SubtextScores) -> Case:
     """Image and chart side by side, and below them a table of the words that each subtext adds."""
-    rows = [
-        (str(i + 1), text, *(_score(line, i) for line in one.lines))
-        for i, text in enumerate(added(one.subtexts))
-    ]
-    head = ("", "added", *(line.model for line in one.lines))
+    number, scores = list(range(1, len(one.subtexts) + 1)), one.scores
+    tied = [False, *(a == b for a, b in pairwise(scores))]
+    rows = []
+    for i, text in enumerate(added(one.subtexts)):
+        notes = ["cut"] * bool(one.cut[i]) + ["tie"] * tied[i]
+        score = Markup("{:.4f} <small>{}</small>").format(scores[i], ", ".join(notes))
+        rows.append((str(number[i]), text, score))
+    head = ("", "added", "score")
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
-    number = list(range(1, len(one.subtexts) + 1))
-    series = [
-        Series(f"{line.model}: rho {line.rho:.2f}", number, line.scores, line.cut, ties(line))
-        for line in one.lines
-    ]
+    signs = [(i + 0.5, scores[i], TIE) for i, tie in enumerate(tied) if tie]
+    series = [Series(f"rho {one.rho:.2f}", number, scores, [bool(x) for x in one.cut], signs)]
     chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
     return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
-
-
-def _score(line: Line, place: int) -> str:
-    tied = place > 0 and line.scores[place] == line.scores[place - 1]
-    notes = ["cut"] * line.cut[place] + ["tie"] * tied
-    score = f"{line.scores[place]:.4f}"
-    return Markup("{} <small>{}</small>").format(score, ", ".join(notes)) if notes else score
-
-
-def ties(line: Line) -> list[tuple[float, float, str]]:
-    """The places between neighbours of equal score, with the sign."""
-    return [(i + 0.5, a, TIE) for i, (a, b) in enumerate(pairwise(line.scores), 1) if a == b]
 
 
 def added(subtexts: Sequence[str]) -> list[str]:

@@ -217,9 +217,6 @@ def segmented(image: Image.Image, maps: Sequence[np.ndarray], side: int) -> Imag
 # surrounds the selected patches, and the legend has their counts.
 
 DIM = 0.3  # brightness of a dropped patch, in grey
-PERIOD, STRIPE = 10, 3  # pixels from stripe to stripe, and of a stripe; one more on each side is white
-SWATCH = (36, 20)  # pixels
-LIGHT = (225, 225, 225)  # under the swatches
 
 
 class LegendEntry(NamedTuple):
@@ -244,17 +241,6 @@ def selected_patches(image: Image.Image, mask: np.ndarray, side: int) -> Image.I
     return outlined(Image.fromarray(_dimmed(scaled_pixels(image, side), selected)), selected)
 
 
-def two_selections(image: Image.Image, first: np.ndarray, second: np.ndarray, side: int) -> Image.Image:
-    """The image with two selections: stripes over patches that only one has, dark where none has.
-
-    first, second  [G, G] bool; the stripes of the first rise, those of the second fall
-    """
-    pixels = scaled_pixels(image, side)
-    a, b = enlarged(first, side), enlarged(second, side)
-    pixels = _striped(_striped(pixels, a & ~b, rises=True), b & ~a, rises=False)
-    return outlined(Image.fromarray(_dimmed(pixels, a | b)), a | b)
-
-
 def shares(image: Image.Image, share: np.ndarray, limit: float, side: int) -> Image.Image:
     """The image with shares of patches in orange, and a frame around the greatest one.
 
@@ -267,25 +253,6 @@ def shares(image: Image.Image, share: np.ndarray, limit: float, side: int) -> Im
     where = enlarged(np.arange(share.size).reshape(share.shape), side) == row * share.shape[1] + column
     rows, columns = where.any(1).nonzero()[0], where.any(0).nonzero()[0]
     return framed(canvas, (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)))
-
-
-def legend(first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> list[LegendEntry]:
-    """Counts of patches in both selections, in one alone, and in none; the shares sum to 1.
-
-    first, second  [G, G] bool; names: of the selections
-    """
-    white = np.full((SWATCH[1], SWATCH[0], 3), LIGHT, np.uint8)
-    whole = np.ones(white.shape[:2], bool)
-    looks = (
-        (white, "clear", "both", first & second),
-        (_striped(white, whole, rises=True), "rising stripes", f"{names[0]} alone", first & ~second),
-        (_striped(white, whole, rises=False), "falling stripes", f"{names[1]} alone", second & ~first),
-        (_dimmed(white, ~whole), "dark", "neither", ~first & ~second),
-    )
-    return [
-        LegendEntry(Image.fromarray(x), alt, f"{name} {of.sum()}, {100 * of.mean():.0f}\N{NO-BREAK SPACE}%")
-        for x, alt, name, of in looks
-    ]
 
 
 def patch_count(mask: np.ndarray) -> str:
@@ -301,12 +268,3 @@ def _dimmed(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Dark and grey outside a mask. pixels [H, W, 3], mask [H, W]"""
     grey = DIM * (pixels @ np.array([0.299, 0.587, 0.114]))[..., None]
     return np.where(mask[..., None], pixels, np.rint(grey)).astype(np.uint8)
-
-
-def _striped(pixels: np.ndarray, where: np.ndarray, *, rises: bool) -> np.ndarray:
-    """Stripes of a colour between lines of white: orange ones that rise, or blue ones that fall."""
-    y, x = np.indices(where.shape)
-    at = np.asarray((x + y if rises else x - y) % PERIOD)
-    inside = (at >= 1) & (at <= STRIPE)
-    stripe = np.where(inside[..., None], FOR if rises else AGAINST, 255)
-    return np.where((where & (at <= STRIPE + 1))[..., None], stripe, pixels).astype(np.uint8)

@@ -24,9 +24,10 @@ from grainline.errors import UserError, amount, escape_controls
 from grainline.index.calibration import MIN_IMAGES
 from grainline.web.decoders import Decoders, square_of, thumbnail
 from grainline.web.engine import Batcher, Engine, ImageQuery
-from grainline.web.guard import Guard, client_of, error_response
-from grainline.web.limits import CHARACTERS, HITS, Limits
+from grainline.web.guard import IMAGE, Guard, Limits, client_of, error_response
 from grainline.web.schema import (
+    CHARACTERS,
+    HITS,
     Error,
     Health,
     HeatOut,
@@ -43,12 +44,16 @@ from grainline.web.schema import (
 )
 
 DISCONNECTED = 499  # nobody reads it
+PIXELS = 40_000_000  # of an image that is sent
+SIDE = 2048  # pixels of the longer side of an image that is shown
+PATIENCE = 30.0  # seconds for the answer to a whole request
+GRACE = 3.0  # seconds for requests under way once the server has to end
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
 STATIC = Path(__file__).with_name("static")
 SEARCHES = "grainline.web.searches"
-log = logging.getLogger("uvicorn.error")
+log = logging.getLogger(__name__)
 
 
 async def respond(_: Request, error: Exception) -> Response:
@@ -77,7 +82,7 @@ class Server:
     def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
         self.engine, self.limits = engine, limits
         self.batcher = Batcher(engine.answer, engine.refresh, limits=limits)
-        self.decoders, self.splitter = Decoders(limits), CapacityLimiter(1)
+        self.decoders, self.splitter = Decoders(limits.share), CapacityLimiter(1)
         errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
         app = FastAPI(
             title="grainline",
@@ -98,7 +103,7 @@ class Server:
     async def _life(self, _: FastAPI) -> AsyncIterator[None]:
         self.batcher.start()
         yield
-        await to_thread.run_sync(self.batcher.close, self.limits.grace)
+        await to_thread.run_sync(self.batcher.close, GRACE)
 
     def _add_queries(self, app: FastAPI) -> None:
         """Routes that need the model."""
@@ -122,7 +127,7 @@ class Server:
             if (image is None) == (name is None):
                 raise HTTPException(422, "give an image, or the name of one in the index")
             now, sent = self.engine.now, b"" if image is None else await image.read()
-            pixels = self.limits.pixels if name is None else MAX_PIXELS
+            pixels = PIXELS if name is None else MAX_PIXELS
 
             def read() -> bytes:
                 return sent if name is None else now.read(name)[1]
@@ -149,7 +154,7 @@ class Server:
         async def image(
             request: Request,
             name: Name,
-            side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side,
+            side: Annotated[int, Query(ge=16, le=SIDE)] = SIDE,
         ) -> Response:
             """An image of the index as a JPEG whose longer side has at most `side` pixels."""
 
@@ -173,9 +178,7 @@ class Server:
             snapshot = self.engine.now
             now = snapshot.image_index
             model_id, images = now.reader.manifest.model_id, len(now)
-            limits = LimitsOut(
-                characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
-            )
+            limits = LimitsOut(characters=CHARACTERS, hits=HITS, bytes=IMAGE, pixels=PIXELS)
             return IndexOut(
                 name=self.engine.folder.resolve().name,
                 images=images,
@@ -208,9 +211,9 @@ class Server:
     @asynccontextmanager
     async def _attended(self, request: Request) -> AsyncIterator[str]:
         """The client of a request. The block is cancelled when the client is gone, or has waited too long."""
-        why = 504, f"no answer within {self.limits.patience:g} s; try again"
+        why = 504, f"no answer within {PATIENCE:g} s; try again"
         try:
-            async with asyncio.timeout(self.limits.patience) as deadline:
+            async with asyncio.timeout(PATIENCE) as deadline:
                 gone = asyncio.create_task(_disconnected(request, deadline))
                 try:
                     yield client_of(request.scope, self.limits.behind_proxy)

@@ -18,18 +18,18 @@ from starlette.exceptions import HTTPException
 
 from grainline.data.decode import FORMATS, Square, decode, formats_of
 from grainline.data.record import CorruptSample, Record
-from grainline.web.limits import Limits
 
+DECODERS = 2  # images that are decoded at a time, one of an address at least
+SECONDS = 10.0  # for one image
 QUALITY = 88  # of JPEGs
 
 
 class Decoders:
     """Processes that decode images, in the order of requests; those of one address wait for each other."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.of_one = max(1, int(limits.decoders * limits.share))  # images of one address at a time
-        self.all, self.processes = asyncio.Semaphore(limits.decoders), CapacityLimiter(limits.decoders)
+    def __init__(self, share: float) -> None:
+        self.of_one = max(1, int(DECODERS * share))  # images of one address at a time
+        self.all, self.processes = asyncio.Semaphore(DECODERS), CapacityLimiter(DECODERS)
         self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
 
     async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
@@ -41,12 +41,11 @@ class Decoders:
         async with own, self.all:
             data = await to_thread.run_sync(read)
             try:
-                async with asyncio.timeout(self.limits.decoding):
+                async with asyncio.timeout(SECONDS):
                     run = to_process.run_sync
                     return await run(work, data, *args, cancellable=True, limiter=self.processes)
             except TimeoutError:
-                why = f"the image takes longer than {self.limits.decoding:g} s to decode"
-                raise HTTPException(413, why) from None
+                raise HTTPException(413, f"the image takes longer than {SECONDS:g} s to decode") from None
             except BrokenWorkerProcess:
                 raise HTTPException(415, "the image ended its decoder") from None
 

@@ -11,26 +11,39 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
+from grainline.data.other_texts import PHOTOGRAPHS, trained_on_scenes
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.index.image_files import read_indexed
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, open_index
-from grainline.index.store import MANIFEST, CorruptIndex
+from grainline.index.store import MANIFEST, NULL_SENTENCES, CorruptIndex
 from grainline.model import Model
-from grainline.web.limits import CHARACTERS, Limits
-from grainline.web.schema import HeatOut, HeatQuery, SearchOut, TextQuery, heat_out, search_out
-from grainline.web.start import examples, samples
+from grainline.web.guard import Limits
+from grainline.web.schema import (
+    CHARACTERS,
+    DIGITS,
+    HeatOut,
+    HeatQuery,
+    SearchOut,
+    TextQuery,
+    heat_out,
+    search_out,
+)
 
-NAME = 24  # hexadecimal digits of an image's name
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
-log = logging.getLogger("uvicorn.error")
+log = logging.getLogger(__name__)
 Job = tuple[Any, Future[Any], str]  # a request, its answer, and its client
+SAMPLES = 24  # images that the page opens with
+EXAMPLES = 3  # texts to try
+LONGEST = 110  # characters of one
 TICK = 1.0  # seconds after which an idle worker checks whether the index has changed
 
 
@@ -48,7 +61,7 @@ class Snapshot:
         self.image_index = index
         self.rows: dict[str, list[int]] = {}
         for i, sha256 in enumerate(index.reader.hashes):
-            self.rows.setdefault(sha256[:NAME], []).append(i)
+            self.rows.setdefault(sha256[:DIGITS], []).append(i)
         if len(index):  # every search needs these, and the first one would have to wait for them
             reader = index.reader
             _ = reader.null_sentence_scores, reader.null_image_scores, reader.calibration
@@ -64,6 +77,44 @@ class Snapshot:
             except CorruptSample:
                 continue
         raise HTTPException(*CHANGED) if rows else HTTPException(404, "no such image in this index")
+
+
+def samples(index: Index) -> list[int]:
+    """Some rows of the index, evenly spread, without copies."""
+    rows = np.linspace(0, len(index) - 1, min(SAMPLES, len(index))).astype(int).tolist()
+    return list({index.reader.hashes[row]: row for row in rows}.values())
+
+
+@torch.no_grad()
+def examples(index: Index) -> list[str]:
+    """Sentences with the best contrast in this index, each with another best image: [] for an empty one.
+
+    Contrast is the best score minus the mean over the background images, in units of their std. Candidates
+    are the calibration sentences, first those whose own image is in the index; where no texts were given,
+    and the model was not trained on drawn scenes alone, built-in sentences of photographs.
+    """
+    if len(index) < 2:
+        return []
+    reader, texts = index.reader, index.reader.calibration_texts
+    sentences, score = list(texts.sentences), reader.take(NULL_SENTENCES, reader.background)
+    known = np.isin(texts.image_hashes, reader.hashes)
+    if reader.built_in_texts and not trained_on_scenes(index.model.run):
+        sentences, known = list(PHOTOGRAPHS), np.zeros(len(PHOTOGRAPHS), bool)
+        score = index.score(reader.background, index.model.encode(texts=sentences))
+    out: dict[int, str] = {}  # by best image
+    best = score.argmax(0).tolist()
+    for i in np.lexsort((-_contrast(score), ~known)).tolist():
+        if len(sentences[i]) <= LONGEST and sentences[i] not in out.values():
+            out.setdefault(best[i], sentences[i])
+        if len(out) == EXAMPLES:
+            break
+    return list(out.values())
+
+
+def _contrast(score: np.ndarray) -> np.ndarray:
+    """[Q] from scores [B, Q]"""
+    score = score.astype(np.float64)
+    return np.asarray((score.max(0) - score.mean(0)) / np.maximum(score.std(0), 1e-9))
 
 
 class Engine:
@@ -123,8 +174,7 @@ class Engine:
         images = [query.image for query in queries if isinstance(query, ImageQuery)]
         results = index.search(texts, k) if texts else index.search_images(images, k)
         rows, numbers = index.reader.rows, index.reader.numbers
-        names = [[rows[numbers[hit.path]].sha256[:NAME] for hit in result.hits] for result in results]
-        return [search_out(*one) for one in zip(results, names, strict=True)]
+        return [search_out(one, [rows[numbers[hit.path]] for hit in one.hits]) for one in results]
 
     def _heat(self, queries: Sequence[HeatQuery]) -> list[HeatOut]:
         index = self.now.image_index

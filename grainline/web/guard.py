@@ -6,7 +6,7 @@ Every page in the browser can reach a server on this machine. Three checks keep 
   2. requests from other sites, by Sec-Fetch-Site and Origin, are refused;
   3. a body must be of the content type of its route.
 
-One address gets at most a share of connections, requests and bytes. An IPv6 address counts as its network of
+One address gets at most a share of requests and bytes. An IPv6 address counts as its network of
 64 bits, since one machine can use all addresses of it. A proxy that the user lists passes on many clients:
 for its requests the address in X-Forwarded-For counts, from the right the first that is no listed proxy.
 """
@@ -15,19 +15,25 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
+from pydantic import Field, PlainValidator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grainline.web.limits import Limits, Network
+from grainline.config import Config
 
 UPLOAD = "/api/search/image"
 HEALTH = "/api/health"
+REQUESTS = 256  # at a time, of any kind
+BODY = 256 * 2**10  # bytes of a request without an image
+IMAGE = 16 * 2**20  # bytes of a request with one
+BUFFERED = 256 * 2**20  # bytes of all bodies together
+SENDING = 20.0  # seconds for sending the body of a request
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -38,7 +44,26 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-ENDING = 503, "the server is ending; try again in a moment"
+
+
+def _network(value: Any) -> IPv4Network | IPv6Network:
+    """An address or a network of them. Raises ValueError in plain words."""
+    try:
+        return ip_network(value)
+    except ValueError:
+        raise ValueError("an address or a network is needed, such as 10.0.0.1 or 10.0.0.0/8") from None
+
+
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_network)]
+
+
+class Limits(Config):
+    """Limits that a user may set."""
+
+    batch: int = Field(16, gt=0)  # requests that the model answers together
+    queue: int = Field(64, gt=0)  # requests that may wait for it
+    share: float = Field(0.25, gt=0, le=1)  # of requests, bytes, queue, decoders: for one address
+    behind_proxy: tuple[Network, ...] = ()  # proxies whose X-Forwarded-For counts
 
 
 class Pool:
@@ -50,14 +75,13 @@ class Pool:
         self.used, self.used_by = 0, Counter[str]()
 
     def take(self, client: str, units: int = 1) -> bool:
-        """Whether there is room; only then the units count as used. client "" has no share of its own.
+        """Whether there is room; only then the units count as used.
 
         >>> pool = Pool(4, 0.5)
         >>> [pool.take(client) for client in "aaabbc"]
         [True, True, False, True, True, False]
         """
-        over_share = bool(client) and self.used_by[client] + units > self.most_of_one
-        if over_share or self.used + units > self.most:
+        if self.used_by[client] + units > self.most_of_one or self.used + units > self.most:
             return False
         self.used += units
         self.used_by[client] += units
@@ -167,10 +191,7 @@ class Guard:
     def __init__(self, app: ASGIApp, limits: Limits, host: str) -> None:
         """host  where the server listens"""
         self.app, self.limits, self.host = app, limits, host
-        self.requests = Pool(limits.requests, limits.share)
-        self.bytes = Pool(limits.buffered, limits.share)
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.ending = False
+        self.requests, self.bytes = Pool(REQUESTS, limits.share), Pool(BUFFERED, limits.share)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -180,9 +201,6 @@ class Guard:
         send = _with_headers(send, scope["path"], sent)
         client = client_of(scope, self.limits.behind_proxy)
         counted = scope["path"] != HEALTH and self.requests.take(client)
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
         sizes: list[int] = []
         try:
             self._admit(scope, counted)
@@ -190,37 +208,22 @@ class Guard:
             await self.app(scope, _replayed(body, receive), send)
         except HTTPException as error:
             await error_response(error.status_code, error.detail)(scope, receive, send)
-        except asyncio.CancelledError:
-            if not self.ending:
+        except asyncio.CancelledError:  # the time of the server at its end is over
+            if sent:
                 raise
-            task.uncancel()
-            if not sent:
-                await error_response(*ENDING)(scope, receive, send)
+            await error_response(503, "the server is ending; try again in a moment")(scope, receive, send)
         except Exception:
             # Starlette raises an error again after its answer. Passed on, uvicorn would close the connection
             # under the client's next request.
             if not sent:
                 raise
         finally:
-            self.tasks.discard(task)
             if counted:
                 self.requests.give(client)
             self.bytes.give(client, sum(sizes))
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
-        """Respond with an error, without reading the request."""
-        await error_response(status, why)(scope, receive, _with_headers(send, scope["path"], []))
-
-    def end(self) -> None:
-        """Respond to all running and later requests with 503."""
-        self.ending = True
-        for task in self.tasks:
-            task.cancel()
-
     def _admit(self, scope: Scope, counted: bool) -> None:
         """Raises HTTPException. counted: whether the request is among those that may run"""
-        if self.ending:
-            raise HTTPException(*ENDING)
         headers, path = Headers(scope=scope), scope["path"]
         name = host_of(headers.get("host", ""))
         if not is_own_name(name, self.host):
@@ -236,14 +239,14 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
         """The whole body. sizes: gets the number of bytes of every piece. Raises HTTPException."""
-        most = self.limits.upload if scope["path"] == UPLOAD else self.limits.body
+        most = IMAGE if scope["path"] == UPLOAD else BODY
         too_large = HTTPException(413, f"the request is too large; at most {most:,} bytes are allowed")
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise too_large
         pieces = []
         try:
-            async with asyncio.timeout(self.limits.sending):
+            async with asyncio.timeout(SENDING):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -258,7 +261,7 @@ class Guard:
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
-            raise HTTPException(408, f"the request was not sent within {self.limits.sending:g} s") from None
+            raise HTTPException(408, f"the request was not sent within {SENDING:g} s") from None
 
 
 def _same_site(headers: Headers) -> bool:

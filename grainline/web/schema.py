@@ -10,8 +10,10 @@ from grainline.index.search import Match, QueryHits, Verdict
 from grainline.index.store import Row
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
-from grainline.web.limits import CHARACTERS, HITS
 
+CHARACTERS = 20_000  # of a text: some 200 sentences
+HITS = 100  # images in an answer
+DIGITS = 24  # hexadecimal digits of an image's name
 LEVELS = 127  # of heat, each way
 
 
@@ -26,7 +28,7 @@ Number = Annotated[int, Field(ge=1, le=HITS, description="How many images.")]
 Name = Annotated[
     str,
     BeforeValidator(lambda x: x.removeprefix("/api/image/") if isinstance(x, str) else x),
-    Field(pattern="^[0-9a-f]{24}$", description="`name` or `image` of a hit."),
+    Field(pattern=f"^[0-9a-f]{{{DIGITS}}}$", description="`name` or `image` of a hit."),
 ]
 
 
@@ -73,12 +75,17 @@ class SentenceOut(BaseModel):
     verdict: Verdict = Field(description="Whether the image shows it.")
 
 
-class HitOut(BaseModel):
-    """An image that matches the query."""
+class SampleOut(BaseModel):
+    """An image of the index."""
 
     name: str
     path: str = Field(description="File name below the folder of images, to be read, not to be followed.")
     image: str = Field(description="Where to get it; ?side= says how large.")
+
+
+class HitOut(SampleOut):
+    """An image that matches the query."""
+
     score: float
     p: float = Field(description="Share of queries without a match whose best score is as high.")
     match: Match = Field(description="sure, in part (it does not show some sentence), or none.")
@@ -112,14 +119,6 @@ class HeatOut(BaseModel):
     floor: float = Field(FLOOR, description="Values below it show nothing, and are not drawn.")
     full: float = Field(FULL, description="Values from here on have the full colour.")
     maps: list[HeatMap]
-
-
-class SampleOut(BaseModel):
-    """An image of the index."""
-
-    name: str
-    path: str
-    image: str = Field(description="Where to get it; ?side= says how large.")
 
 
 class LimitsOut(BaseModel):
@@ -166,20 +165,16 @@ class Error(BaseModel):
 
 def sample_out(row: Row) -> SampleOut:
     """An image of the index, by the start of its sha256."""
-    name = row.sha256[:24]
+    name = row.sha256[:DIGITS]
     return SampleOut(name=name, path=row.path.encode("utf-8", "replace").decode(), image=f"/api/image/{name}")
 
 
-def search_out(result: QueryHits, names: Sequence[str]) -> SearchOut:
-    """The response to a search. names: of the images of the hits"""
+def search_out(result: QueryHits, rows: Sequence[Row]) -> SearchOut:
+    """The response to a search. rows: of the hits"""
     hits = []
-    for hit, name in zip(result.hits, names, strict=True):
-        values = hit._asdict() | {
-            "name": name,
-            "path": hit.path.encode("utf-8", "replace").decode(),
-            "image": f"/api/image/{name}",
-            "sentences": [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences],
-        }
+    for hit, row in zip(result.hits, rows, strict=True):
+        parts = [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences]
+        values = hit._asdict() | sample_out(row).model_dump() | {"sentences": parts}
         hits.append(HitOut.model_validate(values))
     return SearchOut(match=result.match, hits=hits, notes=list(result.notes))
 

@@ -5,8 +5,6 @@ contests       Benchmarks of right and wrong pairs: FOIL-COCO, SugarCrepe, VALSE
 entities       Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official
                files.
 fgovd          FG-OVD: regions with one right and several wrong descriptions.
-hexagons       Boards of coloured tiles with the instructions that people wrote to draw them: the data set
-               Hexagons.
 long_captions  Benchmarks of retrieval with long captions, and HiMo-Docci.
 pickled        Pickles of plain data, read without running code.
 refcoco        RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks; box proposals of a detector.

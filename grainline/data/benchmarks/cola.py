@@ -59,7 +59,5 @@ def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
         if not name:
             raise data_error(f"{where}: {url} has no file name, by which its image would be found")
         if urls.setdefault(name, url) != url:
-            raise data_error(
-                f"{where}: {url} and {urls[name]} have one file name, by which both would be found"
-            )
+            raise data_error(f"{where}: {url} and {urls[name]} have one file name")
     return Item((name_of(texts[0]), name_of(texts[2])), (texts[1], texts[3]))

@@ -114,7 +114,8 @@ class Entities(FileSource):
                     entity_boxes.setdefault(str(number.text).strip(), []).append(pixels)
         except (ElementTree.ParseError, ValueError, OSError) as error:
             raise CorruptSample(CORRUPT_REGION, f"{file} ({error})") from error
-        return {number: _around(boxes) for number, boxes in entity_boxes.items()}
+        corners = {number: [*zip(*boxes, strict=True)] for number, boxes in entity_boxes.items()}
+        return {k: (min(c[0]), min(c[1]), max(c[2]), max(c[3])) for k, c in corners.items()}
 
     def texts_only(self) -> "Entities":
         """The same captions and phrases, with images of no bytes and without boxes."""
@@ -193,9 +194,3 @@ def _listed(home: str, splits: list[str]) -> list[str]:
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         raise data_error(f"split {','.join(splits)} of {home} names {some(twice)} more than once")
     return names
-
-
-def _around(boxes: list[Box]) -> Box:
-    """The smallest box around all of them."""
-    left, top, right, bottom = zip(*boxes, strict=True)
-    return min(left), min(top), max(right), max(bottom)

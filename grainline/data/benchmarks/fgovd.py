@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from grainline.data.formats.checked import Extent, Fields, Id, Text, around, checked, has_rows
-from grainline.data.formats.common import FileSource, divide
 from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
 from grainline.data.formats.plain import data_error
 from grainline.data.formats.table import Row, Table, first_fields
@@ -65,21 +64,7 @@ class FgOvd(ListedImages):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        return _is_annotations(content) or FgOvdLines.recognises(content)
-
-    def accepts(self, content: Any) -> bool:
-        return _is_annotations(content)
-
-    @classmethod
-    def open(cls, path: str, images: str | None = None, size: int | None = None) -> FileSource:  # noqa: ARG003
-        """Either form of the benchmark, by the suffix of the file."""
-        return FgOvdLines(path, images) if divide(path)[0].endswith(".jsonl") else cls(path, images)
-
-    @classmethod
-    def from_content(cls, path: str, images: str | None, content: Any) -> FileSource:
-        """Either form of the benchmark, by its content."""
-        lines = FgOvdLines.recognises(content)
-        return FgOvdLines(path, images, content) if lines else cls(path, images, content)
+        return all(has_rows(content, name, tuple(model.model_fields)) for name, model in MODELS.items())
 
     def parse(self, content: Any) -> list[Entry]:
         """The images with their regions, in the order of the file, then each row that is wrong."""
@@ -153,7 +138,3 @@ def _line(row: Row, kind: str) -> Row:
     foils = [{"text": text, "kind": kind} for text in one.neg_expression]
     region = {"phrase": one.pos_expression[0], "box": list(around(one.bbox)), "foils": foils}
     return row._replace(fields={"image": one.img_path, "caption": "", "regions": [region]})
-
-
-def _is_annotations(content: Any) -> bool:
-    return all(has_rows(content, name, tuple(model.model_fields)) for name, model in MODELS.items())

@@ -7,15 +7,13 @@ Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressio
 list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}. In the same folder,
 instances.json has images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox
 where boxes are needed. A record is an image with a region for each sentence; it has no caption. `split` may
-name several, by commas, and is `val` by default. `masks=coco` draws polygons with pycocotools, as published
-code does (extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
+name several, by commas, and is `val` by default. A pixel belongs to a polygon where its centre lies inside.
 """
 
 import hashlib
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ from grainline.data.formats.checked import (
     strings,
 )
 from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
-from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
+from grainline.data.formats.masks import polygons_mask, read_mask
 from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
@@ -88,7 +86,7 @@ class RefCoco(ListedImages):
     """The images of some splits that have expressions, in the order of the file. Raises UserError."""
 
     form = f"a file of expressions: a list of rows with {', '.join(_Ref.model_fields)}"
-    options = ("split", "images", "instances", "masks")
+    options = ("split", "images", "instances")
     sized = "masks"
 
     @staticmethod
@@ -112,11 +110,6 @@ class RefCoco(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         """Images with their expressions, then each row that is wrong."""
-        self._masks = self._query.get("masks", "")
-        if self._masks not in ("", "coco"):
-            raise data_error(f"masks={self._masks} is unknown; leave it out, or give masks=coco")
-        if self._masks:
-            require_pycocotools()
         self._instances = self._query.get("instances") or os.path.join(self.folder(), INSTANCES)
         refs = list(checked(_Ref, content, "refs"))
         wanted = self.choose_splits((ref.split for _, ref, _ in refs if ref), "val")
@@ -189,18 +182,15 @@ class RefCoco(ListedImages):
         """The boxes of all annotations of an image, in the order of the file. Raises UserError without."""
         boxes = tuple(box for box in self._boxes_in[index] if box is not None)
         if len(boxes) < len(self._boxes_in[index]) or not boxes:
-            raise data_error(
-                f"{self._instances}: an annotation of {self.entries[index].record.key} has no image_id or no"
-                f" bbox [left, top, width, height]"
-            )
+            key = self.entries[index].record.key
+            raise data_error(f"{self._instances}: an annotation of {key} has no image_id or no bbox")
         return boxes
 
     def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:
         outline = self._outlines[number].segmentation
         try:
             if isinstance(outline, list):
-                draw = coco_polygons_mask if self._masks else polygons_mask
-                mask = draw(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
+                mask = polygons_mask(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
             else:
                 mask = read_mask(outline)
         except ValueError as error:
@@ -211,8 +201,6 @@ class RefCoco(ListedImages):
         return mask
 
     def parts(self) -> Iterator[str | int]:
-        if self._masks:
-            yield self._masks
         for i, entry in enumerate(self.entries):
             texts = self._expressions[i] if i < len(self._expressions) else []
             yield from (entry.record.key, len(texts))
@@ -239,6 +227,13 @@ PROPOSALS = (
 )
 
 
+class _Proposal(Fields):
+    image_id: Id | None = None
+    file_name: Id | None = None
+    box: Extent | None = None
+    bbox: Extent | None = None
+
+
 class Proposals:
     """The boxes of each image, in the order of the file. Raises UserError for anything else.
 
@@ -253,9 +248,18 @@ class Proposals:
         self.path = path
         data = load_json(path)
         boxes: dict[str, list[Box]] = {}
-        for name, value in _rows(data, path):
-            boxes.setdefault(name, []).append(_box(value, name, path))
-        if not any(boxes.values()):
+        if isinstance(data, dict):
+            some = {name: value if isinstance(value, list) else [value] for name, value in data.items()}
+            pairs = ((name, one) for name, ones in some.items() for one in ones)
+            data = [(x if isinstance(x, dict) else {"box": x}) | {"image_id": name} for name, x in pairs]
+        for place, row, error in checked(_Proposal, data if isinstance(data, list) else (), "boxes"):
+            name = row and (row.file_name if row.image_id is None else row.image_id)
+            box = (row.box or row.bbox) if row else None
+            if name is None or box is None:
+                wrong = error or "no image_id and no file_name, or no box"
+                raise UserError(f"{path}: {place}: {wrong}; expected {PROPOSALS}")
+            boxes.setdefault(str(name), []).append(around(box))
+        if not boxes:
             raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
         self._boxes = boxes
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -279,35 +283,3 @@ def image_names(key: str) -> Iterator[str]:
     number = re.search(r"\d+$", path.stem)
     if number is not None:
         yield number[0].lstrip("0") or "0"
-
-
-def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Name of an image and one of its boxes."""
-    if isinstance(data, dict):
-        for name, boxes in data.items():
-            if not isinstance(boxes, list):
-                raise UserError(f"{path}: the boxes of {name} are no list; expected {PROPOSALS}")
-            yield from ((name, value) for value in boxes)
-        return
-    if not isinstance(data, list):
-        raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
-    for i, row in enumerate(data, 1):
-        name = _first(row, ("image_id", "file_name")) if isinstance(row, dict) else None
-        if name is None:
-            raise UserError(f"{path}, row {i}: no image_id and no file_name; expected {PROPOSALS}")
-        yield str(name), row
-
-
-def _box(value: Any, name: str, path: str) -> Box:
-    sides = _first(value, ("box", "bbox")) if isinstance(value, dict) else value
-    try:
-        extent = tuple(float(x) for x in sides)
-    except (TypeError, ValueError):
-        extent = ()
-    if len(extent) != 4 or not math.isfinite(sum(extent)) or min(extent[2:]) <= 0:
-        raise UserError(f"{path}: a box of {name} is {str(sides)[:80]}; expected {PROPOSALS}")
-    return around(extent)
-
-
-def _first(row: dict[str, Any], fields: Iterable[str]) -> Any:
-    return next((row[name] for name in fields if row.get(name) is not None), None)

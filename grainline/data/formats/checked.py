@@ -5,7 +5,7 @@ Checked numbers are finite and fit into 64 bits, checked texts can be encoded.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -57,39 +57,27 @@ def printable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _stripped(value: Any) -> Any:
-    return _visible(value) or None if isinstance(value, str) else value
+def _where(holds: Callable[[Any], bool], wrong: str) -> Callable[[Any], Any]:
+    """The check of a value that gives it back. Raises ValueError with these words."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(wrong)
+        return value
+
+    return check
 
 
-def _number_or_text(value: Any) -> Any:
-    if not isinstance(value, int | float | str):
-        raise ValueError("an id is a number or a text")
-    return value
-
-
-def _upright(box: Box) -> Box:
-    if not (box[0] < box[2] and box[1] < box[3]):
-        raise ValueError("a box is left, top, right, bottom")
-    return box
-
-
-def _with_area(extent: Box) -> Box:
-    if not (extent[2] > 0 and extent[3] > 0):
-        raise ValueError("a box is left, top, width, height")
-    return extent
-
-
-def _forward(span: tuple[str, int, int]) -> tuple[str, int, int]:
-    if not span[1] < span[2]:
-        raise ValueError("a span is a text, a start and a later end")
-    return span
-
+_number_or_text = _where(lambda x: isinstance(x, int | float | str), "an id is a number or a text")
+_upright = _where(lambda x: x[0] < x[2] and x[1] < x[3], "a box is left, top, right, bottom")
+_with_area = _where(lambda x: x[2] > 0 and x[3] > 0, "a box is left, top, width, height")
+_forward = _where(lambda x: x[1] < x[2], "a span is a text, a start and a later end")
 
 Id = Annotated[Annotated[int, Field(ge=-(2**62), le=2**62)] | str, BeforeValidator(_number_or_text)]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Side = Annotated[int, Field(ge=1, le=2**20)]  # of an image, in pixels
 Pixels = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
-Text = Annotated[str, BeforeValidator(_stripped)]  # stripped, and not empty
+Text = Annotated[str, BeforeValidator(lambda x: (_visible(x) or None) if isinstance(x, str) else x)]
 Words = Annotated[str, BeforeValidator(lambda value: printable(value) if isinstance(value, str) else value)]
 Upright = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_upright)]
 Extent = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_with_area)]

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
@@ -139,51 +139,19 @@ class Parts(FileSource):
         return number, index - self._starts[number]
 
 
-class Captions(NamedTuple):
-    """The texts and regions of one image."""
+def described(texts: Record, key: str, image: bytes) -> Record:
+    """The record of an image with these texts; a long text without captions becomes the caption."""
+    captions, long = texts.captions, texts.long
+    if long and not captions:
+        captions, long = (long,), long if texts.others else None
+    return texts._replace(key=key, image=image, captions=captions, long=long)
 
-    captions: tuple[str, ...] = ()
-    long: str | None = None
-    regions: tuple[Region, ...] = ()
-    foils: tuple[Foil, ...] = ()
-    subtexts: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
 
-    def record(self, key: str, image: bytes) -> Record:
-        """The record with these texts; a long text without captions becomes the caption."""
-        assert not self.empty, "no text"
-        captions, long = self.captions, self.long
-        if long and not captions:
-            captions, long = (long,), long if self.others else None
-        return Record(key, image, captions, long, self.regions, self.foils, self.subtexts, self.others)
-
-    def joined(self, other: "Captions") -> "Captions":
-        """Those of two rows of one image: of what an image has once, the first row's."""
-        return Captions(
-            self.captions + other.captions,
-            self.long or other.long,
-            self.regions + other.regions,
-            self.foils + other.foils,
-            self.subtexts or other.subtexts,
-            self.others or other.others,
-        )
-
-    @property
-    def texts(self) -> list[str | int]:
-        """The texts as parts of a fingerprint."""
-        parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
-        parts += [len(self.subtexts), *self.subtexts] if self.subtexts else []
-        return [*parts, "others", len(self.others), *self.others] if self.others else parts
-
-    @property
-    def silent(self) -> bool:
-        """Whether there is no text of the whole image."""
-        return not self.captions and not self.long
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no text at all, of no region either."""
-        return self.silent and not self.regions
+def text_parts(texts: Record) -> list[str | int]:
+    """The texts of an image as parts of a fingerprint."""
+    parts: list[str | int] = [len(texts.captions), *texts.captions, texts.long or ""]
+    parts += [len(texts.subtexts), *texts.subtexts] if texts.subtexts else []
+    return [*parts, "others", len(texts.others), *texts.others] if texts.others else parts
 
 
 class _RegionFoil(Fields):
@@ -226,12 +194,12 @@ def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...],
     return tuple(regions), tuple(Foil(foil.text, foil.true, foil.kind) for foil in read.foils)
 
 
-def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
-    """The texts in the fields named at the top of this file. They are stripped, and empty ones dropped.
+def read_captions(fields: Mapping[str, Any], where: str) -> Record:
+    """The texts in the fields named at the top of this file, without key and image; empty ones are dropped.
 
     Raises CorruptSample: a corrupt region, with the field, or a corrupt text, which is too long.
 
-    >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
+    >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[2:4]
     (('A dog.', 'It runs.'), 'A wet dog.')
     """
     fields = renamed(fields)
@@ -241,10 +209,12 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     longs = ([long] if long else []) + strings(fields.get("longs"))
     regions, foils = _regions(fields, where)
     first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
-    return _limited(Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:])), where)
+    return _limited(
+        Record("", b"", tuple(captions), first, regions, foils, subtexts, tuple(longs[1:])), where
+    )
 
 
-def _limited(texts: Captions, where: str) -> Captions:
+def _limited(texts: Record, where: str) -> Record:
     """The same texts. Raises CorruptSample for one that would take minutes to split."""
     phrases = (region.phrase for region in texts.regions)
     longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others, *phrases)))
@@ -253,7 +223,7 @@ def _limited(texts: Captions, where: str) -> Captions:
     return texts
 
 
-def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
+def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Record:
     """The texts of an image in files beside it: those of the JSON if it has any, else those of the .txt.
 
     read   the bytes of the file of a suffix, "json" or "txt"; None without one
@@ -261,7 +231,7 @@ def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool)
 
     Raises CorruptSample.
     """
-    texts, suffix = Captions(), "json"
+    texts, suffix = Record("", b"", ()), "json"
     try:
         data = read(suffix)
         fields = None if data is None else parse_json(text_of(data, "surrogatepass"))
@@ -297,16 +267,12 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     which  what else the error says of the folder
     """
     if not os.path.isdir(root):
-        raise data_error(
-            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}"
-        )
+        raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
-        raise data_error(
-            f"none of the {len(candidates)} images of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR{which}"
-        )
+        looked = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
+        raise data_error(f"none of the {len(candidates)} images of {source} is under {root} {looked}")
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -321,10 +287,8 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     options: dict[str, str] = {}
     for part in query.split("&"):
         name, _, value = part.partition("=")
-        if name not in allowed or not value:
-            raise data_error(
-                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value"
-            )
+        if name not in allowed or not value or name in options:
+            raise data_error(f"'{part}' in {path} is no option: allowed are {', '.join(allowed)}, each once")
         options[name] = unquote(value)
     return base, options
 

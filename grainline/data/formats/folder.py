@@ -16,13 +16,14 @@ from functools import cache
 
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
-    Captions,
     FileSource,
+    described,
     digest,
     expand,
     name_and_size,
     read_image,
     split_query,
+    text_parts,
     texts_beside,
 )
 from grainline.data.formats.plain import data_error, read_plain
@@ -43,18 +44,12 @@ class Folder(FileSource):
         if not self._names:
             kinds = sorted({suffix(name) or "without a suffix" for name in files})
             contents = f"{len(files)} files of the kinds {some(kinds, 8)}" if files else "nothing"
-            raise data_error(
-                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
-                f" but {contents}"
-            )
+            raise data_error(f"{path} holds no images, no tars and no parquet files, but {contents}")
         stems = {os.path.splitext(name)[0] for name in self._names}
         texts = [name for name in files if suffix(name) in ("json", "txt")]
         alone = [name for name in texts if os.path.splitext(name)[0] not in stems]
         if len(alone) == len(texts) and not allow_bare:
-            raise data_error(
-                f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
-                f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
-            )
+            raise data_error(f"{path} holds {len(self._names)} images without captions (NAME.txt, .json)")
         self.remarks += (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
 
     def _files(self, path: str) -> list[str]:
@@ -73,9 +68,9 @@ class Folder(FileSource):
         if texts.silent and not self.allow_bare:
             raise CorruptSample(MISSING_CAPTION, path)
         image = read_image([path], path)
-        return Record(name, image, ()) if texts.silent else texts.record(name, image)
+        return Record(name, image, ()) if texts.silent else described(texts, name, image)
 
-    def _texts(self, name: str) -> Captions:
+    def _texts(self, name: str) -> Record:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
         return texts_beside(stem, lambda kind: _beside(stem, kind), lines=True)
 
@@ -88,7 +83,7 @@ class Folder(FileSource):
         for name in self._names:
             parts += name_and_size(self.path, name)
             try:
-                parts += self._texts(name).texts
+                parts += text_parts(self._texts(name))
             except CorruptSample as error:
                 parts.append(error.cause)
         return digest(parts)
@@ -142,9 +137,7 @@ def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str
 
 
 def _refuse(error: OSError) -> None:
-    raise data_error(
-        f"{error.filename} cannot be read ({error.strerror}): correct name or permissions, or leave it out"
-    )
+    raise data_error(f"{error.filename} cannot be read ({error.strerror}): leave it out")
 
 
 def _beside(stem: str, kind: str) -> bytes | None:
@@ -184,10 +177,7 @@ class Classes(Folder):
         images = [name for name in self._files(path) if suffix(name) in IMAGE_SUFFIXES]
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
-            raise data_error(
-                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
-                f" class, and {len(images)} beside them"
-            )
+            raise data_error(f"{path} holds no images in subfolders, and {len(images)} beside them")
         loose = [name for name in images if not os.path.dirname(name)]
         self.remarks += (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
 

@@ -145,10 +145,7 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
         return path, ()
     numbers = ",".join(option.partition("=")[2] for option in skips).split(",")
     if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in numbers):
-        raise data_error(
-            f"{', '.join(skips)} in {path} must be numbers of captions, which count from 0, such as "
-            f"{OPTION}=0,1"
-        )
+        raise data_error(f"{', '.join(skips)} in {path} must be numbers of captions, such as {OPTION}=0,1")
     rest = "&".join(option for option in options if option not in skips)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))
 

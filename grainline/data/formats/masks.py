@@ -14,7 +14,6 @@ from pydantic import BeforeValidator
 
 from grainline.data.decode import MAX_PIXELS
 from grainline.data.formats.checked import Fields, Side, Whole
-from grainline.errors import UserError
 
 
 class _Runs(Fields):
@@ -104,34 +103,6 @@ def polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) 
             raise ValueError("a polygon is a list of three points or more: x, y, x, y, ...")
         out |= _inside(points.reshape(-1, 2), height, width)
     return out
-
-
-def coco_polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) -> np.ndarray:
-    """The same as COCO's own code draws it: [H, W] bool. Raises ValueError, TypeError.
-
-    Its outlines are rounded to a fifth of a pixel, so some pixels on the rim differ from `polygons_mask`.
-    Needs the extra `coco` (`require_pycocotools`).
-    """
-    from pycocotools import mask
-
-    polygons_mask(polygons, 0, 0)  # refuses what is no polygon
-    far = max((abs(x) for polygon in polygons for x in polygon), default=0.0)
-    if far > 4 * max(height, width):
-        raise ValueError("a polygon reaches far beyond the image")
-    if not polygons:
-        return np.zeros((height, width), bool)
-    codes = mask.frPyObjects([list(map(float, polygon)) for polygon in polygons], height, width)
-    return read_mask(mask.merge(codes))  # its own `decode` warns with numpy 2
-
-
-def require_pycocotools() -> None:
-    """Raise UserError where the package is missing."""
-    try:
-        import pycocotools.mask  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "masks=coco needs the package pycocotools, which is not installed: pip install 'grainline[coco]'"
-        ) from None
 
 
 def _inside(points: np.ndarray, height: int, width: int) -> np.ndarray:

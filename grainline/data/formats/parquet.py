@@ -10,19 +10,21 @@ reading write small groups (100 to 1000 rows) or use tars.
 
 import contextlib
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 from grainline.data.formats.common import (
     Parts,
+    described,
     digest,
     divide,
     read_captions,
     read_image,
     require_images,
     split_query,
+    text_parts,
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error, regular
@@ -37,6 +39,7 @@ class _Group(NamedTuple):
     number: int  # in its file
     first: int  # row of the file
     rows: int
+    changed: int  # when the file was, in nanoseconds
 
 
 class Parquet(Parts):
@@ -58,8 +61,8 @@ class Parquet(Parts):
             if missing:
                 raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
             starts = accumulate(sizes, initial=0)
-            groups = zip(range(len(sizes)), starts, sizes, strict=False)
-            self._groups += [_Group(file, *group) for group in groups]
+            groups, changed = zip(range(len(sizes)), starts, sizes, strict=False), os.stat(file).st_mtime_ns
+            self._groups += [_Group(file, *group, changed) for group in groups]
         self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
             raise data_error(f"{self.path} holds no rows")
@@ -71,7 +74,6 @@ class Parquet(Parts):
         names = [os.path.basename(file) for file in self._files]
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
-        self._forget()
         if _holds_paths(schema, self._columns["image"], self._files[0]):
             rows: list[dict[str, Any]] = []
             with contextlib.suppress(ValueError):  # each row of the first group is corrupt
@@ -87,13 +89,6 @@ class Parquet(Parts):
         base, query = divide(path)
         files = [f"{file}?{query}" if query else file for file in files_of(base, "parquet")]
         return cls(files, path, images)
-
-    def _forget(self) -> None:
-        self._process = os.getpid()
-        self._cache: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cache": OrderedDict()}
 
     def __getitem__(self, index: int) -> Record:
         group, row = self._part(index)
@@ -113,21 +108,14 @@ class Parquet(Parts):
             raise CorruptSample(MISSING_IMAGE, where)
         if not isinstance(image, bytes):
             image = read_image([os.path.join(self._root, str(image))], where)
-        return texts.record(key, image)
+        return described(texts, key, image)
 
     def _key(self, group: int, row: int) -> str:
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
 
     def _rows(self, group: int) -> list[dict[str, Any]]:
         """The needed columns of one row group; the latest groups are cached."""
-        if self._process != os.getpid():  # a forked worker must not share open files of pyarrow
-            self._forget()
-        if group not in self._cache:
-            self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])
-            while len(self._cache) > CACHED_GROUPS:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(group)
-        return self._cache[group]
+        return _read_cached(self._groups[group], (*self._columns.values(), *self._further))
 
     def keys(self) -> Iterable[str]:
         for number, group in enumerate(self._groups):
@@ -146,7 +134,7 @@ class Parquet(Parts):
                 continue
             for fields in rows:
                 with contextlib.suppress(CorruptSample):
-                    parts += read_captions(fields_of(fields, self._columns), self.path).texts
+                    parts += text_parts(read_captions(fields_of(fields, self._columns), self.path))
         return digest(parts)
 
 
@@ -166,6 +154,9 @@ def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
     if len(rows) != group.rows:
         raise ValueError(f"{len(rows)} rows in place of {group.rows}")
     return cast(list[dict[str, Any]], rows)
+
+
+_read_cached = lru_cache(maxsize=CACHED_GROUPS)(_read)
 
 
 def _opened(file: str, read: Callable[[Any], Any]) -> Any:
@@ -192,8 +183,5 @@ def _holds_paths(schema: Any, column: str, file: str) -> bool:
         return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
     if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
-        raise data_error(
-            f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
-            f" needed"
-        )
+        raise data_error(f"{file} has {kind} in its image column {column}, not bytes or paths")
     return False

@@ -99,7 +99,7 @@ def whole(digits: str) -> float:
 PIECE = 2**20  # characters read at a time
 MAX_ELEMENT = 16 * PIECE  # characters of one element: a longer one is an error, a bound on memory
 
-_SIGN = re.compile(r"\s*(\S)\s*")
+_MARK = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
 _decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
 
 
@@ -108,23 +108,26 @@ def elements(path: str) -> Iterator[Any]:
 
     Raises UserError where the file cannot be read, is no list, or breaks off.
     """
-    number = 0
+    text, at, number = "", 0, 0
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
-            text, at = file.read(PIECE), 0
             while True:
+                mark = _MARK.match(text, at)
+                if mark and mark[1].endswith("]") and (number > 0) == (mark[1] == "]"):
+                    return
                 try:
-                    element = _element(text, at, "," if number else "[")
-                except EOFError as error:
+                    if mark is None or mark[1] != ("," if number else "["):
+                        raise json.JSONDecodeError("no list of elements", text, at)
+                    value, end = _decode(text, mark.end())
+                    if _MARK.match(text, end) is None:  # half of a number ends so too: -3 of -3.5
+                        raise json.JSONDecodeError("the list breaks off", text, end)
+                except json.JSONDecodeError as error:
                     more = file.read(PIECE)
                     if not more or len(text) - at > MAX_ELEMENT:
                         raise ValueError(str(error)) from error
                     text, at = text[at:] + more, 0
                     continue
-                if element is None:
-                    return
-                value, at = element
-                number += 1
+                at, number = end, number + 1
                 yield value
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): convert it") from error
@@ -132,30 +135,3 @@ def elements(path: str) -> Iterator[Any]:
         raise data_error(f"{path} is no JSON list: element {number + 1} ({error})") from error
     except OSError as error:
         raise data_error(f"{path} cannot be read ({error.strerror})") from error
-
-
-def _element(text: str, at: int, mark: str) -> tuple[Any, int] | None:
-    """The element after a mark and where it ends, None where the list ends.
-
-    Raises EOFError where more of the text may mend it, ValueError where a wrong sign stands.
-    """
-    sign = _SIGN.match(text, at)
-    if sign is None:
-        raise EOFError("the file ends inside the list")
-    end = sign.end()
-    if mark == "," and sign[1] == "]":
-        return None
-    if sign[1] != mark:
-        raise ValueError(f"{sign[1]!r} stands where {mark!r} is due")
-    if mark == "[" and text[end : end + 1] == "]":
-        return None
-    try:
-        value, end = _decode(text, end)
-    except json.JSONDecodeError as error:
-        raise EOFError(str(error)) from error
-    after = _SIGN.match(text, end)
-    if after is None:
-        raise EOFError("the file ends inside the list")
-    if after[1] not in ",]":  # half of a number ends so too: -3 of -3.5
-        raise EOFError(f"{after[1]!r} stands behind it")
-    return value, end

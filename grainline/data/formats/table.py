@@ -20,7 +20,15 @@ from PIL import Image
 
 from grainline.data.formats.checked import brief_json, strings
 from grainline.data.formats.common import FIELDS as RECAPTIONED
-from grainline.data.formats.common import LONG_FIELDS, Captions, FileSource, digest, name_of, read_captions
+from grainline.data.formats.common import (
+    LONG_FIELDS,
+    FileSource,
+    described,
+    digest,
+    name_of,
+    read_captions,
+    text_parts,
+)
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
 from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
@@ -67,32 +75,25 @@ class Table(ListedImages):
         if not content:
             raise data_error(f"{self._file} has no rows below the names of its columns")
         columns = choose_columns({name for row in content for name in row.fields}, self._query, self._file)
-        images = _merge(content, columns)
-        if all(texts.empty for entry, texts in images if not entry.fault):
+        entries = _merge(content, columns)
+        if all(entry.fault for entry in entries):
             names = ", ".join(name for role, name in columns.items() if role != "image")
-            raise no_text(self._file, f"row (column {names})", (entry for entry, _ in images))
+            wrong = (entry for entry in entries if entry.fault and entry.fault[0] != MISSING_CAPTION)
+            raise no_text(self._file, f"row (column {names})", wrong)
         self.remarks = unnamed(name for row in content for name in row.fields)
         urls: dict[str, str] = {}  # by their file names
-        for url in (entry.record.key for entry, _ in images if entry.places and "://" in entry.record.key):
+        for url in (entry.record.key for entry in entries if entry.places and "://" in entry.record.key):
             first = urls.setdefault(name_of(url), url)
             if first != url:
-                raise data_error(
-                    f"{self._file}: {url} and {first} have one file name, by which both would be found: "
-                    "download such sets as WebDataset tars that take the columns of the table along"
-                )
-        entries = [_with_texts(entry, texts) for entry, texts in images]
-        # by place, where the record has others: a long text alone is its caption, and a wrong row has none
-        self._texts = {
-            place: texts
-            for place, (entry, (_, texts)) in enumerate(zip(entries, images, strict=True))
-            if entry.fault or entry.record.captions != texts.captions
-        }
+                raise data_error(f"{self._file}: {url} and {first} have one file name")
         return entries
 
+    def __getitem__(self, index: int) -> Record:
+        record = super().__getitem__(index)
+        return described(record, record.key, b"")._replace(image=record.image)
+
     def parts(self) -> Iterator[str | int]:
-        for place, entry in enumerate(self.entries):
-            texts = self._texts.get(place) or Captions(*entry.record[2:8])
-            yield from (entry.record.key, *texts.texts)
+        return (part for one in self.entries for part in (one.record.key, *text_parts(one.record)))
 
 
 def first_fields(rows: Any) -> Mapping[str, Any]:
@@ -127,9 +128,9 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
             roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
         if role not in roles and not (role == "caption" and "long" in roles):
+            has = f"no {role} column among {some(present, 12) or 'no columns'}"
             raise data_error(
-                f"{file} has no {role} column among {some(present, 12) or 'no columns'}: call it one of"
-                f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN"
+                f"{file} has {has}: call it one of {', '.join(COLUMNS[role])}, or ?{role}=COLUMN"
             )
     return roles
 
@@ -154,34 +155,44 @@ def _unpacked(value: Any) -> Any:
     return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
 
 
-def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[tuple[Entry, Captions]]:
+def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Entry]:
     """One image for all rows that name it, in their order; each corrupt row stands alone."""
-    images: dict[str, tuple[Entry, Captions]] = {}
+    images: dict[str, Entry] = {}
     for row in rows:
         where = f"row {row.number}"
         path = row.fields.get(columns["image"])
         path = path.strip() if isinstance(path, str) else ""
         if row.error:
-            images[where] = wrong_row(where, row.error), Captions()
+            images[where] = wrong_row(where, row.error)
         elif not strings(path):
-            images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where)), Captions()
+            images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where))
         else:
             places = (name_of(path) if "://" in path else path,)
             place = os.path.normpath(path)
-            entry, old = images.get(place) or (Entry(Record(path, b"", ()), places, where=where), Captions())
+            entry = images.get(place) or Entry(Record(path, b"", ()), places, where=where)
             try:
-                images[place] = entry, old.joined(read_captions(fields_of(row.fields, columns), where))
+                texts = read_captions(fields_of(row.fields, columns), where)
+                images[place] = entry._replace(record=_joined(entry.record, texts))
             except CorruptSample as error:
-                images[place] = entry._replace(fault=(error.cause, error.where)), old
-    return list(images.values())
+                images[place] = entry._replace(fault=(error.cause, error.where))
+    return [
+        one._replace(fault=(MISSING_CAPTION, one.where))
+        if not one.fault and one.record.silent and not one.record.regions
+        else one
+        for one in images.values()
+    ]
 
 
-def _with_texts(entry: Entry, texts: Captions) -> Entry:
-    if entry.fault:
-        return entry
-    if texts.empty:
-        return entry._replace(fault=(MISSING_CAPTION, entry.where))
-    return entry._replace(record=texts.record(entry.record.key, b""))
+def _joined(first: Record, other: Record) -> Record:
+    """The texts of two rows of one image: of what an image has once, the first row's."""
+    return first._replace(
+        captions=first.captions + other.captions,
+        long=first.long or other.long,
+        regions=first.regions + other.regions,
+        foils=first.foils + other.foils,
+        subtexts=first.subtexts or other.subtexts,
+        others=first.others or other.others,
+    )
 
 
 def read_rows(file: str) -> list[Row]:
@@ -264,17 +275,13 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
         for number, row in enumerate(reader, 1):
             rest = row.pop(None, ())  # fields after the last column: a caption would lose its end
             if any(cell.strip() for cell in rest):
-                raise data_error(
-                    f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
-                    f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'"
-                )
+                has = f"{len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
+                raise data_error(f"{file} has {has}: put quotes around texts that hold '{delimiter}'")
             yield Row(number, row)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise data_error(
-            f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
-            f" holds one: {error}; write a quote inside a text twice"
-        ) from error
+        wrong = f"cannot be read as a table from line {line} on, where a quote is open ({error})"
+        raise data_error(f"{file} {wrong}; write a quote inside a text twice") from error
 
 
 # Captions without images: `texts:FILE`, for methods that learn from texts alone.
@@ -317,14 +324,14 @@ class TextsAlone(FileSource):
         if texts.silent:
             raise CorruptSample(MISSING_CAPTION, where)
         square = Image.new("RGB", (SQUARE, SQUARE), (128,) * 3)
-        return texts.record(str(number), b"")._replace(image=square)
+        return described(texts, str(number), b"")._replace(image=square)
 
     def keys(self) -> Iterable[str]:
         return (str(number) for number, _, _ in self._rows)
 
     def fingerprint(self) -> str:
         """sha256 over the texts."""
-        rows = ((number, () if error else texts.texts) for number, texts, error in self._rows)
+        rows = ((number, () if error else text_parts(texts)) for number, texts, error in self._rows)
         return digest(part for number, texts in rows for part in (number, *texts))
 
 
@@ -344,16 +351,16 @@ def _text_rows(path: str) -> list[Row]:
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 
 
-def _texts_of(row: Row) -> tuple[Captions, str]:
+def _texts_of(row: Row) -> tuple[Record, str]:
     """The texts of a row, and what is wrong with it."""
     fields = {
         role: next((row.fields[name] for name in names if name in row.fields), None)
         for role, names in TEXT_COLUMNS.items()
     }
     try:
-        return (Captions() if row.error else read_captions(fields, "")), row.error
+        return read_captions({} if row.error else fields, ""), row.error
     except CorruptSample as error:
-        return Captions(), error.where.strip(" ()")
+        return Record("", b"", ()), error.where.strip(" ()")
 
 
 def _unzipped(path: str) -> str:

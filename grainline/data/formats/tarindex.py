@@ -1,6 +1,6 @@
 """The index of a tar: where its members lie, read from its headers and cached in the user's cache folder.
 
-`members` reads POSIX ustar, GNU and pax headers, concatenated archives, and reports a truncated archive.
+`members` reads the headers with Python's tarfile, concatenated archives too, and reports a truncated archive.
 `Shard` groups the members into samples: all with the same name up to the first dot of the last component of
 their paths; where that puts two samples under one key, up to the ending. `load_shard` caches it in
 $XDG_CACHE_HOME/grainline/index (else ~/.cache), one file per tar, valid while the tar's size and modification
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import tarfile
 from array import array
 from collections.abc import Iterator
 from itertools import chain
@@ -21,7 +21,8 @@ from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.plain import data_error, regular
-from grainline.system import read_at, read_plain
+from grainline.files import write_text
+from grainline.system import read_plain
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
 # its global header that names are percent-quoted as in URLs, so that any key can be restored.
@@ -45,9 +46,8 @@ ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
 
-_BLOCK = 512
+_BLOCK = tarfile.BLOCKSIZE
 _LARGEST = 2**62  # bytes of a member: places and sizes are kept in 63 bits
-_LONGEST = 1 << 20  # bytes of a header that speaks of the next one: names and attributes, never data
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -83,116 +83,63 @@ class Shard(NamedTuple):
     first_unread: str  # name of the first of them
 
 
-class _Header(NamedTuple):
-    name: str
-    size: int
-    kind: bytes
-
-
 def members(path: str) -> Members:
     """All files of a tar, from its headers. Raises UserError for what is no tar, or a packed one."""
     files: list[Member] = []
-    flaw, truncated = "ends without an end mark", False
+    common: dict[str, str] = {}
     regular(path)
-    with open(path, "rb", buffering=0) as file:
-        handle, end = file.fileno(), os.fstat(file.fileno()).st_size
-        _refuse_packed(path, read_at(handle, 6, 0))
-        position, extra, common = 0, {}, dict[str, str]()
-        while position < end:
-            block = read_at(handle, _BLOCK, position)
-            if block == bytes(_BLOCK):  # two zero blocks end an archive; another one may follow
-                flaw, position = "", position + _BLOCK
+    with open(path, "rb") as file:
+        end, position, marked = os.fstat(file.fileno()).st_size, 0, False
+        _refuse_others(path, file.read(_BLOCK))
+        flaw = "" if end else "is empty"
+        while position < end and not flaw:
+            file.seek(position)
+            marked = file.read(_BLOCK) == bytes(_BLOCK)
+            if marked:  # zero blocks end an archive; another one may follow
+                position += _BLOCK
                 continue
-            header = _header(block)
-            if header is None and position == 0 and len(block) == _BLOCK:
-                raise data_error(f"{path} is not a tar (no valid header at its start)")
-            more = None if header is None else _extension(handle, header, position + _BLOCK)
-            if header is None or more is None:
+            file.seek(position)
+            start, damaged = position, False
+            try:
+                with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
+                    common |= tar.pax_headers
+                    while member := tar.next():
+                        _add(files, member, path)
+                        position = tar.offset
+            except (tarfile.TarError, ValueError, OverflowError, MemoryError):
+                damaged = position < end
+            if damaged or position == start:
                 flaw = f"has a cut or damaged header at byte {position}"
-                return Members(files, flaw, True, common.items() >= HEADER.items())
-            flaw = "ends without an end mark"
-            size = header.size
-            if header.kind == b"g":
-                common.update(more)
-            elif header.kind in (b"x", b"L", b"K"):
-                extra.update(more)
-            else:
-                size = _add(files, header, common | extra, position + _BLOCK, path)
-                extra = {}
-            position += _BLOCK + -(-size // _BLOCK) * _BLOCK
+    truncated = bool(flaw)
     if files and files[-1].offset + files[-1].size > end:
         flaw = f"ends inside {files[-1].name}"
-    elif extra:
-        flaw, truncated = f"ends behind the header of a member at byte {end}", True
-    elif end == 0:
-        flaw, truncated = "is empty", True
-    return Members(files, flaw, truncated, common.items() >= HEADER.items())
+    return Members(
+        files,
+        flaw or ("" if marked else "ends without an end mark"),
+        truncated,
+        common.items() >= HEADER.items(),
+    )
 
 
-def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: int, path: str) -> int:
-    """Append a member if it is a file; how many bytes of data follow its header."""
-    name = extra.get("path", header.name)
-    if header.kind == b"S" or "GNU.sparse.major" in extra:
-        raise data_error(f"{path} holds the sparse file {name}: write the tar again without --sparse")
-    if header.kind not in (b"0", b"\0", b"7"):
-        return 0 if header.kind in b"123456" else header.size  # links, devices and folders have no data
-    size = int(extra.get("size", header.size))
-    if not name.endswith("/"):
-        files.append(Member(name, offset, size))
-    return size
+def _add(files: list[Member], member: tarfile.TarInfo, path: str) -> None:
+    """Append a member if it is a file; links, devices and folders have no data."""
+    if member.issparse():
+        raise data_error(f"{path} holds the sparse file {member.name}: write the tar again without --sparse")
+    if not 0 <= member.size <= _LARGEST:
+        raise ValueError("no size of a file")
+    if member.isfile():
+        files.append(Member(member.name, member.offset_data, member.size))
 
 
-def _refuse_packed(path: str, start: bytes) -> None:
+def _refuse_others(path: str, start: bytes) -> None:
     for magic, name in _PACKED.items():
         if start.startswith(magic):
             raise data_error(f"{path} is packed with {name}: unpack it first, tars are read at random places")
-
-
-def _header(block: bytes) -> _Header | None:
-    """The fields of a header block; None if its checksum or a number in it is wrong."""
-    try:
-        if len(block) < _BLOCK or sum(block) - sum(block[148:156]) + 8 * 32 != _number(block[148:156]):
-            return None
-        name, size = _text(block[:100]), _number(block[124:136])
-    except ValueError:
-        return None
-    if block[257:263] == b"ustar\0" and block[345]:  # GNU writes other things where POSIX has the prefix
-        name = f"{_text(block[345:500])}/{name}"
-    return _Header(name, size, block[156:157]) if 0 <= size <= _LARGEST else None
-
-
-def _text(field: bytes) -> str:
-    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-
-
-def _number(field: bytes) -> int:
-    """Octal digits, or binary behind a set high bit (sizes of 8 GiB and more). Raises ValueError."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
-
-
-def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | None:
-    """The attributes that an extension header gives the next member; None if its data are incomplete."""
-    if header.kind not in (b"x", b"g", b"L", b"K"):
-        return {}
-    data = read_at(handle, min(header.size, _LONGEST + 1), offset)
-    if len(data) != header.size:
-        return None
-    if header.kind == b"L":
-        return {"path": _text(data)}
-    if header.kind == b"K":
-        return {}
-    attributes: dict[str, str] = {}
-    while data and data[0]:
-        digits, _, _ = data.partition(b" ")
-        if not digits.isdigit() or len(digits) > 8 or not len(digits) < int(digits) <= len(data):
-            return None
-        name, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
-        attributes[_text(name)] = value.decode("utf-8", "surrogateescape")
-        data = data[int(digits) :]
-    size = attributes.get("size", "0")
-    return attributes if size.isascii() and size.isdigit() and len(size) < 19 else None
+    if len(start) == _BLOCK and any(start):
+        try:
+            tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            raise data_error(f"{path} is not a tar (no valid header at its start)") from None
 
 
 def load_shard(path: str) -> Shard:
@@ -329,14 +276,7 @@ def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
 
 def _write_cache(cache: Path, shard: Shard) -> None:
     """Written whole or not at all; a folder that refuses only costs the time to build the index again."""
-    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())]).encode()  # type: ignore[arg-type]
+    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())])  # type: ignore[arg-type]
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=cache.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-            os.replace(draft, cache)
-        except OSError:
-            os.unlink(draft)
-            raise
+        write_text(cache, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.formats.common import Parts, digest, texts_beside
+from grainline.data.formats.common import Parts, described, digest, texts_beside
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import data_error
 from grainline.data.formats.tarindex import ABSENT, SEVERAL, SPANS, Shard, load_shard
@@ -95,9 +95,10 @@ class Tars(Parts):
             return None if offset == ABSENT else _read(shard, offset, size, where)
 
         texts = texts_beside(where, read, lines=False)
-        if texts.empty:
+        if texts.silent and not texts.regions:
             raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_CAPTION, where)
-        return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
+        key = self._prefixes[number] + shard.keys[row]
+        return described(texts, key, _read(shard, image, image_size, where))
 
     def keys(self) -> Iterable[str]:
         parts = zip(self._prefixes, self._shards, strict=True)

@@ -104,24 +104,17 @@ class Pipeline:
         try:
             import spacy
         except ImportError:
-            raise UserError(
-                f"provider spacy:{pipeline}: spaCy is not installed; pip install 'grainline[text]', or use "
-                "the provider rules"
-            ) from None
+            advice = "spaCy is not installed; pip install 'grainline[text]', or take the provider rules"
+            raise UserError(f"provider spacy:{pipeline}: {advice}") from None
         try:
             self.nlp: Any = spacy.load(pipeline)
         except OSError as error:
-            raise UserError(
-                f"provider spacy:{pipeline}: spaCy has no such pipeline ({error}); install it with "
-                f"python -m spacy download {pipeline}"
-            ) from None
+            advice = f"install it with python -m spacy download {pipeline}"
+            raise UserError(f"provider spacy:{pipeline}: no such pipeline ({error}); {advice}") from None
         probe = self.nlp("A cat sits on a mat.")
         missing = [what for what in ("POS", "DEP") if not probe.has_annotation(what)]
         if missing:
-            raise UserError(
-                f"provider spacy:{pipeline}: the pipeline gives no {' and no '.join(missing)}; noun "
-                "chunks need a tagger and a parser, as en_core_web_sm has them"
-            )
+            raise UserError(f"provider spacy:{pipeline}: the pipeline gives no {' and no '.join(missing)}")
         self.name = f"spacy {self.nlp.meta['lang']}_{self.nlp.meta['name']} {self.nlp.meta['version']}"
 
     def phrases(self, text: str) -> list[Phrase]:
@@ -155,7 +148,4 @@ def open_provider(name: str) -> Provider:
         return Pipeline(rest)
     if name.endswith(".jsonl"):
         return StoredPhrases(Path(name))
-    raise UserError(
-        f"no provider of phrases {name!r}; there are rules, spacy:PIPELINE (such as spacy:en_core_web_sm) "
-        "and FILE.jsonl, made by `grainline data phrases`"
-    )
+    raise UserError(f"no provider of phrases {name!r}; there are rules, spacy:PIPELINE and FILE.jsonl")

@@ -18,10 +18,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from grainline.data import lines
 from grainline.data.phrases.patterns import Kind, Phrase
 from grainline.errors import UserError
-from grainline.files import reason
-from grainline.system import open_regular
 
 FORMAT = "phrases 1"
 AGAIN = "make it again with `grainline data phrases`"
@@ -81,14 +80,4 @@ class StoredPhrases:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The first line of a file of phrases; UserError where there is none."""
-    try:
-        with open_regular(path) as file:
-            first = json.loads(file.readline())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {reason(error)}; {AGAIN}") from None
-    except ValueError:
-        first = None
-    names = {"grainline", "provider", "source"}
-    if not isinstance(first, dict) or not names <= first.keys() or first["grainline"] != FORMAT:
-        raise UserError(f"{path} is no file of phrases of this version; {AGAIN}")
-    return first
+    return lines.read_header(path, FORMAT, {"provider", "source"}, AGAIN)

@@ -11,20 +11,17 @@ it is read.
 
 import copy
 import hashlib
-import json
 import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from grainline.data.decode import as_png
-from grainline.data.formats.masks import run_lengths
-from grainline.data.pack import write_shard
+from grainline.data.formats.common import split_query
+from grainline.data.pack import pack
 from grainline.data.record import Box, Foil, Record, Region, box_of
-from grainline.data.scenes.draw import COLOUR, label_map, render
+from grainline.data.scenes.draw import label_map, render
 from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.speech import SceneDescription, of_phrase, tell
 from grainline.data.scenes.world import SPLITS, VERSION, Scene, sample
@@ -194,27 +191,15 @@ def _with_foils(
 
 
 def _parse(path: str) -> tuple[str, dict[str, int]]:
-    name, _, query = path.partition("?")
-    head, colon, split = name.partition(":")
-    if head != "scenes":
-        raise UserError(f"data path {path!r}: a path of the scenes source begins with 'scenes', {_USE}")
-    if not colon:
-        split = "train"
-    if split not in SPLITS:
-        raise UserError(
-            f"data path {path!r}: no split {split!r}; the splits of scenes are {', '.join(SPLITS)}"
-        )
-    given: dict[str, int] = {}
-    for pair in query.split("&") if "?" in path else ():
-        key, _, value = pair.partition("=")
-        if key not in _LIMITS:
-            raise UserError(f"data path {path!r}: no key {key!r}; scenes has {', '.join(_LIMITS)}, {_USE}")
-        if key in given:
-            raise UserError(f"data path {path!r}: {key} is given twice; once is allowed")
+    base, options = split_query(path, tuple(_LIMITS))
+    head, _, split = base.partition(":")
+    split = "train" if base == "scenes" else split
+    if head != "scenes" or split not in SPLITS:
+        raise UserError(f"data path {path!r}: no split {split!r}; scenes have {', '.join(SPLITS)}, {_USE}")
+    for key, value in options.items():
         if not re.fullmatch(r"[0-9]{1,10}", value):
             raise UserError(f"data path {path!r}: {key} is {value!r}; it must be a whole number, {_USE}")
-        given[key] = _checked(key, int(value), path)
-    return split, given
+    return split, {key: _checked(key, int(value), path) for key, value in options.items()}
 
 
 def _checked(key: str, value: int, path: str) -> int:
@@ -224,64 +209,7 @@ def _checked(key: str, value: int, path: str) -> int:
     return value
 
 
-# Scenes as files: WebDataset tars that any reader of KEY.png and KEY.json understands.
-#
-#     KEY.png        the image
-#     KEY.json       captions, long, foils {text, true, kind}, regions {phrase, span, box, mask, thing},
-#                    things (the attributes of every object), background
-#     KEY.masks.png  palette image, pixel = thing + 1, 0 for the background
-#
-# A mask is a run-length code down the columns, {size: [height, width], counts: [zeros, ones, zeros, ...]}.
-
-
 def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Path]:
-    """Write all scenes of a source as `SPLIT-000000.tar`, `SPLIT-000001.tar`, ... into a folder.
-
-    Equal sources give equal bytes. A tar gets its name when it is complete. Raises UserError when the folder
-    already holds tars of this split, or cannot be written.
-    """
-    if samples_per_shard < 1:
-        raise UserError(f"{samples_per_shard} samples per shard: it must be at least 1")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        existing = sorted(out.glob(f"{source.split}-*.tar"))
-        if existing:
-            raise UserError(
-                f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
-            )
-        paths = []
-        for number, start in enumerate(range(0, len(source), samples_per_shard)):
-            rows = range(start, min(start + samples_per_shard, len(source)))
-            paths.append(out / f"{source.split}-{number:06d}.tar")
-            write_shard(paths[-1], (file for index in rows for file in _members(source, index)))
-        return paths
-    except OSError as error:
-        raise UserError(
-            f"cannot write scenes to {out} ({error.strerror or error}): name a writable folder"
-        ) from error
-
-
-def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
-    record, labels = source[index], source.labels(index)
-    assert isinstance(record.image, Image.Image)
-    palette = Image.fromarray(labels)
-    palette.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
-    scene, description = source.scene(index), source.description(index)
-    codes = [run_lengths(labels == k + 1) for k in range(len(scene.things))]
-    phrases = zip(regions(description, labels), (m.thing for m in description.mentions), strict=True)
-    facts = {
-        "captions": [description.short],
-        "long": description.long,
-        "foils": [foil._asdict() for foil in description.foils],
-        "regions": [
-            {"phrase": r.phrase, "span": r.span, "box": r.box, "mask": codes[thing], "thing": thing}
-            for r, thing in phrases
-        ],
-        "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
-        "background": scene.background._asdict(),
-    }
-    return [
-        (f"{record.key}.png", as_png(record.image)),
-        (f"{record.key}.json", json.dumps(facts, ensure_ascii=False).encode()),
-        (f"{record.key}.masks.png", as_png(palette)),
-    ]
+    """Write all scenes with their noun phrases and masks as tars into a folder, as `pack` does."""
+    pack(source if source.regions else source._variant("phrases"), out, samples_per_shard)
+    return sorted(out.glob("*.tar"))

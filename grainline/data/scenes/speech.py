@@ -138,7 +138,8 @@ def _related(rng: random.Random, things: Sequence[Thing]) -> list[tuple[int, int
         if (names := relations(things[i], things[j])) and names[0] in ("left", "right", "above", "below")
     ]
     tries = [pick(rng, clear) for _ in range(3)]
-    a, b, names = max(tries, key=lambda p: _distance(things[p[0]], things[p[1]]))
+    x, y = ([thing.x for thing in things], [thing.y for thing in things])
+    a, b, names = max(tries, key=lambda p: max(abs(x[p[0]] - x[p[1]]), abs(y[p[0]] - y[p[1]])))
     pairs = [(a, b, names[0])]
     if rng.random() < 0.3:
         near, far = ([p for p in clear if name in p[2]] for name in ("near", "far"))
@@ -151,10 +152,6 @@ def _related(rng: random.Random, things: Sequence[Thing]) -> list[tuple[int, int
             i, j, names = pick(rng, more)
             pairs.append((i, j, names[0]))
     return pairs
-
-
-def _distance(a: Thing, b: Thing) -> float:
-    return max(abs(a.x - b.x), abs(a.y - b.y))
 
 
 def _object(rng: random.Random, thing: Thing, k: int, unplaced: bool, sized: bool, patterned: bool) -> Line:

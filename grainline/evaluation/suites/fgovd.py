@@ -12,24 +12,29 @@ with what they pool. CAFT's paper does not say how it scores a box in its table 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from pydantic import Field
 from torch import Tensor
 
-from grainline.config import Config
 from grainline.data.benchmarks.fgovd import DIFFICULTY
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
 from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    accuracy,
+    count_notes,
+    mean_metric,
+)
 from grainline.evaluation.suites.regions import (
     BoxTokens,
     PooledRegions,
@@ -50,10 +55,9 @@ ACCURACY, RANK = "accuracy", "mean rank"
 TEXTS = 5  # of a region on the page, the right one included
 NEEDED = "regions that are measured need both, as in a file of FG-OVD or in `scenes` (docs/data.md)"
 _ORDER = tuple(DIFFICULTY.values())  # kinds that are not named here follow in alphabetical order
-OUTSIDE, RIM, BOXLESS = "outside", "rim", "boxless"
+OUTSIDE, BOXLESS = "outside", "boxless"
 NOTES = {
-    OUTSIDE: "regions lie outside the square that the model sees and were skipped",
-    RIM: "regions reach over the rim of the square that the model sees and were cut to it",
+    OUTSIDE: "regions lie outside their image and were skipped",
     BOXLESS: "regions have no box and were skipped",
 }
 
@@ -78,31 +82,17 @@ class Regions(NamedTuple):
     questions: tuple[Question, ...]
     counts: dict[str, int]  # regions with foils, by the keys of NOTES
     scorer: Scorer  # of regions with texts
-    square: str  # "squash": whole images are squashed into it; "crop"
 
 
-class FgOvdOptions(Config):
-    """Options of `fg-ovd`."""
-
-    resize: Literal["squash", "model"] = Field(
-        "squash",
-        description="squash presses whole images into the square, as published; model: as it sees them",
-    )
-
-
-class FgOvdSuite(RegionSuite[FgOvdOptions]):
+class FgOvdSuite(RegionSuite[NoOptions]):
     """The share of regions whose right text scores higher than all foils, and its mean rank, by kind."""
 
     name = "fg-ovd"
-    Options = FgOvdOptions
     title = "FG-OVD"
     source_variant = "with_foils"
     replaces_scores = "compares vectors"
     must_match = ("regions",)
     headline = (ACCURACY,)
-
-    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return super().prepare(model.pressed() if self.options.resize == "squash" else model, source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> "FoilCollector":
         return FoilCollector(model, settings.batch_size)
@@ -122,27 +112,21 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         }
         notes = count_notes({what: regions.counts[name] for name, what in NOTES.items()})
         number = {"texts": len(regions.texts.strings), "regions": len(image), **regions.counts}
-        return Outcomes(queries, notes, {"square": regions.square}, number)
+        return Outcomes(queries, notes, data=number)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Accuracy and mean rank from outcomes, over all questions and for each kind."""
         kind, image, foils = (np.array(runs[0][name]) for name in ("kind", "image", "foils"))
         rank = np.array([run["rank"] for run in runs], np.float64)  # [run, Q]
         tied = np.sum([run["tied"] for run in runs], axis=0)
-        values = np.stack([(rank == 1).mean(0), rank.mean(0)], axis=1)  # [Q, 2]
         out = {}
         for name in ["", *sorted(set(runs[0]["kind"]), key=_place)]:
             mask = kind == name if name else np.ones(len(kind), bool)
-            value, texts = values[mask], 1 + foils[mask]
-            samples = replicates(value, image[mask], **settings.bootstrap)
-            right, mean = value.mean(0).tolist()
-            of, number, ties = f", {name}" if name else "", len(value) * len(runs), int(tied[mask].sum())
-            out[ACCURACY + of] = MetricSamples(
-                right, samples[:, 0], number, float((1 / texts).mean()), ties, "share",
-                wilson_ends(value[:, 0], len(runs), settings),
-            )  # fmt: skip
-            chance = float((1 + foils[mask] / 2).mean())
-            out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
+            some, own, ties = rank[:, mask], image[mask], int(tied[mask].sum())
+            suffix = f", {name}" if name else ""
+            share, middle = float((1 / (1 + foils[mask])).mean()), float((1 + foils[mask] / 2).mean())
+            out[ACCURACY + suffix] = accuracy(some == 1, own, share, ties, settings)
+            out[RANK + suffix] = mean_metric(some.mean(0), own, some.size, middle, ties, "rank", settings)
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -221,15 +205,14 @@ class FoilCollector(RegionCollector):
         if not self._questions:
             outside, of = self._counts[OUTSIDE], f"of {data.path}"
             if outside:
-                raise UserError(f"all {outside} regions {of} lie outside the square that the model sees")
+                raise UserError(f"all {outside} regions {of} lie outside their images")
             raise UserError(f"no region {of} has a box and foils; {NEEDED}")
         texts = self._queue.encoded()
         self.truncated = self._queue.number_cut
-        square = "squash" if self.model.transform.resize == "squash" else "crop"
         vector = torch.cat(self._vectors or [torch.empty(0, 1)])
         return Regions(
             torch.tensor(self._image), torch.tensor(self._box), vector, tuple(self._tokens), tuple(self.same),
-            texts, tuple(self._questions), self._counts, self._scorer, square,
+            texts, tuple(self._questions), self._counts, self._scorer,
         )  # fmt: skip
 
     def _in_square(self, region: Region, size: tuple[int, int]) -> Box | None:
@@ -237,16 +220,13 @@ class FoilCollector(RegionCollector):
         if region.box is None:
             self._counts[BOXLESS] += 1
             return None
-        side = self.method.size
-        whole = self.model.transform.place(region.box, size)
-        left, top, right, bottom = (min(max(edge, 0.0), float(side)) for edge in whole)
+        side = float(self.method.size)
+        left, top, right, bottom = (
+            min(max(edge, 0.0), side) for edge in self.model.transform.place(region.box, size)
+        )
         if left >= right or top >= bottom:
             self._counts[OUTSIDE] += 1
             return None
-        slack = 1e-6 * side  # rounding is no cut
-        self._counts[RIM] += (
-            max(abs(a - b) for a, b in zip(whole, (left, top, right, bottom), strict=True)) > slack
-        )
         return left, top, right, bottom
 
 

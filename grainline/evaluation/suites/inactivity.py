@@ -35,16 +35,15 @@ from grainline.evaluation.suite import (
     mean_metric,
     mean_of,
 )
-from grainline.evaluation.text_attention import Part, attention_maps, attention_of, end_of_scale
+from grainline.evaluation.text_attention import Part, attention_of
 from grainline.methods.base import parts_of, require_attention
 from grainline.model import Model
-from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
-from grainline.report.page import MissingImage
+from grainline.report.case import Case, CaseList
 from grainline.types import Encoded, rows
 
 AUROC, WITHIN = "AUROC of the empty slot", "AUROC within an image"
 OWN, OTHER = "empty slot, own texts", "empty slot, other texts"
-ROLES = ("own text", "text of another image")  # of parts on the page
+ROLES = ("Own text", "Text of another image")  # of parts on the page
 SEED = 0  # of the order of texts: results that are compared or pooled must pair the same texts
 
 
@@ -112,13 +111,18 @@ class InactivitySuite(Suite[NoOptions]):
 
         def case(place: int) -> Case:
             i, one = slots[place]
+            texts = [
+                (f"{role}, empty slot {weight:.3f}", words)
+                for role, side in zip(ROLES, (one.own, one.other), strict=True)
+                for words, weight in side
+            ]
+            key, image = evaluation.data.keys[i], evaluation.image(i)
             return Case(
-                f"AUROC {100 * share[place]:.1f} %", evaluation.data.keys[i], look=_look(evaluation, i, one)
+                f"AUROC {100 * share[place]:.1f} %", key, image=image, alt=f"image {key}", texts=texts
             )
 
         order = (
-            "Sorted by AUROC within the image. Below each part of a text stands the weight of its empty slot;"
-            " its heat is the weight of the image tokens. All maps of all images share one scale."
+            "Sorted by AUROC within the image. Above each part of a text stands the weight of its empty slot."
         )
         titles = ("Images: lowest AUROC", "Images: highest AUROC")
         return evaluation.both_ends(titles, order, extremes(share, gap, number=number), case)
@@ -246,21 +250,3 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     for name, kind in ((OWN, ~other), (OTHER, other)):
         out[name] = mean_metric(weight[kind], image[kind], int(kind.sum()), None, 0, "share", settings)
     return out
-
-
-def _look(evaluation: Evaluation, row: int, one: EmptySlots) -> CaseImage:
-    """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
-    image, alt = evaluation.image(row), f"image {evaluation.data.keys[row]}"
-    sides = tuple(zip(ROLES, (one.own, one.other), strict=True))
-    scores = [
-        SentenceScore(words, weight, role=role, place=f"empty slot {weight:.3f}")
-        for role, side in sides
-        for words, weight in side
-    ]
-    if isinstance(image, MissingImage):
-        return CaseImage(image, alt, scores)
-    given = evaluation.given(row, image)
-    maps_of_texts = attention_maps(evaluation.model, given, [evaluation.data.strings[row], one.foreign])
-    heat = [{part.words: heat for part, heat in parts} for parts in maps_of_texts]
-    maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
-    return CaseImage(image, alt, scores, np.stack(maps), limit=end_of_scale(evaluation.model, given))

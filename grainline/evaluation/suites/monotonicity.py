@@ -11,26 +11,21 @@ further than the shorter subtext must tie, so ties and cut subtexts are counted.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import count, pairwise
-from pathlib import PurePath
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from grainline.config import Config
 from grainline.data.record import Source
-from grainline.errors import UserError, some
-from grainline.evaluation.compare import read_earlier, refuse_other
+from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import Evaluation, spread
-from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import (
     MetricSamples,
+    NoOptions,
     Outcomes,
     Settings,
-    Strings,
     Suite,
     accuracy,
     mean_metric,
@@ -45,43 +40,25 @@ from grainline.evaluation.suites.subtexts import (
     sequence_scores,
 )
 from grainline.model import Model
-from grainline.report.case import CaseList, Table, table_html
-from grainline.report.charts import DASHES, SUBTEXT_RULES, Line, SubtextScores, subtext_case
-from grainline.report.page import Section
+from grainline.report.case import CaseList
+from grainline.report.charts import SUBTEXT_RULES, SubtextScores, subtext_case
 
 LONG = f"{EACH}, K >= 4"
 MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
-EXAMPLES = 4  # images of the page, unless they are named
-MAX_MODELS = len(DASHES)  # lines of a chart
+EXAMPLES = 4  # images of the page
 
 
-class MonotonicityOptions(Config):
-    """Options of `monotonicity`."""
-
-    also_plot: Strings = Field((), description="other results (--json) that the page shows too")
-    samples: Strings = Field((), description="keys of images that the page shows; none: from worst to best")
-
-
-class MonotonicitySuite(Suite[MonotonicityOptions]):
+class MonotonicitySuite(Suite[NoOptions]):
     """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
 
     name = "monotonicity"
-    Options = MonotonicityOptions
     captions = ("whole", "first")
     reads = "one text an image"
     encodes_captions = False
     headline = (HALVES, THIRDS, EACH)
     texts_label = "Subtexts"
-    page_options = ("also_plot", "samples")
-
-    def __init__(self, options: MonotonicityOptions | None = None) -> None:
-        super().__init__(options)
-        paths = self.options.also_plot
-        if len(paths) >= MAX_MODELS:
-            raise UserError(f"also_plot names {len(paths)} results; {MAX_MODELS - 1} fit next to the model")
-        self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
         return SubtextCollector(model, settings.batch_size)
@@ -113,43 +90,22 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        order = f"Evenly spaced from the worst {EACH} to the best."
-        if self.options.samples:
-            order = "Named by the option `samples`."
-        cases = [subtext_case(one) for one in self.charts(evaluation)]
-        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {evaluation.crop_sentence()}", cases)]
-
-    def sections(self, evaluation: Evaluation) -> list[Section]:
-        charts = super().sections(evaluation)  # first: it refuses results of other data
-        if not self.others:
-            return charts
-        results = [evaluation.result, *self.others]
-        names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
-        rows = []
-        for label, result in zip(labels(results), results, strict=True):
-            values = {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics}
-            rows.append((label, *(values.get(name, "") for name in names)))
-        table = table_html(Table("Models side by side", ("Model", *names), rows))
-        return [Section("Models side by side", table), *charts]
-
-    def charts(self, evaluation: Evaluation) -> list[SubtextScores]:
-        """The images with the lines of all models: those that are named, else evenly from worst to best.
-
-        Raises UserError for a result of other data and for keys that are not there.
-        """
-        for path, other in zip(self.options.also_plot, self.others, strict=True):
-            refuse_other(evaluation.result, other, path, "be drawn side by side")
-        subtexts: Subtexts = self.collected(evaluation.data)
-        results = [evaluation.result, *self.others]
-        return [
-            SubtextScores(
-                evaluation.image(i),
-                evaluation.data.keys[i],
-                [subtexts.strings[t] for t in subtexts.of[EACH][i]],
-                [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
+        """Captions of four subtexts at least, evenly from the worst correlation to the best."""
+        subtexts, queries = self.collected(evaluation.data), evaluation.result.queries["sequences"][EACH]
+        scores = queries["scores"]
+        minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
+        long = [i for i, one in enumerate(scores) if len(one) >= minimum]
+        rho = [correlation(scores[i]) for i in long]
+        cases = []
+        for k in spread(np.array(rho), number):
+            i = long[k]
+            texts = [subtexts.strings[t] for t in subtexts.of[EACH][i]]
+            one = SubtextScores(
+                evaluation.image(i), evaluation.data.keys[i], texts, scores[i], queries["cut"][i], rho[k]
             )
-            for i in _chart_rows(evaluation, self.options.samples)
-        ]
+            cases.append(subtext_case(one))
+        hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
+        return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
 
 def rises(scores: Sequence[float]) -> bool:
@@ -196,62 +152,12 @@ def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
         if number:
             what = "subtexts" if name == LONG else "sentences"
             notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {minimum} {what}")
-    alike = [len(scores) for scores in each["scores"] if len(set(scores)) == 1]
-    if alike:
-        single = alike.count(1)
-        notes.append(
-            f"{len(alike)} of {samples} samples have equal scores throughout and count as 0 in {EACH}, "
-            f"{single} of them because they have a single subtext"
-        )
     truncated = sum(sum(cut) > 1 for cut in each["cut"])
     if truncated:
         notes.append(
             f"{truncated} of {samples} samples have two or more subtexts that are longer than the model reads"
         )
     for name, of in sequences.items():
-        tied = [i for i, scores in enumerate(of["scores"]) if ties(scores)]
-        cut = sum(_cut_ties(of["scores"][i], of["cut"][i]) for i in tied)
-        if tied:
-            notes.append(
-                f"{name}: {len(tied)} samples have a tie, {cut} of them where the longer text was cut"
-            )
+        if tied := sum(map(ties, of["scores"])):
+            notes.append(f"{name}: {tied} samples have a tie")
     return tuple(notes)
-
-
-def _cut_ties(scores: Sequence[float], cut: Sequence[int]) -> bool:
-    """Whether some tie stands where the longer subtext was cut: the model may have read the same twice."""
-    return any(a == b and c for a, b, c in zip(scores, scores[1:], cut[1:], strict=False))
-
-
-def labels(results: Sequence[Result]) -> list[str]:
-    """Short names that differ: the last two parts of the path, or as many as it takes, and the method."""
-    paths = [PurePath(result.settings["model"]) for result in results]
-    length = next(n for n in count(2) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
-    names = [
-        f"{PurePath(*path.parts[-length:])} ({result.settings['method']})"
-        for path, result in zip(paths, results, strict=True)
-    ]
-    same = {name for name in names if names.count(name) > 1}  # one path, measured more than once
-    return [f"{name}, {i}" if name in same else name for i, name in enumerate(names, 1)]
-
-
-def _line(result: Result, name: str, place: int) -> Line:
-    each = result.queries["sequences"][EACH]
-    scores = each["scores"][place]
-    return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
-
-
-def _chart_rows(evaluation: Evaluation, keys: Sequence[str]) -> list[int]:
-    if keys:
-        place = {key: i for i, key in enumerate(evaluation.data.keys)}
-        missing = [key for key in keys if key not in place]
-        if missing:
-            like = evaluation.data.keys[0]
-            raise UserError(
-                f"samples names {some(missing)}, of which there is no image; keys are like {like}"
-            )
-        return [place[key] for key in keys]
-    scores = evaluation.result.queries["sequences"][EACH]["scores"]
-    minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
-    long = np.array([i for i, one in enumerate(scores) if len(one) >= minimum])
-    return long[spread(np.array([correlation(scores[i]) for i in long]), EXAMPLES)].tolist()

@@ -20,10 +20,17 @@ from grainline.data.formats.common import digest
 from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, count_notes
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    Suite,
+    count_notes,
+    mean_metric,
+)
 from grainline.evaluation.suites.baselines import (
     LACKING,
     MEAN_SHIFT,
@@ -98,12 +105,10 @@ class PhrasesSuite(Suite[NoOptions]):
         by_measure: dict[str, dict[str, MetricSamples]] = {measure: {} for measure in MEASURES}
         for name in runs[0]["scores"]:
             if all(name in run["scores"] for run in runs):
-                scores = [[run["scores"][name][measure] for measure in MEASURES] for run in runs]
-                value = np.mean(scores, axis=0).T  # [Q, 4]
-                samples = replicates(value, image, **settings.bootstrap)
-                for i, (measure, out) in enumerate(by_measure.items()):
-                    mean = float(value[:, i].mean())
-                    out[f"{measure}, {name}"] = MetricSamples(mean, samples[:, i], number, None, 0, "share")
+                for measure, out in by_measure.items():
+                    value = np.mean([run["scores"][name][measure] for run in runs], axis=0)
+                    metric = mean_metric(value, image, number, None, 0, "share", settings)
+                    out[f"{measure}, {name}"] = metric
         return {name: one for out in by_measure.values() for name, one in out.items()}
 
     def headlines(self, result: Result) -> list[str]:

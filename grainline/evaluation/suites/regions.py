@@ -35,11 +35,15 @@ PIXELS = 2**22  # of maps in memory at a time, unless one image alone has more
 
 
 class RegionSuite(Suite[O]):
-    """A suite that reads the texts of regions, and no captions."""
+    """A suite that reads the texts of regions in images squashed to a square, and no captions."""
 
     captions = ("whole",)
     reads = "the texts of regions"
     needs_text = encodes_captions = keeps_tokens = False
+
+    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
+        """Whole images, squashed into the square of the model, and the source with what the suite reads."""
+        return super().prepare(model.pressed(), source)
 
     def prepared(self, evaluation: Evaluation) -> Evaluation:
         """An evaluation with model and source as the suite reads them."""
@@ -48,7 +52,7 @@ class RegionSuite(Suite[O]):
 
 
 class ExpressionSuite(RegionSuite[O]):
-    """A suite that looks for the thing that an expression names, in the whole image squashed to a square."""
+    """A suite that looks for the thing that an expression names, in the whole image."""
 
     source_variant = "with_expressions"
 
@@ -59,9 +63,6 @@ class ExpressionSuite(RegionSuite[O]):
             raise UserError(
                 f"the image tokens of {name} have no places in the image, so it has no heat there"
             )
-
-    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return super().prepare(model.pressed(), source)
 
     def queries(self, data: Encodings) -> dict[str, Any]:
         """The fields of `Outcomes.queries` that name the expressions."""

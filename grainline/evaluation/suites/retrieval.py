@@ -1,36 +1,21 @@
-"""Retrieval both ways, fold by fold: do images and texts find each other?
-
-With a shortlist the ranks are those of two stages. With `exact` the ranks among all pairs are metrics of
-their own too.
-"""
+"""Retrieval both ways, fold by fold: do images and texts find each other?"""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.score import (
-    EXACT,
-    LISTED,
-    Scorer,
-    candidates,
-    refuse_plain,
-    retrieval_ranks,
-    shortlist_ranks,
-    topk,
-)
+from grainline.evaluation.ranks import Fold, chance_median, chance_recall, coco_split, folds
+from grainline.evaluation.score import Scorer, all_scores, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
-from grainline.model import Model
-from grainline.report.case import Case, CaseImage, CaseList, Panel, Row, SentenceScore, standing
+from grainline.report.case import Case, CaseList, Panel, Row, standing
 from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
@@ -38,7 +23,6 @@ DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
 HITS = 5  # candidates of an example on the page
-STANDING = "Each sentence and phrase ranks all candidates by itself; its rank is that of the right image."
 
 
 class RetrievalOptions(Config):
@@ -47,16 +31,6 @@ class RetrievalOptions(Config):
     protocol: Literal["plain", "coco-5k", "coco-1k", "flickr30k-1k"] = Field(
         "plain", description="which images and captions are ranked together, as published"
     )
-    shortlist: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="candidates by vector that are scored pair by pair; null: all"
-    )
-    exact: bool = Field(False, description="with a shortlist: rank by the scores of all pairs as well")
-
-    @model_validator(mode="after")
-    def _exact_has_shortlist(self) -> "RetrievalOptions":
-        if self.exact and self.shortlist is None:
-            raise ValueError("exact ranks by all scores next to a shortlist; set shortlist with it")
-        return self
 
 
 class RetrievalSuite(Suite[RetrievalOptions]):
@@ -64,9 +38,6 @@ class RetrievalSuite(Suite[RetrievalOptions]):
 
     name = "retrieval"
     Options = RetrievalOptions
-    model_fields = Suite.model_fields | {LISTED, EXACT}
-    pooled_must_match: ClassVar[tuple[str, ...]] = ("shortlist",)
-    noted_if_other: ClassVar[tuple[str, ...]] = ("shortlist",)
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     takes_vectors = True
 
@@ -75,25 +46,18 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         """The protocol that cuts the data into folds."""
         return self.options.protocol
 
-    def check(self, model: Model, source: Source) -> None:
-        if self.options.shortlist is not None:
-            refuse_plain(model.method, model.description.method)
-        super().check(model, source)
-
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError where the protocol does not fit the data, and for NaN scores."""
         parts = []
         for fold in folds(self.fold_protocol, data.images, data.texts, data.path):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
             counts = {"images": len(images.image), "texts": len(texts.image)}
-            parts.append(counts | self._ranks(scorer, images, texts, settings.memory))
-        queries, notes = {"folds": parts}, self._notes_of_stages(parts)
+            parts.append(counts | _outcomes(scorer, images, texts, settings.memory))
+        outcomes = Outcomes({"folds": parts}, protocol=self.fold_protocol)
         if not self.fold_protocol.startswith("coco"):
-            return Outcomes(queries, notes, protocol=self.fold_protocol)
+            return outcomes
         split = coco_split(data.keys)
-        return Outcomes(
-            queries, (f"images of {split}", *notes), {"split": split}, protocol=self.fold_protocol
-        )
+        return outcomes._replace(notes=(f"images of {split}",), settings={"split": split})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the folds; the bootstrap draws images within each fold, with their queries of all runs.
@@ -101,16 +65,13 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         Both directions draw the same images, which makes the interval of the sum a joint one.
         """
         folds_of_runs = zip(*(run["folds"] for run in runs), strict=True)
-        table = [
-            _fold_metrics(fold, self.options.shortlist, settings, number)
-            for number, fold in enumerate(folds_of_runs)
-        ]
+        table = [_fold_metrics(fold, settings, number) for number, fold in enumerate(folds_of_runs)]
         return {name: mean_of([fold[name] for fold in table]) for name in table[0]}
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-        heat = f" {STANDING} {HEAT_HINT}" if evaluation.model.method.has_layout else f" {STANDING}"
+        heat = f" {HEAT_HINT}" if evaluation.model.method.has_layout else ""
         texts = [_text_case(evaluation, query) for query in self._spread(evaluation, "t2i", number)]
         images = [_image_case(evaluation, query) for query in self._spread(evaluation, "i2t", number)]
         return [
@@ -129,99 +90,49 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
         return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
 
-    def _ranks(self, method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
-        """The outcome of the queries of one fold, both ways."""
-        shortlist, exact = self.options.shortlist, self.options.exact
-        out: dict[str, Any] = {
-            "i2t": {"image": images.image.tolist()},
-            "t2i": {"image": texts.image[texts.image >= 0].tolist()},
-        }
-        if shortlist is not None:
-            listed = shortlist_ranks(method, images, texts, shortlist, memory)
-            for way, one in zip(WAYS, listed, strict=True):
-                out[way] = _outcomes(one.ranks) | out[way] | {LISTED: one.listed.int().tolist()}
-        if shortlist is None or exact:
-            for way, ranks in zip(WAYS, retrieval_ranks(method, images, texts, memory), strict=True):
-                out[way] = out[way] | {EXACT: _outcomes(ranks)} if exact else _outcomes(ranks) | out[way]
-        return out
 
-    def _notes_of_stages(self, parts: list[dict[str, Any]]) -> tuple[str, ...]:
-        """How much of the work two stages do; nothing where all pairs are scored."""
-        number = self.options.shortlist
-        if number is None:
-            return ()
-        i2t, t2i = (f"{100 * share:.3g} %" for share in share_scored(parts, number))
-        exact = "; metrics named exact rank by all scores" if self.options.exact else ""
-        return (
-            f"each query scores the {number:,} candidates closest by vector, {i2t} {I2T} and {t2i} {T2I}"
-            f" of all pairs{exact}",
-        )
-
-
-def share_scored(folds: list[dict[str, Any]], shortlist: int) -> tuple[float, float]:
-    """Of all pairs of a query and a candidate, the share that a shortlist lets be scored, i2t and t2i."""
-    share = []
-    for way, side in (("i2t", "texts"), ("t2i", "images")):
-        of = [(len(fold[way]["rank"]), fold[side]) for fold in folds]
-        scored = sum(number * min(shortlist, size) for number, size in of)
-        share.append(scored / sum(number * size for number, size in of))
-    return share[0], share[1]
-
-
-def _outcomes(ranks: Ranks) -> dict[str, list[int]]:
-    return {"rank": ranks.rank.tolist(), "tied": ranks.tied.int().tolist()}
+def _outcomes(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
+    """The outcome of the queries of one fold, both ways."""
+    owners = images.image, texts.image[texts.image >= 0]
+    return {
+        way: {"image": own.tolist(), "rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
+        for way, own, one in zip(WAYS, owners, retrieval_ranks(method, images, texts, memory), strict=True)
+    }
 
 
 def _fold_metrics(
-    runs: Sequence[dict[str, Any]], shortlist: int | None, settings: Settings, number: int
+    runs: Sequence[dict[str, Any]], settings: Settings, number: int
 ) -> dict[str, MetricSamples]:
-    """All metrics of one fold, from its outcomes in every run.
-
-    A random ranking stands for chance; with a shortlist it ends after the candidates of that.
-    """
+    """All metrics of one fold, from its outcomes in every run."""
     first = runs[0]
     captions = Counter(first["t2i"]["image"])
     many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
     bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
-    for suffix, field, limit in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
-        if field is not None and not all(field in run[way] for run in runs for way in WAYS):
-            continue
-        for name, way, positives, size in (
-            (I2T, "i2t", many, first["texts"]),
-            (T2I, "t2i", one, first["images"]),
-        ):
-            outcomes = [run[way] if field is None else run[way] | run[way][field] for run in runs]
-            rank, image = (np.concatenate([x[key] for x in outcomes]) for key in ("rank", "image"))
-            ties, queries = sum(sum(x["tied"]) for x in outcomes), len(rank)
-            hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
-            samples = replicates(hits, image, **bootstrap)
-            for i, k in enumerate(DEPTHS):
-                chance = chance_recall(positives, size, k if k >= size else min(k, limit or k))
-                out[f"{name} R@{k}{suffix}"] = MetricSamples(
-                    hits[:, i].mean(), samples[:, i], queries, chance, ties, "share"
-                )
-            samples, middle = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
-            chance = size if limit is not None and middle > limit else middle
-            out[f"{name} median rank{suffix}"] = MetricSamples(
-                float(np.median(rank)), samples, queries, chance, ties, "rank"
-            )
-            if limit is not None and all(LISTED in x for x in outcomes):
-                listed = np.concatenate([x[LISTED] for x in outcomes]).astype(np.float64)
-                samples = replicates(listed, image, **bootstrap)
-                chance = chance_recall(positives, size, limit)
-                out[f"{name} in shortlist"] = MetricSamples(
-                    listed.mean(), samples, queries, chance, 0, "share"
-                )
-        recalls = [out[f"{way} R@{k}{suffix}"] for way in (I2T, T2I) for k in DEPTHS]
-        out["rSum" + suffix] = MetricSamples(
-            100 * sum(x.value for x in recalls),
-            100 * np.sum([x.samples for x in recalls], axis=0),
-            recalls[0].queries + recalls[-1].queries,
-            100 * sum(x.chance or 0.0 for x in recalls),
-            recalls[0].ties + recalls[-1].ties,
-            "sum",
+    for name, way, positives, size in (
+        (I2T, "i2t", many, first["texts"]),
+        (T2I, "t2i", one, first["images"]),
+    ):
+        rank, image = (np.concatenate([run[way][key] for run in runs]) for key in ("rank", "image"))
+        ties, queries = sum(sum(run[way]["tied"]) for run in runs), len(rank)
+        hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
+        samples = replicates(hits, image, **bootstrap)
+        for i, k in enumerate(DEPTHS):
+            chance, value = chance_recall(positives, size, k), hits[:, i].mean()
+            out[f"{name} R@{k}"] = MetricSamples(value, samples[:, i], queries, chance, ties, "share")
+        middle, chance = replicates(rank, image, np.median, **bootstrap), chance_median(positives, size)
+        out[f"{name} median rank"] = MetricSamples(
+            float(np.median(rank)), middle, queries, chance, ties, "rank"
         )
+    recalls = [out[f"{way} R@{k}"] for way in (I2T, T2I) for k in DEPTHS]
+    out["rSum"] = MetricSamples(
+        100 * sum(x.value for x in recalls),
+        100 * np.sum([x.samples for x in recalls], axis=0),
+        recalls[0].queries + recalls[-1].queries,
+        100 * sum(x.chance or 0.0 for x in recalls),
+        recalls[0].ties + recalls[-1].ties,
+        "sum",
+    )
     return out
 
 
@@ -250,33 +161,15 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
         panels.append(
             Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
         )
+    look, whole = evaluation.look(own, text), evaluation.whole(own)
+    if look is not None and look.sentences and not isinstance(whole, MissingImage):
+        look = look._replace(whole=whole)
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
         look_title="The sentences in the right image",
-        look=_ranked(evaluation, evaluation.look(own, text), query.fold, own),
+        look=look,
     )
-
-
-def _ranked(evaluation: Evaluation, look: CaseImage | None, fold: Fold, own: int) -> CaseImage | None:
-    """The sentences of a text, each with the rank of its image in a fold. own: row of this image"""
-    if look is None:
-        return None
-    whole = evaluation.whole(own)
-    if isinstance(whole, MissingImage) or not look.sentences:
-        return look
-    images = rows(evaluation.data.images, fold.images)
-    texts = evaluation.model.encode(texts=[one.text for one in look.texts()])
-    memory = settings_of(evaluation.result).memory
-    top = topk(evaluation.model.method, images, texts, len(fold.images), memory).t2i
-    places = iter(zip(fold.images[top.row.cpu()].tolist(), top.score.tolist(), strict=True))
-
-    def ranked(one: SentenceScore) -> SentenceScore:
-        order, scores = next(places)
-        words = standing(order.index(own) + 1, scores)
-        return one._replace(place=words, phrases=[ranked(phrase) for phrase in one.phrases])
-
-    return look._replace(sentences=[ranked(one) for one in look.sentences], whole=whole)
 
 
 def _image_case(evaluation: Evaluation, query: _Query) -> Case:
@@ -297,11 +190,6 @@ def _hits(evaluation: Evaluation, query: _Query, way: str) -> tuple[list[int], l
     others = query.fold.images if way == "t2i" else query.fold.texts
     images = rows(evaluation.data.images, others if way == "t2i" else single)
     texts = rows(evaluation.data.texts, others if way == "i2t" else single)
-    limit = evaluation.result.settings["options"]["shortlist"] or len(others)
-    near = candidates(images, texts, limit, memory)[WAYS.index(way)][0]
-    if way == "t2i":
-        images = rows(images, near)
-    else:
-        texts = rows(texts, near)
-    top = topk(evaluation.model.method, images, texts, HITS + 1, memory)[WAYS.index(way)]
-    return others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist()
+    scores = all_scores(evaluation.model.method, images, texts, memory).flatten()
+    top = scores.topk(min(HITS + 1, len(others)))
+    return others[top.indices.cpu()].tolist(), top.values.tolist()

@@ -32,10 +32,9 @@ from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, number_cut, numbered, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, mean_metric
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
@@ -127,11 +126,11 @@ class SimilaritySuite(TextConditionedSuite):
         out = {}
         for kind in runs[0]["kinds"]:
             scores = [run["kinds"][kind]["scores"] for run in runs]
-            value = np.mean([[one[SIM], one[TEXTS]] for one in scores], axis=0).T  # [Q, 2]
-            samples, number = replicates(value, **settings.bootstrap), len(value) * len(runs)
-            for i, name in enumerate((SIM, TEXTS)):
-                mean = float(value[:, i].mean())
-                out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
+            for name in (SIM, TEXTS):
+                value, number = np.mean([one[name] for one in scores], axis=0), len(scores[0][name])
+                out[f"{name}, {kind}"] = mean_metric(
+                    value, None, number * len(runs), None, 0, "cosine", settings
+                )
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -250,13 +249,10 @@ class OwnCaptionSuite(TextConditionedSuite):
         for way, key in WAYS.items():
             rank = np.array([run[key]["rank"] for run in runs])  # [run, N]
             ties = int(np.sum([run[key]["tied"] for run in runs]))
-            hits = (rank[:, :, None] <= np.array(DEPTHS)).mean(0)  # [N, 3]
-            samples = replicates(hits, **settings.bootstrap)
-            for i, k in enumerate(DEPTHS):
-                chance, value = chance_recall([1], rank.shape[1], k), float(hits[:, i].mean())
-                out[f"{self.name} R@{k}, {way}"] = MetricSamples(
-                    value, samples[:, i], rank.size, chance, ties, "share"
-                )
+            for k in DEPTHS:
+                chance, hit = chance_recall([1], rank.shape[1], k), (rank <= k).mean(0)
+                name = f"{self.name} R@{k}, {way}"
+                out[name] = mean_metric(hit, None, rank.size, chance, ties, "share", settings)
         return out
 
 

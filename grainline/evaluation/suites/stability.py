@@ -11,7 +11,6 @@ compared with ours, which carry the seed and a digest of the sentences.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -32,9 +31,7 @@ from grainline.report.case import Case, CaseList
 
 SSI = "SSI"
 FLOOR = 1e-6  # of |s|
-HEAVY = 0.05  # of the subtexts: a note says when fewer make up half of the value
 PLAIN, NOISY = "without noise", "with noise"
-START, MIDDLE, END = "at the start", "in the middle", "at the end"
 
 SENTENCES = (
     "The committee postponed its decision until the second half of the year.",
@@ -132,24 +129,12 @@ class StabilitySuite(Suite[StabilityOptions]):
         return Outcomes(queries, notes, about, {"texts": len(noise.subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """SSI over all images, and by where the noise stands; a place without any noise is left out.
-
-        The change of each subtext is a mean over the runs; the bootstrap draws images.
-        """
-        at, of = runs[0]["at"], runs[0]["of"]
-        image = np.repeat(np.arange(len(at)), [len(one) for one in at])  # [T]
-        where = np.array([place_name(*one) for one in zip(chain(*at), chain(*of), strict=True)])  # [T]
+        """SSI from changes of subtexts that are means over the runs; the bootstrap draws images."""
+        number = np.array([len(one) for one in runs[0]["at"]])
+        image = np.repeat(np.arange(len(number)), number)  # [T]
         change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
-        out = {}
-        for one in (None, START, MIDDLE, END):
-            at_place = np.ones(len(where), bool) if one is None else where == one
-            if at_place.any():
-                _, code, number = np.unique(image[at_place], return_inverse=True, return_counts=True)
-                mean = np.bincount(code, change[at_place]) / number  # of each image
-                queries = int(at_place.sum()) * len(runs)
-                name = SSI if one is None else f"{SSI}, noise {one}"
-                out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
-        return out
+        mean = np.bincount(image, change) / number
+        return {SSI: mean_metric(mean, None, len(change) * len(runs), None, 0, "change", settings)}
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         noise, queries = self.collected(evaluation.data), evaluation.result.queries
@@ -160,7 +145,7 @@ class StabilitySuite(Suite[StabilityOptions]):
             one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
             before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
             title = f"changed by {100 * change[k]:,.2f} %"
-            detail = f"noise {place_name(one.at[j], one.of[j])}, {evaluation.data.keys[i]}"
+            detail = f"noise after {one.at[j]} of {one.of[j]} sentences, {evaluation.data.keys[i]}"
             name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
             text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
             alt = f"image {evaluation.data.keys[i]}"
@@ -228,15 +213,6 @@ def inserted(pieces: Sequence[str], noise: str, at: int) -> str:
     return " ".join(filter(None, [before, noise, *pieces[at:]]))
 
 
-def place_name(at: int, of: int) -> str:
-    """Where noise stands that has `at` of the `of` sentences of a text before it.
-
-    >>> [place_name(at, 2) for at in range(3)]
-    ['at the start', 'in the middle', 'at the end']
-    """
-    return START if at == 0 else END if at == of else MIDDLE
-
-
 def pool() -> str:
     """A short digest of the sentences: results with others cannot be compared."""
     return digest(SENTENCES)[:8]
@@ -258,18 +234,6 @@ def _all_changes(run: dict[str, Any]) -> np.ndarray:
     return changes(plain, noisy)
 
 
-def concentration(change: np.ndarray, weight: np.ndarray) -> int:
-    """How many subtexts, those with the largest share of it, make up half of the SSI.
-
-    change  [T]; weight  [T] of each in the mean
-
-    >>> concentration(np.array([0.1, 9.0, 0.1, 0.2]), np.ones(4))
-    1
-    """
-    share = np.sort(change * weight)[::-1].cumsum()
-    return int((share < share[-1] / 2).sum()) + 1
-
-
 def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
     """What a reader of the value has to know."""
     notes = [
@@ -277,14 +241,10 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
         "others and cannot be compared"
     ]
     plain = np.concatenate([np.asarray(x) for x in queries["scores"][PLAIN]])
-    size = np.array([len(one) for one in queries["at"]])
     change, number = _all_changes(queries), len(plain)
     floored = int((np.abs(plain) < FLOOR).sum())
     if floored:
         notes.append(f"{floored} of {number} scores are closer to 0 than {FLOOR:g} and count as that")
-    heavy = concentration(change, np.repeat(1 / size, size))
-    if heavy < HEAVY * number:
-        notes.append(f"half of the SSI comes from {heavy} of {number} subtexts: their scores are close to 0")
     cut = sum(sum(cut) for cut in queries["cut"][NOISY])
     if cut:
         notes.append(

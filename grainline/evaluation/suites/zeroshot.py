@@ -27,9 +27,9 @@ from grainline.data.record import Source
 from grainline.errors import UserError, some
 from grainline.evaluation.encode import Collector, Encodings, number_cut, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates_of_classes, wilson
+from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import ranks
-from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
+from grainline.evaluation.score import Scorer, all_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Table, ahead, lead, table_html
@@ -38,7 +38,7 @@ from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
 PER_CLASS = "mean per-class accuracy"
-IN_NOTE, IN_RESULT = 3, 20  # confusions in the notes, and in the result
+IN_NOTE, ON_PAGE = 3, 20  # confusions in the notes, and in the result
 ENTRY = 32  # bytes that a score of one image and one class takes with all that is computed from it
 HOLE = "{}"
 TEMPLATES = (
@@ -91,7 +91,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
     captions = ("first",)
     reads = "the first caption, which is the class"
     encodes_captions = False
-    model_fields = Suite.model_fields | {"predicted", "per_class", "confusions"}
+    model_fields = Suite.model_fields | {"predicted"}
     noted_if_other = ("templates",)
     headline = ("top-1 accuracy", PER_CLASS)
     texts_label = "Prompts"
@@ -115,7 +115,6 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
             "tied": judged.tied.int().tolist(),
             "predicted": judged.predicted.tolist(),
         }
-        queries |= {"per_class": per_class(queries, settings.level), "confusions": confusions(queries)}
         templates = list(classes.templates)
         counts = {"texts": len(templates) * len(classes.names)}
         return Outcomes(queries, _notes(scorer, queries), {"templates": templates}, counts)
@@ -136,9 +135,9 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
             if k == 1 or k < classes
         }
         hit = (rank == 1).mean(0)
-        mean = float(np.mean([hit[label == kind].mean() for kind in np.unique(label)]))
-        samples = replicates_of_classes(hit, label, **settings.bootstrap)
-        out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
+        hits = np.stack([hit, label], axis=1)
+        samples = replicates(hits, None, mean_of_classes, **settings.bootstrap)
+        out[PER_CLASS] = MetricSamples(mean_of_classes(hits), samples, rank.size, 1 / classes, ties, "share")
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -162,7 +161,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         return evaluation.both_ends(titles, order, extremes(true - false, number=number), case)
 
     def sections(self, evaluation: Evaluation) -> list[Section]:
-        note = f"The {IN_RESULT} most frequent mistakes at most; the JSON has the outcome of every image."
+        note = f"The {ON_PAGE} most frequent mistakes at most; the JSON has the outcome of every image."
         confused = Section("Classes: confusions", hint(note) + confusion_table(evaluation.result.queries))
         return [*super().sections(evaluation), confused]
 
@@ -201,22 +200,16 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
 
     Raises UserError for NaN scores and a memory limit too small for one image.
     """
-    prompts = len(classes.templates) if method.pairwise else 1
-    side = tile_side(method, images, classes.texts, memory)
-    columns = max(1, side // prompts) * prompts  # whole classes
-    needed = ENTRY * len(classes.names)
-    height = min(max(1, side * side // columns), memory // needed)
-    if height < 1:
+    prompts, needed = len(classes.templates) if method.pairwise else 1, ENTRY * len(classes.texts.vector)
+    if memory < needed:
         raise UserError(
             f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
         )
-    images, texts = prepared(method, images, classes.texts)
-    tile, number = tile_of(method, images, texts), len(texts.vector)
-    parts = []
-    for start in range(0, len(images.vector), height):
-        block = slice(start, min(start + height, len(images.vector)))
-        tiles = [tile(block, slice(c, min(c + columns, number))) for c in range(0, number, columns)]
-        score = torch.cat([part.unflatten(1, (-1, prompts)).mean(-1) for part in tiles], 1)  # [n, C]
+    parts, step = [], memory // needed
+    for start in range(0, len(images.vector), step):
+        block = slice(start, start + step)
+        score = all_scores(method, rows(images, block), classes.texts, memory)
+        score = score.unflatten(1, (-1, prompts)).mean(-1)  # [n, C]
         label = classes.label[block].to(score.device)[:, None]
         place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
@@ -225,27 +218,23 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
     return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
-def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
-    """Images, right ones and accuracy with Wilson's interval of every class; None without images."""
-    label, right = np.array(queries["label"]), np.array(queries["rank"]) == 1
-    out: list[dict[str, Any]] = []
-    for number, name in enumerate(queries["classes"]):
-        of_class = right[label == number]
-        images, hits = len(of_class), int(of_class.sum())
-        accuracy, low, high = wilson(hits, images, level) if images else (None, None, None)
-        out.append(
-            {"class": name, "images": images, "right": hits, "accuracy": accuracy, "low": low, "high": high}
-        )
-    return out
+def mean_of_classes(values: np.ndarray) -> float:
+    """The mean over classes of the mean of each. values: [Q, 2], a value and the number of its class
+
+    A resample draws from all images, and a class that it lacks does not count. Drawing inside each class
+    would say that a class of one image is certain.
+    """
+    classes = values[:, 1].astype(np.int64)
+    number, total = np.bincount(classes), np.bincount(classes, values[:, 0])
+    return float((total[number > 0] / number[number > 0]).mean())
 
 
-def confusions(queries: Mapping[str, Any]) -> list[dict[str, Any]]:
+def confusions(queries: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """The most frequent mistakes: true class, predicted class, and how many images."""
-    names, label, rank = queries["classes"], queries["label"], queries["rank"]
-    pairs = zip(label, queries["predicted"], rank, strict=True)
-    number = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:IN_RESULT]
-    return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
+    names, pairs = queries["classes"], zip(queries["label"], queries["predicted"], strict=True)
+    number = Counter((true, other) for true, other in pairs if true != other)
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:ON_PAGE]
+    return [(names[a], names[b], images) for (a, b), images in ordered]
 
 
 def read_templates(path: str) -> tuple[str, ...]:
@@ -326,7 +315,7 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
         f"{len(names)} classes; always saying {names[mode]!r} would be right for {times / len(label):.1%} "
         "of the images"
     ]
-    empty = [row["class"] for row in queries["per_class"] if not row["images"]]
+    empty = [name for i, name in enumerate(names) if i not in set(label)]
     if empty:
         notes.append(f"{len(empty)} classes have no image and count only as wrong answers: {some(empty)}")
     if len(names) <= max(DEPTHS):
@@ -335,7 +324,7 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
         notes.append(
             "the score of a class is the mean of the scores of its prompts: this method compares tokens"
         )
-    worst = [f"{row['true']} taken for {row['predicted']} ({row['images']})" for row in queries["confusions"]]
+    worst = [f"{true} taken for {other} ({images})" for true, other, images in confusions(queries)]
     if worst:
         notes.append(f"most often confused: {', '.join(worst[:IN_NOTE])}")
     return tuple(notes)
@@ -343,16 +332,14 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
 
 def confusion_table(queries: Mapping[str, Any]) -> Markup:
     """The most frequent mistakes, each with its share of the images of the true class."""
-    if not queries["confusions"]:
+    mistakes = confusions(queries)
+    if not mistakes:
         return hint("No image was taken for another class.")
-    of = {row["class"]: row["images"] for row in queries["per_class"]}
+    of = Counter(queries["classes"][i] for i in queries["label"])
     cells = [
-        (
-            row["true"], row["predicted"], f"{row['images']:,} of {of[row['true']]:,}",
-            f"{100 * row['images'] / of[row['true']]:.1f} %",
-        )
-        for row in queries["confusions"]
-    ]  # fmt: skip
+        (true, other, f"{images:,} of {of[true]:,}", f"{100 * images / of[true]:.1f} %")
+        for true, other, images in mistakes
+    ]
     caption = "True class, the class it was taken for, and how often"
     head = ("True class", "Taken for", "Images", "Of its class")
     return table_html(Table(caption, head, cells, words=(1,)))
