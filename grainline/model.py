@@ -127,7 +127,6 @@ class Model:
         show_progress_bar: bool = False,
         convert_to_numpy: bool = False,
         convert_to_tensor: bool = False,
-        normalize_embeddings: bool = True,
         precision: Precision = "float32",
         device: str | torch.device | None = None,
     ) -> Any:
@@ -141,7 +140,6 @@ class Model:
         batch_size         images or texts encoded at a time; None: 64, or what the model was made with
         convert_to_numpy   return the vectors alone, as an array [N, D]; [D] of a single input
         convert_to_tensor  the same as a tensor on the device of the model
-        normalize_embeddings  must be True: vectors of grainline have unit length
         precision          of the vectors, without which `convert_to_numpy` is meant: float32, bfloat16
                            (tensors only), int8, uint8, binary, ubinary (`nn.quantization.quantize`)
         device             another device than that of the model
@@ -154,8 +152,6 @@ class Model:
             images, texts = (inputs, None) if are_images(inputs) else (None, inputs)
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
-        if not normalize_embeddings:
-            raise UserError("the vectors of grainline have unit length; leave normalize_embeddings out")
         bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
         home = self.device
         method = (

@@ -91,13 +91,8 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
 ) -> None:
     monkeypatch.setattr("grainline.index.calibration.MIN_TEXTS", 11)
     model = tiny_model(method)
-    build(
-        photos(tmp_path / "photos", 20),
-        tmp_path / "index",
-        model=model,
-        calibration_texts=texts(tmp_path),
-        chunk=8,
-    )
+    root = photos(tmp_path / "photos", 20)
+    build(root, tmp_path / "index", model=model, calibration_texts=texts(tmp_path), chunk=8)
     index = open_index(tmp_path / "index", model)
     every, steps, seen = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
@@ -311,10 +306,8 @@ def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
     answer = index.search([QUERY], 2, Options(level=level))[0]
     assert [hit.match for hit in answer.hits] == (["sure", "in part"] if level else ["none", "none"])
     assert answer.match == answer.hits[0].match
-    assert [hit.match for hit in index.search([QUERY], 2, Options(level=1.0, sentences=False))[0].hits] == [
-        "sure",
-        "sure",
-    ]
+    plain = index.search([QUERY], 2, Options(level=1.0, sentences=False))[0]
+    assert [hit.match for hit in plain.hits] == ["sure", "sure"]
 
 
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:

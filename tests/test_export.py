@@ -19,7 +19,6 @@ from grainline.build import Description, build, write_description
 from grainline.config import override, parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
-from grainline.encoders.towers import distinct_rows
 from grainline.errors import UserError
 from grainline.export import onnx
 from grainline.export.onnx import OUTPUTS, ImageTower, Outputs, Parity, differences, export, session
@@ -86,14 +85,6 @@ def test_a_static_graph_gives_what_grouped_texts_give(case: str) -> None:
     torch.testing.assert_close(found.vector, wanted.vector, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.tokens[found.mask], wanted.tokens[wanted.mask], rtol=0, atol=1e-5)
     assert torch.equal(found.mask, wanted.mask)
-
-
-def test_in_a_static_graph_every_row_is_distinct_and_back_again_outside() -> None:
-    x = torch.tensor([[1.0], [1.0], [2.0]])
-    with static():
-        first, back = distinct_rows(x)
-    assert first.tolist() == back.tolist() == [0, 1, 2]
-    assert len(distinct_rows(x)[0]) == 2
 
 
 @pytest.mark.parametrize(

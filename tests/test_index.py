@@ -105,14 +105,6 @@ def test_a_shortlist_is_scored_by_the_method_and_only_the_shortlist(made: Path, 
     assert [hit.score for hit in short.hits] == pytest.approx([scores[path] for path in best], abs=1e-6)
 
 
-def test_a_image_finds_itself_first(made: Path, model: Model) -> None:
-    index = open_index(made / "index", model)
-    answer = index.search_images([made / "photos" / "07.png"], 3)[0]
-    assert answer.hits[0].path == "07.png"
-    assert answer.hits[0].score == pytest.approx(1.0, abs=1e-6)
-    assert len(answer.hits) == 3
-
-
 def test_a_copy_of_any_image_of_the_index_is_the_surest_match_there_is(copy: Path, model: Model) -> None:
     root, index = copy / "photos", copy / "index"
     for i in range(6):  # more than the neighbours that are looked at first
@@ -222,19 +214,14 @@ def test_scores_are_standardised_by_the_background_without_their_own_image() -> 
 def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) -> None:
     opened = IndexReader(made / "index")
     images = model.encode(images=[made / "photos" / row.path for row in opened.rows])
-    score = (
-        model.method.score(images, model.encode(texts=list(opened.calibration_texts.texts))).double().numpy()
+    null = opened.calibration_texts
+    score, single = (
+        model.method.score(images, model.encode(texts=list(some))).double().numpy()
+        for some in (null.texts, null.sentences)
     )
-    best = (score.max(0) - score.mean(0)) / score.std(0)
-    assert np.sort(opened._standard_best(NULL_TEXTS)) == pytest.approx(np.sort(best), abs=0.02)
-    single = (
-        model.method.score(images, model.encode(texts=list(opened.calibration_texts.sentences)))
-        .double()
-        .numpy()
-    )
-    assert opened.null_sentence_scores == pytest.approx(
-        np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02
-    )
+    best, alone = (np.sort((x.max(0) - x.mean(0)) / x.std(0)) for x in (score, single))
+    assert np.sort(opened._standard_best(NULL_TEXTS)) == pytest.approx(best, abs=0.02)
+    assert opened.null_sentence_scores == pytest.approx(alone, abs=0.02)
     relative = single - np.sort(single, axis=0)[-4:].mean(0)
     assert opened.calibration.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
 

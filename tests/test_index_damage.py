@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import content, photo, photos, texts, tiny_model
+from indexes import TEXTS, content, photo, photos, texts, tiny_model
 from servers import running
 
 from grainline import files
@@ -44,13 +44,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inverted, "EXACT", 15)
-        build(
-            photos(folder / "photos", 18),
-            folder / "index",
-            model=MODEL,
-            calibration_texts=texts(folder),
-            chunk=10,
-        )
+        root = photos(folder / "photos", 18)
+        build(root, folder / "index", model=MODEL, calibration_texts=texts(folder), chunk=10)
     return folder
 
 
@@ -113,9 +108,7 @@ def test_what_is_damaged_is_never_copied(made: Path, tmp_path: Path) -> None:
     shutil.rmtree(index / "ann", ignore_errors=True)
     photo(root / "new.png", 77)
     shutil.copyfile(root / "04.png", root / "twin.png")  # its arrays are copied from those of 04.png
-    gone = [
-        root / name for name in ("01.png", "02.png", "05.png", "07.png", "10.png")
-    ]  # of the second segment
+    gone = [root / f"{number}.png" for number in ("01", "02", "05", "07", "10")]  # of the second segment
 
     def changed(out: Path) -> dict[str, Any]:
         shutil.copytree(index, out)
@@ -208,9 +201,7 @@ def test_only_pages_that_are_read_are_checked_and_each_of_them_once(
         else:
             assert (column[np.array([row])] == array[row]).all()
     pieces = [length for length in read if length]
-    others = (
-        -(-path.stat().st_size // PAGE) - 2
-    )  # without the damaged page and the next, of a corrupt row alone
+    others = -(-path.stat().st_size // PAGE) - 2  # without the damaged page, and the next of a corrupt row
     assert len(pieces) == others + len(hurt), "whole pages once, the damaged one each time"
     for rows in (slice(0, 400, 100), np.arange(1000) == 0, 0, np.array([], int)):
         assert (column[rows] == array[rows]).all()
@@ -229,3 +220,9 @@ def test_arrays_keep_no_file_open(made: Path) -> None:
     opened = open_index(made / "index", MODEL).reader
     assert len(opened) == 18
     assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_an_index_whose_folder_has_a_name_in_no_encoding_is_read(made: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\udcff index"
+    shutil.copytree(made / "index", odd)
+    assert len(open_index(odd, MODEL).search([TEXTS[0]], 3)[0].hits) == 3

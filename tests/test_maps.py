@@ -12,7 +12,7 @@ from test_viz import Page
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
-from grainline.evaluation.examples import SENTENCES, look_at, phrases_of
+from grainline.evaluation.examples import look_at, phrases_of
 from grainline.report.case import CaseImage, SentenceScore, look
 from grainline.report.heatmap import limit_of
 from grainline.report.page import MissingImage
@@ -71,15 +71,6 @@ def test_each_phrase_stands_in_its_sentence_with_its_own_score_and_heat(method: 
     assert found.left_out == ""
 
 
-def test_a_phrase_is_a_text_of_one_part() -> None:
-    model = tiny_model("maxsim")
-    text = 'Mt. Wilson rises behind St. Mary\'s church. A sign that reads "Stop. Look." stands at No. 5 here.'
-    said = [phrase for inside in phrases_of(text, sentences(text)) for phrase in inside]
-    assert "Mt. Wilson" in said
-    assert {len(parts) for parts in model.read(said).ids} == {1}
-    assert len(model.read([CAPTION]).ids[0]) == 5
-
-
 def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path: Path) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
@@ -87,14 +78,6 @@ def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path:
     assert found.heat is None
     assert [told.phrases for told in found.sentences] == [[]] * 5
     assert look_at(model, MissingImage("away"), CAPTION) == CaseImage(MissingImage("away"), "")
-
-
-@pytest.mark.parametrize(("number", "left"), [(3, 0), (11, 0), (12, 1), (30, 19)])
-def test_sentences_that_are_left_out_are_reported(number: int, left: int) -> None:
-    found = look_at(tiny_model("clip"), Image.new("RGB", (8, 8)), many(number))
-    assert len(found.sentences) == min(number + 1, SENTENCES)
-    assert found.left_out == (left > 0) * f"Left out: {left} of {number + 1} sentences, at the end."
-    assert sum(len(told.phrases) for told in found.sentences) == 2 * min(number, SENTENCES) + 6 * (not left)
 
 
 def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_reported(

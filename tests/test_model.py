@@ -68,15 +68,6 @@ def test_repr_says_method_encoders_sizes_parameters_and_device(model: Model) -> 
     assert ("the unit mean of the vectors of its sentences" in text) == model.method.by_sentence
 
 
-def test_a_single_image_or_text_is_a_row_of_the_list(model: Model) -> None:
-    images, one = photos(model), model.encode(images=photos(model)[2])
-    close(one.vector, model.encode(images=images).vector[2:3])
-    close(model.encode(texts=TEXTS[0]).vector, model.encode(texts=TEXTS).vector[:1])
-    assert model.encode(texts=TEXTS[0], convert_to_numpy=True).shape == (
-        model.encode(texts="a").vector.shape[1],
-    )
-
-
 def test_batches_devices_and_iterators_change_nothing(model: Model) -> None:
     images = photos(model)
     whole = model.encode(images=images)
@@ -128,7 +119,6 @@ def test_every_form_of_an_image_is_the_same_image(clip: Model, tmp_path: Path) -
         ({"texts": []}, "nothing to encode"),
         ({"images": iter([])}, "nothing to encode"),
         ({"texts": "a", "batch_size": 0}, "batch_size is 0"),
-        ({"texts": "a", "normalize_embeddings": False}, "unit length"),
         ({"texts": "a", "convert_to_numpy": True, "convert_to_tensor": True}, "not both"),
         ({"texts": "a", "precision": "bfloat16"}, "numpy has no bfloat16"),
         ({"texts": "a", "precision": "int4"}, "precision is 'int4'; allowed: float32, bfloat16, int8"),
@@ -344,13 +334,6 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"r.json was measured with another model, runs/x; give results of"):
         clip.save(tmp_path / "c", results=[tmp_path / "r.json"])
     clip.run = None
-
-
-def test_images_and_vectors_of_other_widths_have_no_similarity(clip: Model) -> None:
-    with pytest.raises(UserError, match="similarity takes what encode returns, or vectors"):
-        clip.similarity(["a.jpg"], ["A dog."])
-    with pytest.raises(UserError, match="similarity: vectors of widths 3 and 2; both sides"):
-        clip.similarity(torch.ones(1, 3), torch.ones(1, 2))
 
 
 @pytest.mark.parametrize("precision", ["int8", "binary", "ubinary"])

@@ -384,14 +384,12 @@ def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path)
 # --- the figure ---
 
 
-def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
+def test_the_table_says_what_was_cut_and_what_ties() -> None:
     texts = ["A <b>dog</b>.", "A <b>dog</b>. It costs $5 and $6.", "A <b>dog</b>. It costs $5 and $6. 狗."]
     image, scores, cut = Image.new("RGB", (30, 30), (9, 90, 9)), [0.1, 0.2, 0.2], [False, False, True]
     one = SubtextScores(image, "p<1>", texts, scores, cut, correlation(scores))
     page = cases_html([subtext_case(one)], "a")
-    assert page.count('class="ring"') == 1
-    assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 2
-    assert page.count(">=</text>") == 1
+    assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 3
     assert "0.2000 <small>cut, tie</small>" in page
     assert "rho 0.87" in page
     assert "<b>dog" not in page
@@ -421,7 +419,7 @@ def test_the_command_measures_cut_subtexts_and_draws_them(tmp_path: Path, capsys
         assert result.queries["sequences"][EACH]["scores"][i] == pytest.approx(wanted, abs=1e-5)
     page = (tmp_path / "x.html").read_text()
     assert page.count('<article class="card">') == 4
-    assert 'class="ring"' in page
+    assert "<small>cut" in page
     for changes, words in (
         (("--set", "samples=a"), "has no options"),
         (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),

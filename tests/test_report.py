@@ -383,15 +383,6 @@ def test_an_image_that_is_gone_or_changed_since_is_reported_and_not_shown(made: 
     assert found.words.count("The sand is red.") >= 19, "what was scored is told all the same"
 
 
-def test_a_image_as_the_query_is_shown(made: Path) -> None:
-    page, query = made / "page.html", made / "photos" / "04.png"
-    assert call("search", made / "index", "--image", query, "-k", 3, "--html", page) == 0
-    found = Page(page.read_text())
-    assert [a["alt"] for tag, a in found.tags if a.get("class") == "query"] == [f"the query, {query}"]
-    assert sum(tag == "article" for tag, _ in found.tags) == 3
-    assert not [tag for tag, _ in found.tags if tag == "input"]
-
-
 def test_a_page_shows_whole_images_and_dims_what_the_model_does_not_read(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path, 12))
     Image.new("RGB", (800, 400), "red").save(tmp_path / f"{Path(on.data.keys[0]).stem}.png")

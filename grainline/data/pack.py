@@ -22,24 +22,20 @@ from grainline.data.formats.tarindex import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
-from grainline.files import discard, move_into_place, temporary_path, writing
+from grainline.files import drafted, writing
 from grainline.system import open_regular
 
 
 def write_shard(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write names with their bytes, without times and owners. An OSError leaves the old file."""
-    try:
-        with temporary_path(path).open("wb") as draft:
-            with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=HEADER) as tar:
-                for name, data in files:
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-            draft.flush()
-            os.fsync(draft.fileno())
-        move_into_place(path)
-    finally:
-        discard(temporary_path(path))
+    with drafted(path) as place, place.open("wb") as draft:
+        with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=HEADER) as tar:
+            for name, data in files:
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        draft.flush()
+        os.fsync(draft.fileno())
 
 
 FORMAT = 1

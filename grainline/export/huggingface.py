@@ -64,8 +64,8 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
-        if tokenizer is not None and (taken := sorted(place.parent.glob("tokenizer*.json"))):
-            raise UserError(f"{taken[0]} is there already; give a new folder")
+        if tokenizer is not None and (existing := sorted(place.parent.glob("tokenizer*.json"))):
+            raise UserError(f"{existing[0]} is there already; give a new folder")
         to_open_clip(towers, place)
         if tokenizer is not None:
             tokenizer.save(place.parent)

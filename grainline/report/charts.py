@@ -27,8 +27,6 @@ class Series(NamedTuple):
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    hollow: Sequence[bool] = ()  # points that are rings; () for none
-    signs: Sequence[tuple[float, float, str]] = ()  # x, y and a character that is set just above
     chance: float | None = None  # a dotted line across the chart
 
 
@@ -144,7 +142,6 @@ def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:
 def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> dict[str, Any]:
     """A series as the template needs it: words of the legend, and points in pixels."""
     x, y = points
-    assert not series.hollow or len(series.hollow) == len(x), "hollow points are all finite"
 
     def path(places: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in places)
@@ -157,15 +154,13 @@ def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray],
     band = []
     if len(x) > POINTS:
         band = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
-    few = zip(x, y, series.hollow or [False] * len(x), strict=True) if len(x) <= FEW else ()
     return {
         "words": words,
         "dash": dash,
         "line": path([(x[b].mean(), y[b].mean()) for b in blocks]),
         "chance": "" if series.chance is None else f"{frame.py(series.chance):.1f}",
         "band": path(band),
-        "dots": [(f"{frame.px(x):.1f}", f"{frame.py(y):.1f}", hollow) for x, y, hollow in few],
-        "signs": [(f"{frame.px(x):.1f}", f"{frame.py(y) - 5:.1f}", sign) for x, y, sign in series.signs],
+        "dots": [path([place]).split(",") for place in zip(x, y, strict=True)] if len(x) <= FEW else [],
     }
 
 
@@ -182,11 +177,10 @@ def number(value: float, digits: int = 10) -> str:
 
 # Scores by the number of sentences that are read, for single images.
 
-TIE = "="  # set over two neighbours of equal score
 SUBTEXT_RULES = (
     "Every point is the score of the image with one subtext: the caption from its beginning to there. "
-    "rho is Pearson's correlation of score and number. A ring: the subtext was longer than the model reads, "
-    f"and cut. {TIE}: exactly the same score twice."
+    "rho is Pearson's correlation of score and number. cut: the subtext was longer than the model reads. "
+    "tie: exactly the same score twice."
 )
 
 
@@ -212,8 +206,7 @@ def subtext_case(one: SubtextScores) -> Case:
         rows.append((str(number[i]), text, score))
     head = ("", "added", "score")
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
-    signs = [(i + 0.5, scores[i], TIE) for i, tie in enumerate(tied) if tie]
-    series = [Series(f"rho {one.rho:.2f}", number, scores, [bool(x) for x in one.cut], signs)]
+    series = [Series(f"rho {one.rho:.2f}", number, scores)]
     chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
     return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
 

@@ -97,7 +97,7 @@ def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str)
     ]
     below = [UNDER + LEGEND * max(len(panel.legend) for panel in real) for real in filled]
     high = [SIDE * max(_shape(panel)[1] for panel in real) for real in filled]
-    longest = max(_longer(panel) for real in filled for panel in real)
+    longest = max(max(_image(panel).size) for real in filled for panel in real)
     tall = HEAD + sum(above) + sum(high) + sum(below) + FOOT
     sheet = Sheet(SPACE + (MAPS + 1) * (SIDE + SPACE), tall, max(DPI, round(longest / SIDE)))
     sheet.write(SPACE, 0.28, title, 11)
@@ -117,23 +117,22 @@ def _wrapped(words: str) -> list[str]:
     return _wrap(short(words, COLUMNS * PANEL_LINES), COLUMNS, PANEL_LINES)
 
 
+def _image(panel: Panel) -> Image.Image:
+    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
+    return panel.image
+
+
 def _shape(panel: Panel) -> tuple[float, float]:
     """Width and height of the image of a panel, as shares of its longer side."""
-    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
-    return panel.image.width / _longer(panel), panel.image.height / _longer(panel)
-
-
-def _longer(panel: Panel) -> int:
-    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
-    return max(panel.image.size)
+    wide, tall = _image(panel).size
+    return wide / max(wide, tall), tall / max(wide, tall)
 
 
 def _panel(sheet: Sheet, left: float, top: float, tall: float, panel: Panel) -> None:
     """top, tall: of the image, where the highest one of the row has its height"""
     sheet.write(left, top - GAP, "\n".join(_wrapped(panel.words)))
-    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
     across, down = _shape(panel)
-    pixels = scaled_pixels(panel.image, round(SIDE * sheet.dpi))
+    pixels = scaled_pixels(_image(panel), round(SIDE * sheet.dpi))
     sheet.draw(left, top, (SIDE * across, SIDE * down), Image.fromarray(pixels))
     sheet.write(left, top + tall + 0.05, panel.below, SMALL, va="top", color=SOFT)
     for i, line in enumerate(panel.legend):
