@@ -1,4 +1,4 @@
-"""From a description to a method, with fresh weights or those of the checkpoints that it names.
+"""Builds a method from its description, with fresh weights or those of the checkpoints that it names.
 
 A description may name checkpoints of others (`pretrained`). `start` reads them and adds architecture, size of
 images, length of texts and width of the shared space. The description is then enough to build the method

@@ -145,7 +145,7 @@ def training_facts(run: Path) -> dict[str, str]:
 
 
 def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
-    """Where a result was measured, and its metrics, from a JSON file of `grainline evaluate`.
+    """The data and the metrics of a result, from a JSON file of `grainline evaluate`.
 
     fingerprint  of the model that was measured, or UserError
     """

@@ -1,4 +1,4 @@
-"""From a path or a name to a model: run folders, saved models, checkpoints of others, the Hugging Face hub.
+"""Loads a model by path or name: run folders, saved models, checkpoints of others, the Hugging Face hub.
 
 A run folder gives its last weights. A checkpoint of others is loaded without conversion.
 """

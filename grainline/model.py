@@ -227,7 +227,7 @@ class Model:
     @torch.no_grad()
     @checked()
     def heat(self, image: ImageLike, texts: Strings, null: Others | None = None) -> Tensor:
-        """Where each text shows in one image: [M, size, size] over the square that the model reads.
+        """Heat of each text over one image: [M, size, size] over the square that the model reads.
 
         null  16 or more other texts, such as captions of other images: heat is then the difference from
               these, signed, in units in which few of them reach 1 (`nn.upsample.contrast`)
@@ -242,7 +242,7 @@ class Model:
 
     @checked()
     def heat_image(self, image: ImageLike, text: Strings, null: Others | None = None) -> Any:
-        """Where a text shows, as colours over the whole image at its own resolution: a PIL image in RGB.
+        """Heat of a text as colours over the whole image at its own resolution: a PIL image in RGB.
 
         text  one string, or several: a list of images then
         null  16 or more other texts to compare with, as in `heat`; None: built-in sentences of photographs,
@@ -258,7 +258,7 @@ class Model:
 
     @checked()
     def segment(self, image: ImageLike, text: Strings, null: Others | None = None) -> np.ndarray:
-        """Where a text shows, as a mask over the whole image at its own resolution: [H, W] bool
+        """Heat of a text as a mask over the whole image at its own resolution: [H, W] bool
 
         text  one string, or several: [M, H, W] then
         null  as in `heat_image`

@@ -80,7 +80,7 @@ def _lock_on_windows(descriptor: int) -> bool:
 
 
 def read_at(descriptor: int, size: int, position: int) -> bytes:
-    """At most `size` bytes from a position on, in any thread; forked processes may share the open file."""
+    """Up to `size` bytes from a position on, in any thread; forked processes may share the open file."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, position)
     with _position:  # Windows has no forks, but threads share the position

@@ -78,7 +78,7 @@ class Pair(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """When a loss is computed: for warm-ups, and for random choices that must not depend on the rank."""
+    """Time of a loss: for warm-ups, and for random choices that must not depend on the rank."""
 
     step: int = 0
     epoch: float = 0.0
@@ -204,5 +204,5 @@ def without_places(encoded: Encoded) -> Encoded:
 
 
 def same_image(a: Encoded, b: Encoded) -> Tensor:
-    """Which rows belong to the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
+    """The pairs of rows of the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
     return (a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]

@@ -182,3 +182,20 @@ def test_pages_and_messages_have_the_options_of_today() -> None:
 @pytest.mark.parametrize("of", ["names", "prose"])
 def test_no_private_words(of: str) -> None:
     assert counts(PACKAGE if of == "names" else [*PACKAGE, *TEMPLATES, *PAGES], of) == {}
+
+
+HEADLESS = frozenset(
+    "Of As That What Which Those With To By In On From At Between Beside Where Whose".split()
+)
+"""Words that begin no docstring: it says what a thing is or returns."""
+
+
+def test_docstrings_begin_with_what_a_thing_is() -> None:
+    wrong = []
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node) or "None"
+                if text.split()[0].strip(".,:;") in HEADLESS:
+                    wrong.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert not wrong

@@ -84,7 +84,7 @@ def _make(
     processes: int,
     progress: Progress | None,
 ) -> tuple[list[dict[str, Any]], dict[str, int], int]:
-    """As `lines.complete`: all lines, how many are skipped records, by cause, and how many existed."""
+    """Result of `lines.complete`: all lines, how many are skipped records, by cause, and how many existed."""
 
     def batches(first: int) -> Iterator[bytes]:
         starts = range(first, len(source), annotator.batch)
@@ -184,7 +184,7 @@ class VisionLanguageModel(Protocol):
     def describe(
         self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
     ) -> Sequence[Any]:
-        """Of each image: text, n_tokens and hit_limit."""
+        """Text, n_tokens and hit_limit of each image."""
 
 
 class ByModel(Describer):

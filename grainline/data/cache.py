@@ -259,7 +259,7 @@ def digest(key: str, image: bytes = b"") -> int:
 
 
 def _origin(source: Source, transform: EvalTransform, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What rows are made from and how, as JSON."""
+    """The data and the settings that rows are made from, as JSON."""
     square = {"resize": transform.resize, "filter": transform.filter.name.lower(), "larger": transform.larger}
     square |= {"patches": repr(patches)} if (patches := transform.square.patches) else {}
     origin = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
@@ -267,7 +267,7 @@ def _origin(source: Source, transform: EvalTransform, settings: Mapping[str, Any
 
 
 def _manifest(kind: Kind, folder: Path) -> dict[str, Any]:
-    """What a folder was made from. Raises UserError where it is none of this kind."""
+    """The origin of the rows in a folder. Raises UserError where it is none of this kind."""
     try:
         content = read_sealed(folder / f"{kind.name}.json")
     except Corrupt as error:

@@ -261,7 +261,7 @@ def spread(values: Sequence[int]) -> Spread | None:
 
 
 def suggestions(report: CheckReport) -> list[str]:
-    """What the user may want to do, in words."""
+    """Advice for the user, in words."""
     corrupt, read = report.corrupt, report.checked
     share, near, same = corrupt / max(1, read), len(report.near_copies), report.same_caption
     copies = sum(len(keys) - 1 for keys in report.same_image)

@@ -1,4 +1,4 @@
-"""From the bytes of a record to an RGB image. Raises CorruptSample("corrupt image").
+"""Decodes the bytes of a record into an RGB image. Raises CorruptSample("corrupt image").
 
 It handles EXIF orientation, palettes, CMYK, 16 bits and floats (by their range, `_eight_bits`), transparency
 (over white), animations (first frame), and refuses images that are too large or too thin. HEIC and AVIF need

@@ -40,7 +40,7 @@ class Descriptions:
     """The descriptions of images by the keys of their records, or the long captions of the records."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Of files, or of `long` alone. UserError for a damaged file, or two descriptions of an image."""
+        """Read files, or take `long` alone. UserError for a damaged file, or two descriptions of an image."""
         self.names = tuple(names)
         self.own = LONG_CAPTIONS in names
         if self.own and len(names) > 1:

@@ -1,4 +1,4 @@
-"""What callers may give as an image, and as several: paths, bytes, PIL images, and arrays of pixels.
+"""Images as callers give them, one or several: paths, bytes, PIL images, and arrays of pixels.
 
 Nothing is guessed from a shape: a numpy array is [H, W, 3] or [H, W] as PIL and OpenCV have it (RGB), a torch
 tensor [3, H, W] as torch has it. One more dimension in front makes several images. Arrays are uint8 or floats

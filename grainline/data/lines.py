@@ -16,7 +16,7 @@ Progress = Callable[[int, int], None]
 
 
 class Written(NamedTuple):
-    """What is in a file or folder now; an interrupted run may have written a part. str() says it in words.
+    """The content of a file or folder; an interrupted run may have written a part. str() puts it in words.
 
     >>> print(Written({"image": 10, "word": 905}, {"missing caption": 2}, resumed=4))
     10 images, 905 words; 4 records were there before; 2 skipped: 2 missing caption

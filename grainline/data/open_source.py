@@ -1,4 +1,4 @@
-"""From a path to the source of its records. SOURCES names the kinds, which are imported when they are needed.
+"""Opens the source of records at a path. SOURCES names the kinds, which are imported when they are needed.
 
     scenes, scenes:...                     images drawn when they are read, with known truth
     a.tar, a-*.tar, a-{0000..0004}.tar     WebDataset tars, or a folder of them

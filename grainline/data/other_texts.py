@@ -33,7 +33,7 @@ class OtherTexts(NamedTuple):
 
 
 def other_texts(source: str | None, run: Path | None, own: Collection[str] = ()) -> OtherTexts:
-    """At least 16 sentences to measure heat against.
+    """Sentences to measure heat against, 16 at least.
 
     source  a .txt file with a text a line, or a data source with captions; None: built-in sentences
     run     folder of the run that trained the model, whose recipe says which built-in ones fit

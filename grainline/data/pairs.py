@@ -247,7 +247,7 @@ def _opened(image: Any, where: str) -> Any:
 
 
 def _identity(image: Any) -> str:
-    """What names an image in a fingerprint: its path, or a digest of its content."""
+    """The name of an image in a fingerprint: its path, or a digest of its content."""
     if isinstance(image, str | Path):
         return str(image)
     return digest([content_of(open_image(image)).hex()])

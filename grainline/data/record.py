@@ -1,4 +1,4 @@
-"""What every source of data yields, and why a sample could not be used."""
+"""The record that every source of data yields, and the causes why a sample cannot be used."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable

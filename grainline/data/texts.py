@@ -1,4 +1,4 @@
-"""Which texts of a record a training sample takes, and texts as token ids of their parts.
+"""The texts of a record that a training sample takes, and texts as token ids of their parts.
 
 The recipe fields `data.texts`; subsets of sentences; the texts of beta-CLIP (caption, sentences, phrases);
 the sub-captions of CAFT; FLAIR's sampled captions; a text as one part, as sentences, as chunks or as windows.
@@ -20,7 +20,7 @@ from grainline.data.tokenizers.tokenizer import TextTokenizer
 
 
 class PhrasesConfig(Config):
-    """Which phrases of its caption a training sample takes as texts of their own."""
+    """The phrases of its caption that a training sample takes as texts of their own."""
 
     max_phrases: int = Field(0, ge=0)  # phrases of an image, the first ones, nouns before all else; 0: none
     provider: str = "rules"  # or spacy:PIPELINE, or a file of `grainline data phrases`
@@ -29,7 +29,7 @@ class PhrasesConfig(Config):
 
 
 class TextsConfig(Config):
-    """Which texts of a record a training sample takes."""
+    """The texts of a record that a training sample takes."""
 
     # the fullest text, the first or a random caption, or the selected sentences of the fullest text
     captions: Literal["whole", "first", "random", "sampled"] = "whole"
@@ -188,7 +188,7 @@ class Chunking(Config):
 
 @lru_cache(maxsize=4096)
 def count_splits(count: int, number: int, largest: int) -> int:
-    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `largest` each.
+    """Number of ways in which `count` sentences fall into `number` chunks, in order, of 1 to `largest` each.
 
     >>> [count_splits(count, 4, 3) for count in range(3, 14)]
     [0, 1, 4, 10, 16, 19, 16, 10, 4, 1, 0]
@@ -274,7 +274,7 @@ class TokenizedParts(NamedTuple):
 
     @property
     def truncated(self) -> list[bool]:
-        """Which texts were truncated."""
+        """The texts that were truncated."""
         return [number > 0 for number in self.truncated_tokens]
 
 

@@ -1,4 +1,4 @@
-"""From an image of any size to a square of pixels: random crops for training, one fixed crop for evaluation.
+"""Squares of pixels from images of any size: random crops for training, one fixed crop for evaluation.
 
 Training is fast: a JPEG is decoded at the smallest scale that still covers the crop, then resized by torch on
 uint8 (within 1/255 of Pillow on average). Evaluation is exact: full decoding and Pillow's bicubic filter, as

@@ -1,4 +1,4 @@
-"""What an encoder is to a method: pixels or ids in; tokens and a pooled vector of its own width out."""
+"""The interface of encoders: pixels or ids in; tokens and a pooled vector of their own width out."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -23,7 +23,7 @@ class ImageTokens(NamedTuple):
     places: Tensor | None = None  # [N, H, W] patch of each pixel, outside training and without a grid
 
     def real(self) -> Tensor:
-        """Which patches are real: [N, L] bool."""
+        """The patches that are real: [N, L] bool."""
         return self.mask if self.mask is not None else self.patches.new_ones(self.patches.shape[:2]).bool()
 
 

@@ -122,7 +122,7 @@ ATTENTION = 3072
 
 
 def packed_rows(mask: Tensor) -> Tensor:
-    """Where texts [M, L] stand that share rows: [R, S] places in the flattened mask, and where none stands
+    """Places of texts [M, L] that share rows: [R, S] in the flattened mask, and where none stands
     the complement of any place. These differ: the gradient by a word or position sums what has it in turn.
 
     The longest text that still fits comes next; of a text without tokens the first place stands there. S is

@@ -112,7 +112,7 @@ class Evaluation(NamedTuple):
         return f"Images are shown as the model sees them: {how}."
 
     def whole_sentence(self) -> str:
-        """What the images of `whole` show, in a sentence."""
+        """A sentence about what the images of `whole` show."""
         if self.model.transform.resize == "squash":
             pressed = "" if self.model.transform.square.patches else ", pressed into a square"
             how = f"the model reads all of them{pressed}"

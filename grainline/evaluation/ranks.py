@@ -20,7 +20,7 @@ from grainline.types import Encoded
 
 
 class Ranks(NamedTuple):
-    """Where the best positive of every query stands."""
+    """The place of the best positive of every query."""
 
     rank: Tensor  # [Q] int64, 1 = best
     tied: Tensor  # [Q] bool, a negative has exactly the score of the best positive
@@ -152,7 +152,7 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
 
 
 def coco_split(keys: Sequence[str]) -> str:
-    """Which 5,000 images of COCO the names point to.
+    """The 5,000 images of COCO that the names point to.
 
     >>> coco_split(["COCO_val2014_000000391895", "COCO_val2014_000000060623"])
     'coco-karpathy'

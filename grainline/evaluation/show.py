@@ -149,7 +149,7 @@ def panels_of(model: Model, photo: Photo, texts: Sequence[str], limit: float, nu
 def how_to_read(
     model: Model, photos: Sequence[Photo], texts: Sequence[str], limit: float, null: OtherTexts | None
 ) -> str:
-    """What stands below a figure: its scales, what is not read of images, and how many texts are cut."""
+    """The caption of a figure: its scales, what is not read of images, and how many texts are cut."""
     method, parts = model.method, [model.weakness] if texts and model.weakness else []
     if isinstance(method, SelectsPatches):
         parts.append(SELECTION_SCALE.format(limit=limit))

@@ -36,7 +36,7 @@ class Photo(NamedTuple):
 
     @property
     def input(self) -> ImageLike:
-        """What the model encodes."""
+        """The input of the model."""
         return given(self.name, self.description)
 
     def panel(self, *scales: LegendEntry) -> Panel:

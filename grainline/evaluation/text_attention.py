@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 def attention_of(method: Method, images: Encoded, texts: Encoded, strings: Sequence[str]) -> list[list[Part]]:
-    """Where text i attends in image i, part by part. A part that a short text repeats comes once.
+    """The attention of text i in image i, part by part. A part that a short text repeats comes once.
 
     images   [N] with tokens; texts [N]
     strings  [N] these texts
@@ -65,7 +65,7 @@ def attention_maps(
     area: Box,
     size: tuple[int, int],
 ) -> list[list[tuple[Part, np.ndarray]]]:
-    """Where the parts of each text attend in an image: each with its weights over the pixels, [H, W]
+    """The attention of the parts of each text in an image: each with its weights over the pixels, [H, W]
 
     area, size  what is read of the image, and its width and height, as in `methods.heat.over_image`
     """

@@ -189,7 +189,7 @@ def open_vectors(
 
 
 class _Rows(NamedTuple):
-    """What rows.jsonl of `grainline encode` says."""
+    """The content of rows.jsonl of `grainline encode`."""
 
     keys: list[str] | None  # of the images
     pairs: list[dict[str, Any]] | None  # of the texts

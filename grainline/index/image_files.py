@@ -127,7 +127,7 @@ def _read_errors(path: str) -> Iterator[None]:
 
 
 def paths_below(paths: Iterable[str], by: Sequence[str]) -> list[str]:
-    """Those of the paths that are among `by`, or lie in a folder that is.
+    """The paths that are among `by`, or lie in a folder that is.
 
     >>> paths_below(["a/b.jpg", "a/c.jpg", "ab.jpg"], ["a"])
     ['a/b.jpg', 'a/c.jpg']

@@ -151,7 +151,7 @@ class IndexReader:
         return self._best[name]
 
     def _blocks(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """By segment: scores of calibration texts, and whether they describe the image: [R, Q] both"""
+        """Scores of calibration texts by segment, and whether they describe the image: [R, Q] both"""
         for segment, live in zip(self.segments, self.live, strict=True):
             hashes = [segment.rows[i].sha256 for i in np.flatnonzero(live)]
             yield segment.arrays[name][live], described_images(hashes, self.calibration_texts.image_hashes)

@@ -100,7 +100,7 @@ def _shade(middle, moved, other, home, near, there):
 
 @triton.jit
 def _centres(middle, moved, home, plane, row, cell, x, compactness, G: tl.constexpr):
-    """Of nine neighbours: [BG, 1] three of colour, down, and [BG, BC] what a column of pixels adds to its fit
+    """Nine centres: [BG, 1] three of colour, down, and [BG, BC] the share of a column of pixels in its fit
 
     They are relative to the middle of the pixel's own cell, as the pixels are.
     """

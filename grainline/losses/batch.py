@@ -62,7 +62,7 @@ NEAR = 1e-4
 
 
 class TripletSettings(Protocol):
-    """What a config says about a triplet loss."""
+    """The settings of a triplet loss in a config."""
 
     @property
     def margin(self) -> float: ...
@@ -83,7 +83,7 @@ class TripletSchedule(NamedTuple):
 
     @classmethod
     def at(cls, clock: Clock, cfg: TripletSettings) -> "TripletSchedule":
-        """What counts at one time.
+        """The settings at one time.
 
         >>> from types import SimpleNamespace
         >>> cfg = SimpleNamespace(margin=0.2, warmup=2.0, hardest_after=5.0)

@@ -70,7 +70,7 @@ def sigmoid(logits: Tensor, positive: Tensor, real: Tensor) -> Mean:
 
 
 def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool) -> Tensor:
-    """By how much negatives violate the margin of positives, added up over the positives of all rows: []
+    """Sum over the positives of all rows of how far negatives violate their margin: []
 
     score     [n, M]
     positive  [n, M] bool, against [n, M] bool: the negatives of each row; the rest is neither
@@ -90,7 +90,7 @@ def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, har
 def touched(
     score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool, near: float | Tensor = 0.0
 ) -> Tensor:
-    """Which scores `triplet` has a gradient by: [n, M] bool
+    """The scores that `triplet` has a gradient by: [n, M] bool
 
     near  also those by which it could have one if each score were off by half of this at most, as by
           rounding: costs just below 0 then count too, and with `hardest` all that nearly reach the greatest

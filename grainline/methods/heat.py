@@ -20,7 +20,7 @@ from grainline.types import Encoded, rows
 def heat_of(
     method: Method, image: Encoded, texts: Encoded, null: Encoded | None, size: tuple[int, int]
 ) -> Tensor:
-    """Where texts show in one image: [M, H, W]
+    """Heat of texts over one image: [M, H, W]
 
     image  one row, as the method encodes it
     null   other texts to compare with, as in `Model.heat`
@@ -31,7 +31,7 @@ def heat_of(
 
 
 def token_heat(method: Method, image: Encoded, texts: Encoded, null: Encoded | None) -> Tensor:
-    """Where texts show among the tokens of one image: [M, L]; image, null: as in `heat_of`"""
+    """Heat of texts over the tokens of one image: [M, L]; image, null: as in `heat_of`"""
 
     def own(of: Encoded) -> Tensor:
         return method.heat(_repeated(image, len(of.item)), of)
@@ -109,7 +109,7 @@ def heat_overlay(
 
 
 def mask_of(heat: np.ndarray, area: Box) -> np.ndarray:
-    """What stands out in contrast [H, W] of a whole image: [H, W] bool
+    """The part that stands out in contrast [H, W] of a whole image: [H, W] bool
 
     Above Otsu's threshold of the area that is read, and above 0.5, so that it does not reach into what other
     texts show as well; empty where contrast stays below 1, which is no contrast.

@@ -81,7 +81,7 @@ class MaxSim(Method):
         return fine | {f"coarse {name}": term for name, term in plain.items()}
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its row: rows sum to the score."""
+        """The share of every patch in the score of its row: rows sum to the score."""
         return late_heat(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)
 
 
@@ -115,7 +115,7 @@ def late_score(
 def late_heat(
     images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float | None
 ) -> Tensor:
-    """What every image token adds to the score of its own text: [N, L], rows sum to that score; N = M."""
+    """The share of every image token in the score of its own text: [N, L], rows sum to that score; N = M."""
     cosine = torch.einsum("nld,nsd->nsl", images, texts)
     weight = _weight(cosine, image_mask[:, None], sharpness) * text_mask[..., None]
     return (weight * cosine).sum(1) / text_mask.sum(-1, keepdim=True).clamp(min=1)

@@ -68,7 +68,7 @@ class PatchMethod(Method):
         return scoring.score(self.selector, images, texts)
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its row, to first order, with decisions as constants."""
+        """The share of every patch in the score of its row, to first order, with decisions as constants."""
         return scoring.heat(self.selector, images, texts)
 
     def select_patches(self, images: Encoded, texts: Encoded) -> Selection:

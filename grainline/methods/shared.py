@@ -1,4 +1,4 @@
-"""What several methods share: the scale of logits, losses, and which texts belong to which images."""
+"""Parts that several methods share: the scale of logits, losses, and which texts belong to which images."""
 
 import math
 from typing import Any, Literal

@@ -31,7 +31,7 @@ MIXING = 0.5
 
 
 class Picks(NamedTuple):
-    """Which tokens were picked."""
+    """The tokens that were picked."""
 
     token: Tensor  # [N, M] int64, in the order of picking
     mask: Tensor  # [N, M] bool; False: no valid token was left that differs from those picked before

@@ -55,7 +55,7 @@ IMAGES, TEXTS = 0, 1  # the sides of a batch: an image and a text of the same id
 
 
 class Rows(NamedTuple):
-    """Which rows the layers work on now."""
+    """The rows that the layers work on now."""
 
     start: Tensor  # [1] int64, a hash of seed, step and side
     key: Tensor  # [N] int64, a hash of these and of the id of each row
@@ -203,7 +203,7 @@ class Dropout(nn.Module):
 
 
 class DropPath(nn.Module):
-    """In training a share of the rows skips a branch (Huang et al., arXiv 1603.09382)."""
+    """Stochastic depth: in training a share of the rows skips a branch (Huang et al., arXiv 1603.09382)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ class KeyValue(NamedTuple):
 
 
 def _init_attention(pool: "ConditionedPool | CrossPool", width: int) -> None:
-    """As nn.MultiheadAttention: Xavier-uniform over the three projections stacked, biases 0."""
+    """Initialise like nn.MultiheadAttention: Xavier-uniform over the three projections stacked, biases 0."""
     bound = (6 / (width + 3 * width)) ** 0.5
     for layer in (pool.to_query, pool.to_key, pool.to_value):
         nn.init.uniform_(layer.weight, -bound, bound)

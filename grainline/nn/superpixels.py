@@ -47,7 +47,7 @@ def label_of(neighbour: Tensor, cell: int) -> Tensor:
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
-    """Which neighbours of each pixel lie inside the image: [9, S, S] bool"""
+    """The neighbours of each pixel that lie inside the image: [9, S, S] bool"""
     at = torch.arange(size, device=device) // cell
     step = torch.arange(-1, 2, device=device)[:, None]
     there = (at + step >= 0) & (at + step < size // cell)  # [3, S]
@@ -114,7 +114,7 @@ def first_rank(x: Tensor) -> Tensor:
 
 
 def shifted(parts: Tensor) -> Tensor:
-    """What each cell gives to the nine around it, summed there: [9, N, G, G, C] -> [N, G, G, C]"""
+    """Sums of what each cell gives to the nine around it: [9, N, G, G, C] -> [N, G, G, C]"""
     grid = parts.shape[2]
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
     for neighbour, part in enumerate(parts):

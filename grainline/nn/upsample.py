@@ -28,7 +28,7 @@ PLACES = (
 
 
 def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
-    """Where texts fit better than other texts do: [M, L], 0 where a token is not real.
+    """Contrast of texts with other texts: [M, L], 0 where a token is not real.
 
     heat  [M, L] of the texts over the tokens of one image
     null  [N, L] of other texts, such as captions of other images, over the same tokens; N >= 16
@@ -64,7 +64,7 @@ def _centred(heat: Tensor, real: Tensor) -> Tensor:
 
 
 def place(heat: np.ndarray, floor: float = 0.0) -> str:
-    """Where heat [H, W] is strongest: the ninth of the image, in words.
+    """The ninth of the image where heat [H, W] is strongest, in words.
 
     floor  above 0: the least contrast that is drawn; a map below it shows nothing
 
@@ -171,6 +171,6 @@ def thresholds(values: Tensor) -> Tensor:
 
 
 def otsu_mask(heat: Tensor) -> Tensor:
-    """What stands out in each map: [N, H, W] bool, nothing where it is the same everywhere"""
+    """The part that stands out in each map: [N, H, W] bool, nothing where it is the same everywhere"""
     values = unit_range(heat)
     return values > thresholds(values)[:, None, None]

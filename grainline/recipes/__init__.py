@@ -45,7 +45,7 @@ def find(name: str) -> Path:
 
 
 def about(name: str) -> str:
-    """What a recipe is for, in one line: the beginning of the comment at its top.
+    """The purpose of a recipe, in one line: the beginning of the comment at its top.
 
     >>> about("clip/locked")
     'CLIP ViT-B/16 whose texts are tuned to its images as they are, as in LiT (Zhai et al., arXiv 2111.07991)'

@@ -123,11 +123,11 @@ class CaseImage(NamedTuple):
 
     @property
     def nothing(self) -> str:
-        """What `place` says of a map without colour, which would look like one that failed to load."""
+        """The words of `place` for a map without colour, which would look like one that failed to load."""
         return NOTHING
 
     def place(self, number: int) -> str:
-        """Where the map of a text is strongest, in words; texts are numbered from 1."""
+        """The place where the map of a text is strongest, in words; texts are numbered from 1."""
         assert self.heat is not None, "there is heat"
         assert len(self.heat) == len(self.texts()), "a map for each text"
         return place(self.heat[number - 1], self.floor)
@@ -144,11 +144,11 @@ class CaseImage(NamedTuple):
         return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
     def displayed(self) -> Image.Image | MissingImage:
-        """What a page shows."""
+        """The image as a page shows it."""
         return self.with_boxes() if self.whole is None else self.whole.marked()
 
     def over(self, heat: np.ndarray) -> Image.Image:
-        """What a page lays over `displayed`: the map, or where the image is whole its colours alone."""
+        """The map that lies over `displayed`, or where the image is whole its colours alone."""
         if self.whole is None:
             return self.map(heat, self.range())
         return self.whole.layer(heat, self.range(), self.floor)

@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """At most six series over common axes."""
+    """Up to six series over common axes."""
 
     title: str
     x_label: str

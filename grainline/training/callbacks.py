@@ -14,7 +14,7 @@ class StopTraining(Exception):
 
 
 class TrainingState(NamedTuple):
-    """Where a run is, for callbacks."""
+    """The state of a run, for callbacks."""
 
     step: int  # updates made
     max_steps: int

@@ -36,7 +36,7 @@ TIMES = ("time", "images_per_s")
 
 
 class LogConfig(Config):
-    """Where to log in addition to the file."""
+    """The loggers beside the file."""
 
     tensorboard: bool = False  # also write OUT/tensorboard; needs the extra `tb`
     wandb: str = ""  # also log to this project of Weights & Biases; needs the extra `wandb`

@@ -87,7 +87,7 @@ def write_superpixels(
 
 
 def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tensor]:
-    """From squares [n, 3, S, S] uint8 to features [n, 1 + L, W]: the summary, and the tokens if wanted."""
+    """Encodes squares [n, 3, S, S] uint8 as features [n, 1 + L, W]: the summary, and tokens if wanted."""
     device, layout = next(method.parameters()).device, torch.contiguous_format
     if convolutional(method):
         layout = torch.channels_last  # an image with all its channels beside each other: faster by half

@@ -122,7 +122,7 @@ class HeatOut(BaseModel):
 
 
 class LimitsOut(BaseModel):
-    """What the server accepts at most."""
+    """The limits of what the server accepts."""
 
     characters: int
     hits: int

@@ -60,7 +60,7 @@ class Foiled(Benchmark):
         """Each foil with its image: the name of a file, or where it lies below the folder of the images."""
 
     def subfolder(self, name: str) -> str:
-        """Where the image may lie too."""
+        """Another folder where the image may lie."""
         return os.path.basename(name)
 
     def parse(self, content: Any) -> list[Entry]:
@@ -99,7 +99,7 @@ def _one_text(value: Any, field: str, where: str) -> str:
 
 
 def origins(source: Source, start: int = 0) -> list[Origin]:
-    """Which records come from which benchmark, in their order.
+    """The records of each benchmark, in their order.
 
     start  place of the first record
     """

@@ -76,7 +76,7 @@ INSTANCE_FIELDS = {
 
 
 class _Outline(NamedTuple):
-    """What the annotation of one object says."""
+    """The annotation of one object."""
 
     segmentation: Any
     box: Box | None  # None without a right box
@@ -273,7 +273,7 @@ class Proposals:
 
 
 def image_names(key: str) -> Iterator[str]:
-    """What a file of proposals may call an image: its key, file name, stem, and the number at the end of it.
+    """Names of an image in a file of proposals: its key, file name, stem, and the number at its end.
 
     >>> list(image_names("train2014/COCO_train2014_000000000007.jpg"))[1:]
     ['COCO_train2014_000000000007.jpg', 'COCO_train2014_000000000007', '7']

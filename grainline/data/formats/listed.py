@@ -81,7 +81,7 @@ class ListedImages(FileSource):
 
     @abstractmethod
     def parts(self) -> Iterator[str | int]:
-        """What the fingerprint is made of."""
+        """The values that the fingerprint is made of."""
 
     def choose_splits(self, present: Iterable[str], default: str) -> list[str]:
         """The splits that a path names, by commas. Raises UserError for one that the file does not have.

@@ -108,7 +108,7 @@ def unnamed(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
-    """Which column is the image, the caption and the long text. Raises UserError.
+    """The columns of the image, the caption and the long text. Raises UserError.
 
     >>> choose_columns(["id", "Filename", "title"], {}, "a.csv")
     {'image': 'Filename', 'caption': 'title'}

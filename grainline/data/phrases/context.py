@@ -254,7 +254,7 @@ class Sentence:
         return self.low(i) in lexicon.BE or self.low(i) in lexicon.LINKING
 
     def third(self, i: int) -> str:
-        """In -s: a plural, or the verb of the clause."""
+        """Tag of a word in -s: a plural, or the verb of the clause."""
         before, after, verb = self.at(i - 1), self.at(i + 1), self.low(i) in lexicon.THIRD_VERBS
         if before in "DPAMITKVX" or (before == "." and i < 2):
             return "N"
@@ -293,7 +293,7 @@ class Sentence:
         return "V" if after in "DPOIBMT" or (singular and after in "ARnsd") or after in "Rg" else "N"
 
     def opening(self, i: int) -> int:
-        """Where the noun phrase before a place begins: at its determiner, if it has one."""
+        """The start of the noun phrase before a place: its determiner, if it has one."""
         j = self.back(i - 2, "NRAMKEB") + 1
         return j - 1 if self.at(j - 1) in "DP" else j
 
@@ -310,7 +310,7 @@ class Sentence:
         return False
 
     def doing(self, i: int) -> str:
-        """In -ing."""
+        """Tag of a word in -ing."""
         before, after = self.at(i - 1), self.at(i + 1)
         if "-" in self.words[i].text:
             return "A"
@@ -323,7 +323,7 @@ class Sentence:
         return "V"
 
     def done(self, i: int) -> str:
-        """In -ed and other participles."""
+        """Tag of a word in -ed, and of other participles."""
         before, after = self.at(i - 1), self.at(i + 1)
         if "-" in self.words[i].text:
             return "A"

@@ -103,7 +103,7 @@ def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, i
 
 
 def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of spans that overlap the longest, of equally long ones the first; in the order of the text.
+    """The longest of spans that overlap, of equally long ones the first; in the order of the text.
 
     >>> longest([(0, 2), (3, 5), (0, 6), (7, 9), (8, 10)])
     [(0, 6), (7, 9)]

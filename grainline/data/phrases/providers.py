@@ -60,7 +60,7 @@ class Rules:
     name = "rules 1"
 
     def phrases(self, text: str) -> list[Phrase]:
-        """As `Provider.phrases`.
+        """The phrases of a text, as `Provider.phrases` says.
 
         >>> text = "Two men lean against a wall on the left of the old house."
         >>> [text[p.start : p.end] for p in Rules().phrases(text)]
@@ -118,7 +118,7 @@ class Pipeline:
         self.name = f"spacy {self.nlp.meta['lang']}_{self.nlp.meta['name']} {self.nlp.meta['version']}"
 
     def phrases(self, text: str) -> list[Phrase]:
-        """As `Provider.phrases`."""
+        """The phrases of a text, as `Provider.phrases` says."""
         return extract(tagged_by(self.nlp(text)))
 
 

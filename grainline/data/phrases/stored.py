@@ -52,7 +52,7 @@ class StoredPhrases:
         self.offsets = np.array(offsets, dtype=np.int64)[order]  # [texts] where its line begins
 
     def phrases(self, text: str) -> list[Phrase]:
-        """As `Provider.phrases`. Raises UserError for a text that the file does not know."""
+        """The phrases of a text in the file. Raises UserError for a text that the file does not know."""
         name, excerpt = digest(text), repr(text if len(text) < 60 else text[:60] + "...")
         half = np.uint64(int(name[:16], 16))
         first, end = (int(np.searchsorted(self.digests, half, side)) for side in ("left", "right"))

@@ -62,7 +62,7 @@ def render(scene: Scene, size: int) -> Image.Image:
 
 
 def label_map(scene: Scene, size: int) -> np.ndarray:
-    """Whose pixel is it: [size, size] uint8, 0 for the background and k + 1 for scene.things[k].
+    """The owner of each pixel: [size, size] uint8, 0 for the background and k + 1 for scene.things[k].
 
     >>> from grainline.data.scenes.world import sample
     >>> scene = sample(0, "dev", 0)
@@ -152,7 +152,7 @@ OUTLINES: dict[str, list[tuple[float, float]]] = {
 
 
 def _white(pattern: str, inside: np.ndarray, fine: int) -> np.ndarray:
-    """Where the pattern is white instead of the object's colour, never at the rim. [side, side] bool.
+    """Pixels where the pattern is white instead of the object's colour, never at the rim. [side, side] bool.
 
     inside  [side, side] bool, the shape
     fine    side of a pixel of the image: stripes, cells and dots are whole pixels, or small ones would blur
@@ -177,7 +177,7 @@ def _white(pattern: str, inside: np.ndarray, fine: int) -> np.ndarray:
 
 
 def _eroded(mask: np.ndarray, width: int) -> np.ndarray:
-    """What is left of the mask when its border of `width` pixels is taken off."""
+    """The mask without its border of `width` pixels."""
     padded = np.pad(mask, width)
     left = mask.copy()
     for i in range(16):

@@ -105,7 +105,7 @@ def matches(thing: Thing, stated: dict[str, str]) -> bool:
 
 
 def stated(pieces: Sequence[Piece]) -> tuple[str, ...]:
-    """Which attributes of an object some pieces give: fields of Thing, and "position", each once.
+    """The attributes of an object that some pieces give: fields of Thing, and "position", each once.
 
     >>> stated([Piece("a", "a"), Piece("red", "colour"), Piece("star", "shape"), Piece("in bars", "after")])
     ('colour', 'shape', 'pattern')

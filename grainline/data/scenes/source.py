@@ -105,7 +105,7 @@ class Scenes:
         return sample(self.seed, self.split, index)
 
     def labels(self, index: int) -> np.ndarray:
-        """Whose pixel is it: [size, size] uint8, 0 for the background, k + 1 for scene(index).things[k]."""
+        """Owner of each pixel: [size, size] uint8, 0 for the background, k + 1 for scene(index).things[k]."""
         return label_map(self.scene(index), self.size)
 
     def description(self, index: int) -> SceneDescription:

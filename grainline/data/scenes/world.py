@@ -1,4 +1,4 @@
-"""What is in a scene: its objects, its background, and what is true between them.
+"""A scene: its objects, its background, and the relations that hold between them.
 
 All geometry is in units of the image's side, x to the right and y down, so a scene does not depend on the
 resolution at which it is drawn. A scene is a function of (seed, split, index) and of nothing else.
@@ -67,7 +67,7 @@ class Thing(NamedTuple):
 
 
 class Background(NamedTuple):
-    """What lies behind the objects.
+    """The surface behind the objects.
 
     `first` and `second` are two of PALE (top and bottom of a gradient), or one of SKIES above one of GROUNDS;
     kinds of one colour (plain, grid, bands) have an empty `second`.

@@ -118,7 +118,7 @@ def public_checkpoint() -> str:
 
 
 def wanted(files: Collection[str]) -> list[str]:
-    """Which files of a model to fetch: settings, tokenizer, and the weights in one of their forms.
+    """The files of a model to fetch: settings, tokenizer, and the weights in one of their forms.
 
     >>> wanted({"config.json", "pytorch_model.bin", "model.safetensors", "tf_model.h5"})
     ['*.json', '*.txt', '*.model', '*.jinja', '[0-9]_*/*', 'model.safetensors']

@@ -153,7 +153,7 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """What image processors of transformers read: the inverse of `of_hugging_face` for CLIP and SigLIP."""
+    """Settings for image processors of transformers: the inverse of `of_hugging_face` for CLIP and SigLIP."""
     larger = round(size * architecture["margin"])
     squash = architecture["resize"] == "squash"
     content: dict[str, Any] = {

@@ -116,7 +116,7 @@ def pooled(hidden: Tensor, mask: Tensor, ways: Sequence[str]) -> Tensor:
 
 
 def transformer_of(folder: Path) -> Path:
-    """Where the transformer of a folder stands: the folder itself, unless a modules.json says otherwise."""
+    """The folder of the transformer: the folder itself, unless a modules.json says otherwise."""
     return folder / _modules(folder)[0].path if (folder / "modules.json").is_file() else folder
 
 

@@ -154,7 +154,7 @@ def item_scores(method: Scorer, images: Encoded, texts: Encoded, items: Items) -
 
 
 def margins(score: Tensor) -> Tensor:
-    """By how much the caption that is surer of the wrong image prefers its own: [P], right above zero.
+    """Margin by which the caption that is surer of the wrong image prefers its own: [P], right above zero.
 
     score  [P, image 2, caption 2]
 

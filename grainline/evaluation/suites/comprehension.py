@@ -175,7 +175,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
-    """Where the boxes to choose from come from."""
+    """The origin of the boxes to choose from."""
     if proposals is None:
         return {"boxes": "ground truth"}
     return {"boxes": proposals.path, "sha256": proposals.sha256}
@@ -259,7 +259,7 @@ class ChoiceCollector(ExpressionCollector):
         return ImageExpressions(size, expressions, (boxes, square))
 
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
-        """By every map."""
+        """The scores of every map."""
         boxes, square = of.shared
         true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
         right = box_iou(true, boxes) > 0.5  # [E, B]

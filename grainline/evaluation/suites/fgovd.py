@@ -278,7 +278,7 @@ def ranks_of(scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def margins(scores: Sequence[Tensor]) -> np.ndarray:
-    """By how much each right text leads the best foil: [Q], right above zero."""
+    """Margin by which each right text leads the best foil: [Q], right above zero."""
     return np.array([float(one[0] - one[1:].max()) for one in scores])
 
 

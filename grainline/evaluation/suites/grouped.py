@@ -68,7 +68,7 @@ def tokens_of(
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text stand, separated by blanks.
+    """The spans of the words of a text, separated by blanks.
 
     >>> word_spans(" a T-shirt .")
     [(1, 2), (3, 10), (11, 12)]

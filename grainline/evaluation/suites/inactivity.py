@@ -103,7 +103,7 @@ class InactivitySuite(Suite[NoOptions]):
         return {name: mean_of([table[name] for table in tables]) for name in tables[0]}
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        """By AUROC within the image; of equals by the difference of the means."""
+        """Cases by AUROC within the image; of equals by the difference of the means."""
         slots = [(i, one) for i, one in enumerate(self.collected(evaluation.data)) if one is not None]
         weights = [([w for _, w in one.own], [w for _, w in one.other]) for _, one in slots]
         share = [within(*both) for both in weights]
@@ -195,7 +195,7 @@ class EmptySlotCollector(Collector):
         self._slots += slots
 
     def result(self, data: Encodings) -> tuple[EmptySlots | None, ...]:
-        """Of every image; None where no other text has a part that its own lacks."""
+        """The values of every image; None where no other text has a part that its own lacks."""
         return tuple(self._slots)
 
 

@@ -142,7 +142,7 @@ class ProbesSuite(Suite[ProbesOptions]):
         return Outcomes(queries, tuple(notes), {"card": card}, counts)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """By kind and over all kinds of each benchmark; the bootstrap draws the images of the right pairs."""
+        """Accuracy by kind and over all kinds of a benchmark; resamples draw images of right pairs."""
         first = runs[0]
         kind, benchmark = np.array(first["kind"]), np.array(first["benchmark"])
         names = sorted(set(first["benchmark"]))

@@ -139,7 +139,7 @@ class MaskCollector(ExpressionCollector):
         return ImageExpressions((height, width), expressions)
 
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
-        """By Otsu's threshold of the heat, and by two masks that ignore the text."""
+        """IoU of the heat above Otsu's threshold, and of two masks that ignore the text."""
         with torch.no_grad():
             heat = pixel_maps(self.method, images, self.method.heat(images, texts), of.size)
         self.flat[HEAT] += number_flat(heat)

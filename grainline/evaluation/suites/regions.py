@@ -1,4 +1,4 @@
-"""What the suites of regions share: their walk over a source, and features, scores, sums and IoU of boxes.
+"""Parts of the suites of regions: their walk over a source, and features, scores, sums and IoU of boxes.
 
 An expression is the phrase of a region, which names one thing in the image. Tokens of images are not stored:
 each collector reads them while they are there.

@@ -235,7 +235,7 @@ def _all_changes(run: dict[str, Any]) -> np.ndarray:
 
 
 def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
-    """What a reader of the value has to know."""
+    """Notes for readers of the value."""
     notes = [
         f"noise: {len(SENTENCES)} sentences, digest {pool()}, seed {seed}; published values were made with "
         "others and cannot be compared"

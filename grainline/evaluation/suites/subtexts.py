@@ -134,7 +134,7 @@ class SubtextCollector(Collector):
 
 
 def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:
-    """Of every sequence, for each image: the number of its subtexts, their scores, and which were cut.
+    """Every sequence of each image: the number of its subtexts, their scores, and which were cut.
 
     Scores are the shortest decimals that are these float32 numbers: equal stays equal, and files are half as
     long. Raises UserError for NaN scores.

@@ -30,7 +30,7 @@ TINY = 1e-24  # the square of what F.normalize divides by at least
 
 
 class TilePools(NamedTuple):
-    """What texts pool in a tile, and the two products of it that a cosine needs."""
+    """The vectors that texts pool in a tile, and the two products of them that a cosine needs."""
 
     weight: Tensor  # [r, heads, c, L] attention; 1 minus the sum is that of the empty slot
     z: Tensor  # [r, c, D]
@@ -67,7 +67,7 @@ class ConditionedCosine(Score):
         return shared[3] * (read.along * read.square.clamp(min=TINY).rsqrt()) + shared[4]
 
     def read(self, rows: Parts, cols: Parts, shared: Parts) -> TilePools:
-        """What the texts of a tile pool of its images."""
+        """The vectors that the texts of a tile pool of its images."""
         key, value, *masks = rows
         query, u, c = cols
         fit = self.product(by_head(query), key.mT)

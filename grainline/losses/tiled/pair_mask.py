@@ -1,4 +1,4 @@
-"""Which rows of two lists are pairs: described by ids, never by a matrix of all pairs.
+"""Pairs of rows of two lists, described by ids, never by a matrix of all pairs.
 
 Pairs of one item and pairs of one image have weights; they lie in few tiles of the matrix, if rows of one
 image are neighbours. All other pairs are negatives, or none: rows of padding, and rows of different groups.
@@ -25,7 +25,7 @@ class RowIds(NamedTuple):
     slot: Tensor  # [n] int64 place of the row among those of its image
 
     def real(self) -> Tensor:
-        """Which rows are in any pair: [n] bool."""
+        """The rows that are in any pair: [n] bool."""
         return (self.item >= 0) & (self.group >= 0)
 
 
@@ -57,7 +57,7 @@ BEYOND = 2**40  # more than any number of a group or image
 
 
 class PairMatrix(NamedTuple):
-    """Which rows and columns are pairs, with weights. That of row i with column j of the same group:
+    """The pairs of rows and columns, with weights. The weight of row i with column j of the same group:
 
     own                                            if they are one item
     sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image

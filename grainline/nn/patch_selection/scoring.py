@@ -53,7 +53,7 @@ def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
 
 
 def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
-    """What every patch adds to the score of its own text, to first order: [N, L], signed
+    """The share of every patch in the score of its own text, to first order: [N, L], signed
 
     patch . d score / d patch, with decisions as constants
     """
@@ -197,7 +197,7 @@ def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
 
 @torch.no_grad()
 def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
-    """What text i selects in image i, for drawing. images: as a method encodes them
+    """The patches that text i selects in image i, for drawing. images: as a method encodes them
 
     for each pair, where a real token has a weight above 0:
         token[m] = the real token p with the greatest cosine[p, m]; cosine[m] = that cosine

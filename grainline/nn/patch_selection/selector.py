@@ -281,7 +281,7 @@ class Selector(nn.Module):
     def decisions(
         self, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
     ) -> tuple[Tensor | None, Tensor | None]:
-        """What `choose` returns, or None and None where texts select no patches (not `sparse`)."""
+        """The result of `choose`, or None and None where texts select no patches (not `sparse`)."""
         return (
             self.choose(image_side, text_side.query, text_side.item, decide) if self.sparse else (None, None)
         )
@@ -338,7 +338,7 @@ class Selector(nn.Module):
 
 
 def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
-    """Of tokens [n, t or 1, P, D] with unit words [n or 1, t, M, D]: [n, t or 1, P, M]"""
+    """Cosines of tokens [n, t or 1, P, D] with unit words [n or 1, t, M, D]: [n, t or 1, P, M]"""
     length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).clamp(min=1e-12)
     if words.shape[0] == 1 and tokens.shape[1] > 1 and tokens.shape[2] == 1:  # no copies of words
         return torch.einsum("ntd,tmd->ntm", tokens[:, :, 0], words[0])[:, :, None] / length
