@@ -184,9 +184,9 @@ def test_no_private_words(of: str) -> None:
     assert counts(PACKAGE if of == "names" else [*PACKAGE, *TEMPLATES, *PAGES], of) == {}
 
 
-HEADLESS = frozenset(
-    "Of As That What Which Those With To By In On From At Between Beside Where Whose".split()
-)
+HEADS = """Of As That What Which Those With To By In On From At Between Beside Where Whose
+"""
+HEADLESS = frozenset(HEADS.split())
 """Words that begin no docstring: it says what a thing is or returns."""
 
 
