@@ -199,20 +199,6 @@ def test_a_model_that_ties_is_wrong_and_a_perfect_one_is_right(tmp_path: Path) -
         torch.testing.assert_close(score[p], dense[a][:, b].float())
 
 
-def test_mistakes_end_in_one_line(tmp_path: Path) -> None:
-    source = opened(tmp_path, rows(4, 6))
-    data = encode(source)
-    with pytest.raises(UserError, match="was encoded for other suites; encode it with the cola suite"):
-        ColaSuite().measure(Counting().method, data._replace(collected={}))
-    broken = data._replace(images=data.images._replace(vector=data.images.vector * torch.nan))
-    with pytest.raises(UserError, match=r"^16 of 16 scores are not a number"):
-        ColaSuite().measure(Counting().method, broken)
-    with pytest.raises(
-        UserError, match=r"scenes:dev\?count=2 is not a file of items; --suite cola takes one"
-    ):
-        items_file(open_source("scenes:dev?count=2"))
-
-
 # The official file
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.evaluation.ranks import ranks
-from grainline.evaluation.score import SIDE, Scorer, all_scores, pair_scores, retrieval_ranks, tile_side
+from grainline.evaluation.score import Scorer, all_scores, pair_scores, retrieval_ranks, tile_side
 from grainline.types import Encoded, same_image
 
 
@@ -163,29 +163,6 @@ def test_images_without_texts_and_texts_without_images_are_refused() -> None:
 def test_a_memory_limit_below_one_pair_is_refused() -> None:
     with pytest.raises(UserError, match=r"^a memory limit of 10 bytes is too small: one pair needs"):
         retrieval_ranks(Dot(), some(2, [0, 1]), some(2, [0, 1]), memory=10)
-
-
-@pytest.mark.parametrize("pairwise", [False, True])
-def test_tiles_shrink_with_the_memory_limit(pairwise: bool) -> None:
-    images, texts = some(2, [0, 1], 64, 50), some(2, [0, 1], 64, 20)
-    method = Late() if pairwise else Dot()
-    sides = [tile_side(method, images, texts, memory) for memory in (10**5, 10**6, 10**7, 10**12)]
-    assert sides == sorted(sides)
-    assert sides[0] < sides[1] < sides[2]
-    assert sides[-1] == SIDE
-    for side, memory in zip(sides, (10**5, 10**6, 10**7), strict=False):
-        per_pair = 4 * 50 * 20 if pairwise else 12
-        assert side * side * per_pair <= memory
-
-
-def test_a_score_in_blocks_takes_larger_tiles_that_shrink_with_the_texts() -> None:
-    images, texts = some(2, [0, 1], 64, 50), some(2, [0, 1], 64, 20)
-    sides = [tile_side(Blocks(), images, texts, memory) for memory in (10**6, 10**7, 10**12)]
-    assert sides[0] < sides[1] < sides[2] == SIDE
-    for side, memory in zip(sides, (10**6, 10**7), strict=False):
-        assert side > tile_side(Late(), images, texts, memory)
-        assert side * side * 4 + side * 4 * 4 * 20 * 64 <= memory  # scores, and four vectors of every word
-    assert tile_side(Blocks(), images, some(2, [0, 1], 64, 2), 10**7) > sides[1]
 
 
 def test_a_gallery_is_in_memory_once_and_not_once_a_tile() -> None:

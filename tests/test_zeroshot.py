@@ -146,39 +146,6 @@ def test_classes_are_ranked_as_by_loops_in_float64(pairwise: bool, memory: int, 
         judge(model.method, data.images, data.collected["zeroshot"], 9)
 
 
-def test_only_prompts_are_encoded_each_once() -> None:
-    model = Drawn()
-    images = [("cat", 0), ("dog", 1), ("cat", 2)]
-    data = encode_source(model, Painted(images), captions="first", encode_texts=False)
-    assert model.read == []
-    assert (data.strings, len(data.texts.vector)) == (("cat", "dog", "cat"), 0)
-    data = with_classes(model, data, ["{}", "the long template of forty letters and {} at the end"])
-    assert sorted(model.read) == sorted(set(model.read))
-    assert len(model.read) == 4
-    assert data.cut == 2, "of the prompts"
-
-
-class Painted:
-    """Images of one shade of red and more of blue, with their captions."""
-
-    path = "painted"
-
-    def __init__(self, records: Sequence[tuple[str, int]]) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> Any:
-        from grainline.data.record import Record
-
-        caption, blue = self.records[index]
-        return Record(f"p{index}", Image.new("RGB", (4, 4), (200, 0, blue)), (caption,) if caption else ())
-
-    def fingerprint(self) -> str:
-        return "painted"
-
-
 # Metrics of outcomes that are known by heart
 
 
