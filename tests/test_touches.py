@@ -14,7 +14,7 @@ EXAMPLES = [
     ("method", "methods/himo.py"),
     ("method", "methods/maxsim.py"),
     ("suite", "evaluation/suites/cola.py"),
-    ("source", "data/benchmarks/cola.py"),
+    ("source", "data/benchmarks/entities.py"),
     ("source", "data/formats/parquet.py"),
 ]
 
