@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 42_270,  # code and docstrings; goal 35,000
-    "lines": 50_599,  # goal 42,000
-    "test lines": 56_030,  # goal 41,000
-    "benchmark lines": 7_796,  # goal 5,500
+    "code lines": 38_489,  # code and docstrings; goal 35,000
+    "lines": 46_117,  # goal 42,000
+    "test lines": 47_889,  # goal 41,000
+    "benchmark lines": 6_699,  # goal 5,500
     "names twice in a folder": 0,
-    "shared names": 8,
+    "shared names": 7,
     "fan-out": 15,
     "names clip.py imports": 8,
     "names caft.py imports": 22,
-    "names beta_clip.py imports": 22,
+    "names beta_clip.py imports": 20,
 }
 GRANTS: tuple[tuple[str, int, str], ...] = ()
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
