@@ -328,7 +328,7 @@ def test_true_is_no_number_and_no_number_is_true() -> None:
                 swapped += 1
                 shown = str(bad).lower() if isinstance(bad, bool) else repr(bad)
                 assert wrong(cls, {name: bad}).startswith(f"here: field '{name}' is {shown}: it must be ")
-    assert swapped > 100
+    assert swapped > 90
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,10 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
         panels.append(
             Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
         )
-    look, whole = evaluation.look(own, text), evaluation.whole(own)
-    if look is not None and look.sentences and not isinstance(whole, MissingImage):
-        look = look._replace(whole=whole)
+    look = evaluation.look(own, text)
+    if look is not None and look.sentences:
+        whole = evaluation.whole(own)
+        look = look if isinstance(whole, MissingImage) else look._replace(whole=whole)
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
