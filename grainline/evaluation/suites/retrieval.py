@@ -162,9 +162,8 @@ def _text_case(evaluation: Evaluation, query: _Query) -> Case:
             Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
         )
     look = evaluation.look(own, text)
-    if look is not None and look.sentences:
-        whole = evaluation.whole(own)
-        look = look if isinstance(whole, MissingImage) else look._replace(whole=whole)
+    if look is not None and look.sentences and not isinstance(whole := evaluation.whole(own), MissingImage):
+        look = look._replace(whole=whole)
     return query.case(query.fold.images, data.keys[own])._replace(
         quote=text,
         rows=[Row(panels)],
