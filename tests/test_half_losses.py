@@ -75,7 +75,7 @@ def test_parts_of_pooling_compile_to_one_graph(function: str) -> None:
 
 
 def assert_compiles(plain: Any, inputs: Any) -> None:
-    """As torch.compile sees it, without a compiler: no break, and lengths that change."""
+    """Check that torch.compile traces it, without a compiler: no break, and lengths that change."""
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True, dynamic=True)
     for size in (3, 4):
         tensors = inputs(size)
