@@ -82,7 +82,6 @@ class Said(NamedTuple):
 
     query: list[int]
     verdict: list[str]
-    rank: list[int]
 
 
 class Measured(NamedTuple):
@@ -212,10 +211,10 @@ def _sentences(index: Index, data: Data) -> tuple[dict[str, Said], dict[str, lis
     match: dict[str, list[str]] = {"no match": []}
     for query, answer in enumerate(index.search([item.text for item in data.outside], SHOWN)):
         match["no match"].append(answer.match)
-        for rank, hit in enumerate(answer.hits):
+        for hit in answer.hits:
             right = {one.text for one in hit.sentences if data.truth and data.truth(hit.path, one.text)}
-            _take(said, "no match, false of the hit", (query, rank), hit, set(_texts(hit)) - right)
-            _take(said, "no match, true of the hit", (query, rank), hit, right)
+            _take(said, "no match, false of the hit", query, hit, set(_texts(hit)) - right)
+            _take(said, "no match, true of the hit", query, hit, right)
     asked = [(i, item, item.text, set(_split(item.text))) for i, item in enumerate(data.inside)]
     match["right image"] = _take_right(said, "right image, true", index, asked)
     asked = [(i, item, item.foil[0], {item.foil[1]}) for i, item in enumerate(data.inside) if item.foil]
@@ -235,7 +234,7 @@ def _take_right(
     for (query, item, _, wanted), answer in zip(asked, answers, strict=True):
         for rank, hit in enumerate(answer.hits):
             if hit.path == item.key:
-                _take(said, group, (query, rank), hit, wanted)
+                _take(said, group, query, hit, wanted)
                 match += [hit.match] if rank == 0 else []
     return match
 
@@ -243,10 +242,9 @@ def _take_right(
 def _take(said: dict[str, Said], group: str, place: tuple[int, int], hit: Hit, wanted: set[str]) -> None:
     for one in hit.sentences:
         if one.text in wanted:
-            into = said.setdefault(group, Said([], [], []))
-            into.query.append(place[0])
+            into = said.setdefault(group, Said([], []))
+            into.query.append(query)
             into.verdict.append(one.verdict)
-            into.rank.append(place[1])
 
 
 def _texts(hit: Hit) -> list[str]:
@@ -287,14 +285,11 @@ def show(all_of: Sequence[Measured]) -> None:
         if len(values):
             by = " ".join(f"{(part <= 0.05).mean():.3f}" if len(part) else "-" for part in parts)
             alarms.add_row(name, *_shares(values), str(len(values)), by)
-    said = Table(f"sentences in the first {SHOWN} hits", "number", *VERDICTS, "'shows' by rank and by seed")
+    said = Table(f"sentences in the first {SHOWN} hits", "number", *VERDICTS)
     for group in dict.fromkeys(group for one in all_of for group in one.said):
         parts = [one.said[group] for one in all_of if group in one.said]
         cells = [_percent(*interval(parts, verdict)) for verdict in VERDICTS]
-        ranks = [_share(parts, rank) for rank in range(SHOWN)]
-        seeds = [_share([part], None) for part in parts]
-        number = sum(len(part.query) for part in parts)
-        said.add_row(group, f"{number:,}", *cells, f"{' '.join(ranks)}; {' '.join(seeds)}")
+        said.add_row(group, f"{sum(len(part.query) for part in parts):,}", *cells)
     matches = Table("match of the best hit", "queries", *MATCHES)
     for group in all_of[0].match:
         values = [match for one in all_of for match in one.match[group]]
@@ -305,16 +300,6 @@ def show(all_of: Sequence[Measured]) -> None:
         console.print(table)
     powers = ["unknown" if one.power is None else f"{one.power:.3f}" for one in all_of]
     console.print("power by the indexes' own estimate:", " ".join(powers))
-
-
-def _share(parts: Sequence[Said], rank: int | None) -> str:
-    ticks = [
-        verdict == "shows"
-        for part in parts
-        for verdict, place in zip(part.verdict, part.rank, strict=True)
-        if rank in (None, place)
-    ]
-    return f"{np.mean(ticks):.3f}" if ticks else "-"
 
 
 def _percent(value: float, low: float, high: float) -> str:

@@ -7,10 +7,9 @@ those of the products that torch counts in such a step, a multiplication and an 
 kernels, some percent, are left out. Where texts share rows, attention counts the pairs that are read, half of
 those of a padded causal text, and what stands empty, some percent of the rows, counts as text.
   caft       `caft/paper`: texts in shared rows, in padded groups, and in shared rows with compiled layers
-  clip       `clip/vit_b16` at 77 tokens, its layers compiled too, beside the step of CLIP as open_clip's
-             documentation has it: all texts padded, autocast around model and loss, the scale clamped after
-             the update; its encoders are those of transformers at the same sizes; and open_clip itself, where
-             it is installed
+  clip       `clip/vit_b16` at 77 tokens, its layers compiled too; where open_clip is installed, its step as
+             well, as its documentation has it: all texts padded, autocast around model and loss, the scale
+             clamped after the update
   beta_clip  `beta_clip/paper` with the encoders of its checkpoint, CLIP ViT-B/16 of transformers with fresh
              weights: 36 texts an image; its layers compiled too
   methods    steps of the papers' recipes, with encoders of ViT-B/16, and scores of 1,000 images with 5,000
@@ -243,17 +242,13 @@ class Measure:
         own = self.step("clip/vit_b16", ours, work, share=SHARE)
         self.compiled("clip/vit_b16", ours, work)
         del ours
-        theirs = OpenClipStep(sizes, images, texts)
-        other = self.step("CLIP as open_clip trains it", theirs, tflop(theirs))
-        report("clip/vit_b16: time of open_clip's step / of ours", other / own, "x", at_least=1.0)
-        del theirs
         try:
-            itself = OpenClip(images, texts)
+            theirs = OpenClip(images, texts)
         except ImportError:
-            print("# open_clip is not installed: its own model is not measured")
+            print("# open_clip is not installed: it is not measured")
             return
-        other = self.step("open_clip itself", itself, tflop(itself))
-        report("clip/vit_b16: time of open_clip itself / of ours", other / own, "x", at_least=1.0)
+        other = self.step("open_clip", theirs, tflop(theirs))
+        report("clip/vit_b16: time of open_clip's step / of ours", other / own, "x", at_least=1.0)
 
     def beta_clip(self) -> None:
         sizes = TINY if self.tiny else SIZES
@@ -322,35 +317,8 @@ def library_config(sizes: dict[str, Any]) -> Any:
     )
 
 
-class OpenClipStep:
-    """CLIP's step after open_clip's documentation, with encoders of transformers at the sizes of ViT-B/16."""
-
-    def __init__(self, sizes: dict[str, Any], images: Images, texts: Texts) -> None:
-        from transformers import CLIPModel
-
-        config = library_config(sizes)
-        config._attn_implementation = "sdpa"
-        self.model = CLIPModel(config).to(GPU).train()
-        self.optimizer = optimizer(self.model)
-        self.images = images.pixels.to(GPU)
-        self.ids = ended(texts).to(GPU)
-        self.number = torch.arange(len(self.ids), device=GPU)
-
-    def __call__(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(GPU.type, torch.bfloat16):
-            out = self.model(input_ids=self.ids, pixel_values=self.images)
-            image, text = (F.normalize(x, dim=-1) for x in (out.image_embeds, out.text_embeds))
-            logits = self.model.logit_scale.exp() * image @ text.T
-            loss = (F.cross_entropy(logits, self.number) + F.cross_entropy(logits.T, self.number)) / 2
-        loss.backward()
-        self.optimizer.step()
-        with torch.no_grad():
-            self.model.logit_scale.clamp_(0, math.log(100))
-
-
 class OpenClip:
-    """The same step with the model and the loss of open_clip, with fresh weights. Raises ImportError."""
+    """CLIP's step after open_clip's documentation, with fresh weights. Raises ImportError."""
 
     def __init__(self, images: Images, texts: Texts) -> None:
         import open_clip
