@@ -239,7 +239,7 @@ def _take_right(
     return match
 
 
-def _take(said: dict[str, Said], group: str, place: tuple[int, int], hit: Hit, wanted: set[str]) -> None:
+def _take(said: dict[str, Said], group: str, query: int, hit: Hit, wanted: set[str]) -> None:
     for one in hit.sentences:
         if one.text in wanted:
             into = said.setdefault(group, Said([], []))
