@@ -1,24 +1,20 @@
-"""Names and prose use the words of the field: the old names of `names.txt` are gone, private words too."""
+"""Names and prose use the words of the field, not private ones."""
 
 import ast
 import io
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted(path for path in (ROOT / "grainline").rglob("*.py"))
 VOCABULARIES = "data/scenes/words.py", "data/phrases/lexicon.py", "data/captions.py"  # words of captions
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [
-    page for page in PAGES if page.is_file() and page.name != "LOG.md"
-]  # the log quotes names of its time
+PAGES = [page for page in PAGES if page.name != "LOG.md"]  # it quotes names of its time
 TEMPLATES = sorted(p for p in (ROOT / "grainline").rglob("*") if p.suffix in (".html", ".js", ".css"))
 
 WORDS = """picture pictures told everyone everyones held seen kept found begun come asked said taken apart
@@ -40,46 +36,6 @@ IN_PROSE = re.compile(
     re.I,
 )
 """Private vocabulary in comments, docstrings, messages, templates and pages."""
-
-
-class Name(NamedTuple):
-    """An entry of `names.txt`."""
-
-    kind: str  # class, function, member, recipe, option
-    where: str  # the end of the module's name, the class, or the path in a recipe; - for any
-    old: str
-    new: str
-
-
-NAMES = [
-    Name(*line.split())
-    for line in (ROOT / "tests/names.txt").read_text(encoding="utf-8").splitlines()
-    if line and not line.startswith("#")
-]
-
-
-def of_kind(kind: str) -> list[Name]:
-    return [name for name in NAMES if name.kind == kind]
-
-
-def module(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def members(cls: ast.ClassDef) -> set[str]:
-    """Methods, class attributes, and what methods set on self."""
-    names = {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
-    names |= {
-        x.target.id for x in cls.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
-    }
-    for node in ast.walk(cls):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and isinstance(node.value, ast.Name)
-        ):
-            names |= {node.attr} if node.value.id == "self" else set()
-    return names
 
 
 def identifiers(text: str) -> Iterator[str]:
@@ -118,65 +74,6 @@ def counts(paths: list[Path], of: str) -> dict[str, int]:
     """The number of private words in names or prose of each file that has some."""
     count = private_names if of == "names" else private_prose
     return {path.relative_to(ROOT).as_posix(): n for path in paths if (n := count(path).total())}
-
-
-def test_old_names_are_not_defined() -> None:
-    old = of_kind("class") + of_kind("function")
-    old_members = {(name.where, name.old): name.new for name in of_kind("member")}
-    wrong = []
-    for path in PACKAGE:
-        place = path.relative_to(ROOT)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-                continue
-            kind = "class" if isinstance(node, ast.ClassDef) else "function"
-            wrong += [
-                f"{place}: {name.old} is {name.new} today"
-                for name in old
-                if (name.kind, name.old) == (kind, node.name)
-                and f".{module(path)}".endswith(f".{name.where}")
-            ]
-            for member in members(node) if isinstance(node, ast.ClassDef) else ():
-                if (node.name, member) in old_members:
-                    wrong.append(f"{place}: {node.name}.{member} is {old_members[node.name, member]} today")
-    assert not wrong
-
-
-def leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict):
-                yield from leaves(one, f"{prefix}{key}.")
-        yield f"{prefix}{key}"
-
-
-def test_recipes_and_pages_have_the_fields_of_today() -> None:
-    old = {
-        name.old if name.where == "-" else f"{name.where}.{name.old}": name.new for name in of_kind("recipe")
-    }
-    wrong = [
-        f"{path.relative_to(ROOT)}: {field} is {old[field]} today"
-        for path in sorted((ROOT / "grainline/recipes").rglob("*.yaml"))
-        for field in leaves(yaml.safe_load(path.read_text(encoding="utf-8")))
-        if field in old
-    ]
-    for path in [*PAGES, *PACKAGE]:
-        text = path.read_text(encoding="utf-8")
-        for field, new in old.items():
-            if "." in field and re.search(rf"(?<![\w.]){re.escape(field)}(?=[=` ])(?! )", text):
-                wrong.append(f"{path.relative_to(ROOT)}: {field} is {new} today")
-    assert not wrong
-
-
-def test_pages_and_messages_have_the_options_of_today() -> None:
-    old = {name.old: name.new for name in of_kind("option")}
-    wrong = [
-        f"{path.relative_to(ROOT)}: {option} is {new} today"
-        for path in [*PAGES, *PACKAGE]
-        for option, new in old.items()
-        if re.search(rf"{option}(?![\w-])", path.read_text(encoding="utf-8"))
-    ]
-    assert not wrong
 
 
 @pytest.mark.parametrize("of", ["names", "prose"])
