@@ -23,8 +23,8 @@ from torch import Tensor
 from grainline import hub
 from grainline.build import Description, image_settings
 from grainline.data.descriptions import Described
-from grainline.data.image_inputs import ImageLike, are_images, count_of, is_one_image, original, several
 from grainline.data.other_texts import other_texts
+from grainline.data.pairs import ImageLike, are_images, count_of, is_one_image, original, several
 from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform

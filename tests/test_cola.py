@@ -14,7 +14,7 @@ from runs import complaint, recipe
 from test_intervals import interval
 from test_zeroshot import Drawn, encoded
 
-from grainline.data.benchmarks.cola import Cola
+from grainline.data.benchmarks.contests import Cola
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare

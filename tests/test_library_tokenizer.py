@@ -345,7 +345,7 @@ def mistakes(content: str) -> dict[str, tuple[dict[str, Any], str]]:
 def test_every_mistake_ends_in_one_line(
     name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.data.tokenizers.library_tokenizer.find_spec", lambda _: None)
+    monkeypatch.setattr("grainline.data.tokenizers.tokenizer_files.find_spec", lambda _: None)
     files, message = mistakes((folders["bert"] / "tokenizer.json").read_text())[name]
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(write(tmp_path / "in", **files))

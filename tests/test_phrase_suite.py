@@ -17,7 +17,7 @@ from test_suite import InMemory
 from torch import Tensor
 
 from grainline.config import override
-from grainline.data.benchmarks.entities import Entities, read_sentence
+from grainline.data.benchmarks.phrase_regions import Entities, read_sentence
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record, Region

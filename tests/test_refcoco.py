@@ -13,8 +13,7 @@ import pytest
 from indexes import tiny_model
 from PIL import Image
 
-from grainline.data.benchmarks.pickled import read_pickle
-from grainline.data.benchmarks.refcoco import RefCoco
+from grainline.data.benchmarks.refcoco import RefCoco, read_pickle
 from grainline.data.decode import decode
 from grainline.data.formats.masks import polygons_mask, read_mask, run_lengths, unpacked
 from grainline.data.open_source import open_source

@@ -18,7 +18,7 @@ from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
 
-from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
+from grainline.data.benchmarks.phrase_regions import FgOvd, FgOvdLines
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Foil, Region, keys_of

@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from grainline.data.formats.tarindex import load_shard, members
-from grainline.data.formats.tars import Tars
+from grainline.data.formats.tars import Tars, load_shard, members
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError

@@ -115,7 +115,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     _require_index(folder)
     from tempfile import mkdtemp
 
-    from grainline.data.formats.plain import read_lines
+    from grainline.data.formats.parsed import read_lines
     from grainline.evaluation.result import writable
     from grainline.index.output import write_heat, write_html, write_json
     from grainline.index.search import Options, image_queries, open_index

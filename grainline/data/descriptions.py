@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.data import lines
-from grainline.data.formats.checked import strings
 from grainline.data.formats.joined import SourceWrapper
-from grainline.data.formats.plain import parse_json, read_plain, text_of
+from grainline.data.formats.parsed import parse_json, read_plain, strings, text_of
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason

@@ -24,7 +24,7 @@ from grainline.config import load_class, trusting
 from grainline.data.formats.common import FileSource, divide, expand, is_pattern
 from grainline.data.formats.folder import Folder, files_below, suffix
 from grainline.data.formats.joined import Joined, WithoutCaptions, split_skip
-from grainline.data.formats.plain import data_error, read_text
+from grainline.data.formats.parsed import data_error, read_text
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.record import Source
 from grainline.errors import path_of
@@ -41,11 +41,11 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "coco-val2017": "grainline.data.formats.listed:CocoVal2017",
     "coco-karpathy": "grainline.data.formats.listed:CocoKarpathy",
     "flickr-tokens": "grainline.data.formats.listed:FlickrTokens",
-    "cola": "grainline.data.benchmarks.cola:Cola",
-    "fg-ovd": "grainline.data.benchmarks.fgovd:FgOvd",
-    "fg-ovd-lines": "grainline.data.benchmarks.fgovd:FgOvdLines",
+    "cola": "grainline.data.benchmarks.contests:Cola",
+    "fg-ovd": "grainline.data.benchmarks.phrase_regions:FgOvd",
+    "fg-ovd-lines": "grainline.data.benchmarks.phrase_regions:FgOvdLines",
     "refcoco": "grainline.data.benchmarks.refcoco:RefCoco",
-    "flickr30k-entities": "grainline.data.benchmarks.entities:Entities",
+    "flickr30k-entities": "grainline.data.benchmarks.phrase_regions:Entities",
     "dci": "grainline.data.benchmarks.long_captions:DCI",
     "urban-1k": "grainline.data.benchmarks.long_captions:Urban1k",
     "valse": "grainline.data.benchmarks.contests:Valse",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import yaml
 
 from grainline.data.captions import sentences
-from grainline.data.formats.plain import read_lines
+from grainline.data.formats.parsed import read_lines
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError

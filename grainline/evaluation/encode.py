@@ -21,7 +21,7 @@ from torch import Tensor
 from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import remarks
-from grainline.data.formats.plain import read_lines
+from grainline.data.formats.parsed import read_lines
 from grainline.data.open_source import SOURCES, open_source
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
 from grainline.distributed import parts_of_workers, rows_of_workers, span, workers

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from grainline.data.image_inputs import original
+from grainline.data.pairs import original
 from grainline.data.transforms import Box
 from grainline.evaluation.examples import scored_parts
 from grainline.evaluation.text_attention import attention_maps

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.plain import parse_json, read_text, regular
+from grainline.data.formats.parsed import parse_json, read_text, regular
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion

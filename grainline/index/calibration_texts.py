@@ -22,7 +22,7 @@ from PIL import Image
 
 from grainline.data.captions import sentences
 from grainline.data.formats.joined import parts_of
-from grainline.data.formats.plain import read_lines
+from grainline.data.formats.parsed import read_lines
 from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source
 from grainline.data.other_texts import EVERYDAY, trained_on_scenes

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import files_below, suffix, without
-from grainline.data.formats.plain import read_plain
+from grainline.data.formats.parsed import read_plain
 from grainline.data.record import MISSING_IMAGE, UNREADABLE_FILE, CorruptSample
 from grainline.errors import UserError, path_of
 from grainline.index.store import Row

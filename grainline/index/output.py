@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grainline import __version__
-from grainline.data.image_inputs import original
+from grainline.data.pairs import original
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, escape_controls
 from grainline.evaluation.examples import whole_image

@@ -1,7 +1,7 @@
-"""Benchmarks of right and wrong pairs of image and text: FOIL-COCO, SugarCrepe, VALSE and SVO-Probes.
+"""Benchmarks of right and wrong pairs of image and text: FOIL-COCO, SugarCrepe, VALSE, SVO-Probes and COLA.
 
 Either the text differs, and the wrong one is a foil of its record; or the image does, and a `Contest` names
-both by their places in the source.
+both by their places in the source. COLA compares two images and two captions.
 """
 
 import os
@@ -12,11 +12,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, StrictBool
 
-from grainline.data.formats.checked import Fields, Id, brief_json, checked, has_rows, strings
-from grainline.data.formats.common import IMAGE_SUFFIXES, require_images
+from grainline.data.formats.common import IMAGE_SUFFIXES, name_of, require_images
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import Entry, ListedImages
-from grainline.data.formats.plain import data_error
+from grainline.data.formats.parsed import Fields, Id, brief_json, checked, data_error, has_rows, strings
 from grainline.data.formats.table import Row, first_fields, read_rows
 from grainline.data.record import Foil, Record, Source
 from grainline.data.scenes.source import Scenes
@@ -383,3 +382,50 @@ def _id(value: Any, name: str, where: str) -> str:
     if not image_id or os.path.basename(image_id) != image_id or "\0" in image_id:
         raise data_error(f"{where}: {name} is {brief_json(value)}, not the id of an image")
     return image_id
+
+
+ROW = "[url, caption, url, caption]"
+
+
+class Item(NamedTuple):
+    """Two images and their captions: caption i describes image i."""
+
+    images: tuple[str, str]  # keys
+    captions: tuple[str, str]
+
+
+class Cola(ListedImages):
+    """The images of a file of items, each at its first place in the file. Raises UserError."""
+
+    form = f"a file of items: a list of rows {ROW}"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        rows = content if isinstance(content, list) else []
+        return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
+
+    def parse(self, content: Any) -> list[Entry]:
+        urls: dict[str, str] = {}  # file name -> URL
+        rows = enumerate(content, 1)
+        self.items = tuple(_item(row, f"row {number} of {self._file}", urls) for number, row in rows)
+        captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each caption once
+        for item in self.items:
+            for key, caption in zip(*item, strict=True):
+                captions.setdefault(key, {})[caption] = None
+        return [Entry(Record(key, b"", tuple(texts)), (key,)) for key, texts in captions.items()]
+
+    def parts(self) -> Iterator[str | int]:
+        return (part for item in self.items for part in (*item.images, *item.captions))
+
+
+def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
+    texts = strings(row)
+    if not isinstance(row, list) or len(row) != 4 or len(texts) != 4:
+        raise data_error(f"{where} is {brief_json(row)}, not {ROW}, four texts")
+    for url in texts[::2]:
+        name = name_of(url)
+        if not name:
+            raise data_error(f"{where}: {url} has no file name, by which its image would be found")
+        if urls.setdefault(name, url) != url:
+            raise data_error(f"{where}: {url} and {urls[name]} have one file name")
+    return Item((name_of(texts[0]), name_of(texts[2])), (texts[1], texts[3]))

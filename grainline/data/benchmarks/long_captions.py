@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from grainline.data.formats.checked import printable, strings
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import suffix
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
-from grainline.data.formats.plain import data_error, elements, load_json, read_text
+from grainline.data.formats.parsed import data_error, elements, load_json, printable, read_text, strings
 from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError

@@ -12,15 +12,19 @@ name several, by commas, and is `val` by default. A pixel belongs to a polygon w
 
 import hashlib
 import os
+import pickle
+import pickletools
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from grainline.data.benchmarks.pickled import read_pickle
-from grainline.data.formats.checked import (
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
+from grainline.data.formats.masks import polygons_mask, read_mask
+from grainline.data.formats.parsed import (
     Extent,
     Fields,
     Id,
@@ -28,14 +32,15 @@ from grainline.data.formats.checked import (
     Text,
     around,
     checked,
+    data_error,
     has_rows,
+    load_json,
+    read_plain,
     strings,
 )
-from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
-from grainline.data.formats.masks import polygons_mask, read_mask
-from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
+from grainline.files import Unpickler
 
 INSTANCES = "instances.json"
 
@@ -283,3 +288,44 @@ def image_names(key: str) -> Iterator[str]:
     number = re.search(r"\d+$", path.stem)
     if number is not None:
         yield number[0].lstrip("0") or "0"
+
+
+_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
+_UNPICKLING_ERRORS = (  # of files that are cut or no pickles
+    *(ArithmeticError, AttributeError, EOFError, IndexError, KeyError, MemoryError, RecursionError),
+    *(TypeError, ValueError, pickle.UnpicklingError),
+)
+
+
+def read_pickle(path: str) -> Any:
+    """The content of a pickle of plain data, of Python 2 too, whose strings are texts.
+
+    Raises UserError for one that asks for anything else, which is not run.
+    """
+    try:
+        data = read_plain(path, 2**62)
+        _check(data)
+        try:  # strings of Python 2 are bytes: UTF-8, else Latin-1
+            return Unpickler(BytesIO(data), encoding="utf-8").load()
+        except UnicodeDecodeError:
+            return Unpickler(BytesIO(data), encoding="latin-1").load()
+    except OSError as error:
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
+    except _UNPICKLING_ERRORS as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise data_error(f"{path} is no pickle of plain data: {first}") from None
+
+
+def _check(data: bytes) -> None:
+    """Raise ValueError for a number of a place that would fill the memory, and for registered extensions."""
+    file = BytesIO(data)
+    while (code := file.read(1)) and code != b".":
+        opcode = _OPCODES.get(code)
+        if opcode is None or opcode.name.startswith("EXT"):  # an extension that is cached is not looked up
+            raise ValueError(f"{code!r} is no instruction of plain data")
+        if opcode.name == "STRING":  # pickletools fails where a text of Python 2 is not ASCII
+            file.readline()
+            continue
+        argument = opcode.arg.reader(file) if opcode.arg else 0
+        if "PUT" in opcode.name and argument > len(data):
+            raise ValueError("it asks for more memory than its content can need")

@@ -23,9 +23,19 @@ from math import prod
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
-from grainline.data.formats.plain import data_error, parse_json, read_plain, text_of
+from grainline.data.formats.parsed import (
+    Fields,
+    Stretch,
+    Text,
+    Upright,
+    Words,
+    data_error,
+    parse_json,
+    read_plain,
+    strings,
+    text_of,
+)
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,

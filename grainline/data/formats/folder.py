@@ -26,7 +26,7 @@ from grainline.data.formats.common import (
     text_parts,
     texts_beside,
 )
-from grainline.data.formats.plain import data_error, read_plain
+from grainline.data.formats.parsed import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
 from grainline.errors import amount, some
 

@@ -5,7 +5,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from grainline.data.formats.common import FileSource, Parts, digest, divide
-from grainline.data.formats.plain import data_error
+from grainline.data.formats.parsed import data_error
 from grainline.data.record import (
     MISSING_CAPTION,
     Box,

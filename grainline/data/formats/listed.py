@@ -9,9 +9,20 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.decode import image_size
-from grainline.data.formats.checked import Fields, Id, Side, Text, Words, checked, has_rows, strings
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.plain import data_error, load_json, read_text
+from grainline.data.formats.parsed import (
+    Fields,
+    Id,
+    Side,
+    Text,
+    Words,
+    checked,
+    data_error,
+    has_rows,
+    load_json,
+    read_text,
+    strings,
+)
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError, shorten_words
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from grainline.data.decode import MAX_PIXELS
-from grainline.data.formats.checked import Fields, Side, Whole
+from grainline.data.formats.parsed import Fields, Side, Whole
 
 
 class _Runs(Fields):

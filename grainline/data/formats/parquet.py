@@ -27,7 +27,7 @@ from grainline.data.formats.common import (
     text_parts,
 )
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import data_error, regular
+from grainline.data.formats.parsed import data_error, regular
 from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 

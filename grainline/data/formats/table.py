@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from PIL import Image
 
-from grainline.data.formats.checked import brief_json, strings
 from grainline.data.formats.common import FIELDS as RECAPTIONED
 from grainline.data.formats.common import (
     LONG_FIELDS,
@@ -30,7 +29,15 @@ from grainline.data.formats.common import (
     text_parts,
 )
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
-from grainline.data.formats.plain import data_error, parse_json, read_plain, read_text, text_of
+from grainline.data.formats.parsed import (
+    brief_json,
+    data_error,
+    parse_json,
+    read_plain,
+    read_text,
+    strings,
+    text_of,
+)
 from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
 from grainline.errors import some
 

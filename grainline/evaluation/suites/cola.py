@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grainline.data.benchmarks.cola import ROW, Cola
+from grainline.data.benchmarks.contests import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings

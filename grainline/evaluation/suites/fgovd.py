@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.benchmarks.fgovd import DIFFICULTY
+from grainline.data.benchmarks.phrase_regions import DIFFICULTY
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample

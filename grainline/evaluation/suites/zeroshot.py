@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.formats.plain import read_lines
+from grainline.data.formats.parsed import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError, some
 from grainline.evaluation.encode import Collector, Encodings, number_cut, stack

@@ -1,28 +1,33 @@
-"""Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official files.
-
-    flickr30k-entities:DIR?split=val&images=flickr30k-images/
-
-Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
-    Sentences/ID.txt    the captions of an image, one a line:
-                        [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
-    Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
-    train.txt, val.txt, test.txt   the images of each split
-
-A record is an image ID.jpg with its captions, and a region for every bracket, those of number 0
-("notvisual") and those without a box included; its span is its place in a caption. The box of a
-region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
-"""
+"""Benchmarks of phrases and their regions: Flickr30k Entities and FG-OVD."""
 
 import copy
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from grainline.data.formats.checked import Fields, Pixels
+from pydantic import Field
+
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.plain import HELP, data_error, read_lines, read_plain, read_text
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
+from grainline.data.formats.parsed import (
+    HELP,
+    Extent,
+    Fields,
+    Id,
+    Pixels,
+    Text,
+    around,
+    checked,
+    data_error,
+    has_rows,
+    read_lines,
+    read_plain,
+    read_text,
+)
+from grainline.data.formats.table import Row, Table, first_fields
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -30,6 +35,7 @@ from grainline.data.record import (
     MISSING_IMAGE,
     Box,
     CorruptSample,
+    Foil,
     Record,
     Region,
 )
@@ -194,3 +200,120 @@ def _listed(home: str, splits: list[str]) -> list[str]:
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         raise data_error(f"split {','.join(splits)} of {home} names {some(twice)} more than once")
     return names
+
+
+DIFFICULTY = {
+    "1_attributes": "hard",
+    "2_attributes": "medium",
+    "3_attributes": "easy",
+    "shuffled_negatives": "trivial",
+}
+"""What the benchmark calls its files; the others are known by what is wrong, such as `transparency`."""
+
+
+class _Category(Fields):
+    id: Id
+    name: Text
+
+
+class _Annotation(Fields):
+    id: Id
+    image_id: Id
+    bbox: Extent
+    category_id: Id
+    neg_category_ids: Annotated[tuple[Id, ...], Field(min_length=1)]
+
+
+MODELS: dict[str, type[Fields]] = {"images": SizedImage, "annotations": _Annotation, "categories": _Category}
+
+
+class _Line(Fields):
+    img_path: Text
+    bbox: Extent
+    pos_expression: tuple[Text]
+    neg_expression: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
+class FgOvd(ListedImages):
+    """The images of a file that have regions, in its order. Raises UserError."""
+
+    form = "a file of FG-OVD: " + "; ".join(
+        f"{name}[] with {', '.join(model.model_fields)}" for name, model in MODELS.items()
+    )
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        return all(has_rows(content, name, tuple(model.model_fields)) for name, model in MODELS.items())
+
+    def parse(self, content: Any) -> list[Entry]:
+        """The images with their regions, in the order of the file, then each row that is wrong."""
+        stem = Path(self._file).stem
+        self.difficulty = DIFFICULTY.get(stem, stem)
+        rows: dict[str, list[tuple[str, Any, str]]] = {
+            name: list(checked(MODELS[name], content[name], name))
+            for name in ("categories", "images", "annotations")
+        }
+        wrong = [wrong_row(place, error) for part in rows.values() for place, row, error in part if not row]
+        phrases = {row.id: row.name for _, row, _ in rows["categories"] if row}
+        images = {row.id: row for _, row, _ in rows["images"] if row}
+        regions: dict[int | str, list[Region]] = {number: [] for number in images}
+        for place, row, _ in rows["annotations"]:
+            if not row:
+                continue
+            unknown = [number for number in (row.category_id, *row.neg_category_ids) if number not in phrases]
+            if row.image_id not in images or unknown:
+                which = f"category {unknown[0]}" if unknown else f"image {row.image_id}"
+                wrong.append(wrong_row(place, f"{which} is not listed, or wrong there"))
+                continue
+            phrase = phrases[row.category_id]
+            foils = tuple(Foil(phrases[number], phrase, self.difficulty) for number in row.neg_category_ids)
+            regions[row.image_id].append(Region(phrase, around(row.bbox), foils=foils))
+        entries = []
+        for image in images.values():
+            name, used = image.file_name, tuple(regions[image.id])
+            if used:
+                record = Record(name, b"", (), regions=used)
+                entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
+        if not entries:
+            first = wrong[0].fault[1] if wrong[0].fault else ""
+            raise data_error(f"{self._file}: {first}, and no region is right")
+        return entries + wrong
+
+    def parts(self) -> Iterator[str | int]:
+        yield self.difficulty
+        for entry in self.entries:
+            yield from (entry.record.key, len(entry.record.regions))
+            for region in entry.record.regions:
+                yield from (str(region.box), region.phrase, *(foil.text for foil in region.foils))
+
+
+class FgOvdLines(Table):
+    """FG-OVD as JSON Lines: img_path, bbox (left, top, width, height), pos_expression, neg_expression.
+
+    The lines of one image become one record. Their kind is the name of the file: easy, medium, hard, trivial.
+    """
+
+    form = f"FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}"
+    options = ("root",)
+    which = ", the folder that the paths of the file begin in"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        first = first_fields(content)
+        return all(name in first for name in _Line.model_fields)
+
+    def parse(self, content: Sequence[Row]) -> list[Entry]:
+        return super().parse([_line(row, Path(self._file).stem) for row in content])
+
+
+def _line(row: Row, kind: str) -> Row:
+    """The row in the names of `common`; one of another form is corrupt."""
+    if row.error:
+        return row
+    try:
+        one = _Line.of(row.fields)
+    except ValueError as error:
+        return Row(row.number, {}, str(error))
+    foils = [{"text": text, "kind": kind} for text in one.neg_expression]
+    region = {"phrase": one.pos_expression[0], "box": list(around(one.bbox)), "foils": foils}
+    return row._replace(fields={"image": one.img_path, "caption": "", "regions": [region]})
