@@ -32,8 +32,7 @@ from grainline.methods.patch_words import summary
 from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.scoring import score as score_in_tiles
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionConfig, SelectionExtra
+from grainline.nn.patch_selection.selector import SelectionConfig, SelectionExtra, Selector
 from grainline.nn.pooling import unit
 from grainline.nn.selection import stretched
 from grainline.types import Encoded, Pair

@@ -21,8 +21,7 @@ from grainline.methods.caft import CAFT, CAFTConfig, CAFTExtra
 from grainline.methods.patch_words import summary
 from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionConfig, SelectionExtra, gumbel_decisions
+from grainline.nn.patch_selection.selector import SelectionConfig, SelectionExtra, Selector, gumbel_decisions
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.types import Clock, Pair
 

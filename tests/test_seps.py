@@ -18,7 +18,7 @@ from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.nn.hashing import logistic
 from grainline.nn.patch_selection import scoring
 from grainline.training.step import step
-from grainline.types import Clock, Encoded, Images, Pair, Texts, rows
+from grainline.types import Clock, Encoded, Images, Pair, Texts, each, full, rows
 
 FINE = ("image.size=16", "keep_ratio=0.4", "aggregation_ratio=0.5")  # of 16 patches 7 stay, as 3 tokens
 LATE = Clock(3, 2.0, 5)
@@ -153,6 +153,15 @@ def test_tiles_score_as_a_loop_over_pairs(
         expected = looped(method, a, b)[0]
         torch.testing.assert_close(method.score(a, b), expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(method.score(method.precompute(a), b), expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_half_precision_counts_in_float32() -> None:
+    method = made().float()
+    halves = [each(lambda x: x.bfloat16() if x.is_floating_point() else x, one) for one in sides(made())]
+    score = method.score(*halves)
+    assert score.dtype == torch.float32
+    torch.testing.assert_close(score, method.score(*(each(full, one) for one in halves)))
 
 
 @pytest.mark.parametrize("room", [1, 2**20], ids=["small", "large"])

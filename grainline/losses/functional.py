@@ -33,8 +33,7 @@ from grainline.losses.text_conditioned import Negatives, flair_means, part_loss,
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.scores import exact
 from grainline.nn.patch_selection.scoring import graded
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionExtra, gumbel_decisions
+from grainline.nn.patch_selection.selector import SelectionExtra, Selector, gumbel_decisions
 from grainline.nn.pooling import ConditionedPool, CrossPool, mean_pool, unit
 from grainline.types import Clock, Encoded, Mean, Pair, full
 
@@ -316,7 +315,7 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
     hardest      the hardest negative alone counts; False: all of them
     step, seed   of the random decisions, where the selector predicts scores (beta < 0.5)
 
-    >>> from grainline.nn.patch_selection.types import SelectionConfig
+    >>> from grainline.nn.patch_selection.selector import SelectionConfig
     >>> selector = Selector(SelectionConfig(keep_ratio=0.5, aggregation_ratio=0.5, beta=0.4), 8, 4)
     >>> tokens, words = torch.randn(3, 4, 8), torch.randn(3, 5, 8, requires_grad=True)
     >>> loss = seps_triplet(tokens, words, selector, step=0, hardest=False)

@@ -32,7 +32,7 @@ from grainline.methods.patch_words import (
 from grainline.methods.shared import TripletSchedule
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.patch_selection import scoring
-from grainline.nn.patch_selection.types import (
+from grainline.nn.patch_selection.selector import (
     Branches,
     Decide,
     SelectionConfig,

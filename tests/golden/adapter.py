@@ -36,7 +36,7 @@ from grainline.methods.text_parts import row_ids
 from grainline.methods.tgt import TGT, TGTConfig
 from grainline.nn.attention import Block, ValueAttention
 from grainline.nn.grouping import GraphPool, GroupingBlock, farthest_points
-from grainline.nn.patch_selection.types import SelectionExtra
+from grainline.nn.patch_selection.selector import SelectionExtra
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.nn.positions import to_context
 from grainline.nn.selection import Relevance
