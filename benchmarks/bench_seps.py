@@ -27,9 +27,8 @@ from torch import Tensor
 
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import Ratio, fresh_peak, interval, keep_pages, paired, report
-from grainline.losses.contrastive import triplet
+from grainline.losses.contrastive import TripletSchedule, both_triplets, triplet
 from grainline.methods.patch_words import summary
-from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.scoring import score as score_in_tiles
 from grainline.nn.patch_selection.selector import SelectionConfig, SelectionExtra, Selector

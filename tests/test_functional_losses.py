@@ -16,10 +16,10 @@ from torch import Tensor
 
 from grainline import losses
 from grainline.errors import UserError
+from grainline.losses.contrastive import TripletSchedule, both_triplets
 from grainline.methods.beta_clip import BetaCLIPExtra
 from grainline.methods.caft import CAFT, CAFTConfig, CAFTExtra
 from grainline.methods.patch_words import summary
-from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
 from grainline.nn.patch_selection.selector import SelectionConfig, SelectionExtra, Selector, gumbel_decisions
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit

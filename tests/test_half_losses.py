@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from make import CLOCK, batch, build
 from torch import Tensor
 
-from grainline.kernels import launch
-from grainline.losses.tiled import conditioned_cosine, scores
+from grainline import kernels as launch
 from grainline.losses.tiled import pair_loss as pair_losses
+from grainline.losses.tiled import scores
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, row_ids
 from grainline.losses.tiled.scores import Dot, exact, half_operands, half_products, on_gpu
@@ -23,8 +23,7 @@ HALF = 1e-2
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (conditioned_cosine, scores):
-        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+    monkeypatch.setattr(scores, "on_gpu", lambda _: True)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,7 +65,7 @@ def test_parts_of_pooling_compile_to_one_graph(function: str) -> None:
         "by_logit": [[2, 5, 4], [2, 5, 4]],
         "times": [[5, 4], [5]],
     }[function]
-    plain = getattr(conditioned_cosine, function)
+    plain = getattr(scores, function)
     alone = {"lengths": (3,), "by_pooled": (2,)}.get(function, ())  # without the rows of a tile
     assert_compiles(
         plain,
@@ -155,13 +154,13 @@ def test_without_a_compiler_parts_run_as_they_are(
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(launch, "TRITON", "3.9.0")
     monkeypatch.setattr(launch, "_refused", set())
-    call = launch.fused.__wrapped__(conditioned_cosine.times)
+    call = launch.fused.__wrapped__(scores.times)
     a, b = torch.rand(2, 3, 4), torch.rand(2, 3)
-    assert torch.equal(call(a, b), conditioned_cosine.times(a, b))
+    assert torch.equal(call(a, b), scores.times(a, b))
     assert calls == [], "on a CPU nothing is compiled"
     monkeypatch.setattr(launch, "_on_gpu", lambda _: True)
     for _ in range(2):
-        assert torch.equal(call(a, b), conditioned_cosine.times(a, b))
+        assert torch.equal(call(a, b), scores.times(a, b))
     assert calls == ["times"]
     assert [record.getMessage() for record in caplog.records] == [
         "the kernel times is not used, torch computes instead: no C compiler"

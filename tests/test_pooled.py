@@ -11,10 +11,9 @@ from torch import Tensor
 
 from grainline.losses import text_conditioned
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled import conditioned_cosine, pair_mask, scores
-from grainline.losses.tiled.conditioned_cosine import ConditionedCosine
+from grainline.losses.tiled import pair_mask, scores
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, SampledPairs
-from grainline.losses.tiled.scores import half_products
+from grainline.losses.tiled.scores import ConditionedCosine, half_products
 from grainline.nn.hashing import hash_pairs
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Mean
@@ -119,9 +118,7 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
 def test_in_tiles_of_any_size(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        conditioned_cosine, "CACHED", pairs
-    )  # two texts of one image, or two images and all texts
+    monkeypatch.setattr(scores, "CACHED", pairs)  # two texts of one image, or two images and all texts
     case = Case(heads, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
 
@@ -271,7 +268,7 @@ def test_without_a_gradient_it_has_the_same_value() -> None:
 def test_scores_are_sums_over_the_parts_of_a_text(
     heads: int, slots: int, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conditioned_cosine, "CACHED", 7)
+    monkeypatch.setattr(scores, "CACHED", 7)
     case = Case(heads, slots=slots)
     texts, real = case.texts[:12].unflatten(0, (4, 3)).detach(), torch.rand(4, 3) > 0.3
     real[0], real[3] = True, False
@@ -323,7 +320,7 @@ GRADIENT = 5e-2  # the worst gradient with operands in bfloat16, at a scale of 9
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (conditioned_cosine, text_conditioned, scores):
+    for place in (scores, text_conditioned, scores):
         monkeypatch.setattr(place, "on_gpu", lambda _: True)
 
 
@@ -334,7 +331,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_of_a_gpu_have_the_same_loss_and_gradients(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conditioned_cosine, "ROOM", pairs * 4 * heads * (2 * slots + 3 * 12 // heads))
+    monkeypatch.setattr(scores, "ROOM", pairs * 4 * heads * (2 * slots + 3 * 12 // heads))
     case = Case(heads, slots=slots)
     rows, cols = (case.pool.keys(case.segments).key,), (case.texts,)
     assert ConditionedCosine().sides(rows, cols, 15) == (max(1, pairs // 15), min(15, pairs))

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grainline.kernels.launch import FUSION
+from grainline.kernels import FUSION
 
 BLOCK = 128  # cells of a program that moves centres
 MOVE = {"num_warps": 4, **FUSION}

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
+from grainline.losses.contrastive import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_product, half_operands

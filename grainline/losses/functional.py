@@ -27,8 +27,8 @@ from grainline.distributed import ddp_mean, largest, local_rows, rank, world_siz
 from grainline.distributed import gather as all_rows
 from grainline.errors import UserError
 from grainline.losses import calibrated
-from grainline.losses.batch import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
-from grainline.losses.molo import MoLo, molo
+from grainline.losses.contrastive import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
+from grainline.losses.hide import MoLo, molo
 from grainline.losses.text_conditioned import Negatives, flair_means, part_loss, part_pairs
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.scores import exact
@@ -108,7 +108,7 @@ def himo_loss(
     """MoLo of HiMo-CLIP (arXiv 2511.06653, equations 1 to 4): []
 
     InfoNCE with captions and with their principal parts in the batch. settings: threshold of the variance,
-    weights and more, see `losses/molo.py`; a threshold outside (0, 1] is a UserError.
+    weights and more, see `losses/hide.py`; a threshold outside (0, 1] is a UserError.
 
     >>> from grainline.losses import MoLo
     >>> image, text = torch.eye(4), torch.eye(4, requires_grad=True)

@@ -26,9 +26,10 @@ from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses import calibrated
+from grainline.losses.contrastive import both_ways
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import LogitScale, both_ways, logged, whole_captions
+from grainline.methods.shared import LogitScale, logged, whole_captions
 from grainline.nn.pooling import CrossPool, unit
 from grainline.types import Clock, Encoded, Pair, Term, Texts, rows
 

@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grainline.losses.contrastive import TripletSchedule
 from grainline.losses.tiled.scores import exact
 from grainline.methods.base import Method
 from grainline.methods.patch_words import (
@@ -33,7 +34,6 @@ from grainline.methods.patch_words import (
     encoded_words,
     triplets,
 )
-from grainline.methods.shared import TripletSchedule
 from grainline.nn.patch_selection.scoring import OTHER_TILE_SIZE, TILE_SIZE
 from grainline.nn.pooling import unit
 from grainline.nn.selection import LEAK

@@ -7,13 +7,14 @@ is nine numbers for each pixel.
     C   channels of a feature map      h, w   its height and width
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.kernels import launch
+from grainline import kernels
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
@@ -176,21 +177,18 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     their cell; without pixels they stay.
     """
     size = pixels.shape[-1]
+    slow = partial(_by_products, pixels, cell, compactness, steps)
     fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
-    if launch.use(pixels) and fits:
-        return launch.run(
-            "kmeans",
-            lambda: _by_kernel(pixels, cell, compactness, steps),
-            lambda: _by_products(pixels, cell, compactness, steps),
-        )
-    return _by_products(pixels, cell, compactness, steps)
+    if not (kernels.use(pixels) and fits):
+        return slow()
 
+    def kernel() -> Tensor:
+        from grainline.kernels import kmeans
 
-def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
-    from grainline.kernels import kmeans as kernels
+        xyz = [number for row in _TO_XYZ for number in row]
+        return kmeans.kmeans(pixels, cell, compactness, steps, xyz)
 
-    xyz = [number for row in _TO_XYZ for number in row]
-    return kernels.kmeans(pixels, cell, compactness, steps, xyz)
+    return kernels.run("kmeans", kernel, slow)
 
 
 def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
