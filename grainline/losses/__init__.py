@@ -12,19 +12,16 @@ text_conditioned  Losses and scores of images pooled by the text they are compar
 tiled/            Losses over all pairs of two lists of rows, computed in tiles.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from grainline.losses.functional import (
-        beta_cal,
-        caft_loss,
-        flair_loss,
-        himo_loss,
-        info_nce,
-        seps_triplet,
-        sigmoid,
-    )
-    from grainline.losses.hide import MoLo
+from grainline.losses.functional import (
+    beta_cal,
+    caft_loss,
+    flair_loss,
+    himo_loss,
+    info_nce,
+    seps_triplet,
+    sigmoid,
+)
+from grainline.losses.hide import MoLo
 
 __all__ = [
     "MoLo",
@@ -36,15 +33,3 @@ __all__ = [
     "seps_triplet",
     "sigmoid",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'grainline.losses' has no attribute {name!r}")
-    from grainline.losses import functional
-
-    return getattr(functional, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
