@@ -459,7 +459,7 @@ FAULTS = [
           "the mean is not added back", "part.add_(mean)", "part"),
     Fault("losses/hide.py _PrincipalPart.forward",
           "test_himo.py::test_a_foil_has_no_part_in_the_basis_nor_in_the_loss_over_principal_parts",
-          "padding counts as a row of the group", "weight = there.to(x.dtype)[:, None]",
+          "padding counts as a row of the group", "weight = members.to(x.dtype)[:, None]",
           "weight = torch.ones_like(there).to(x.dtype)[:, None]"),
     Fault("losses/hide.py _principal", "test_himo.py::test_losses_of_the_specification",
           "principal parts keep their length",

@@ -20,6 +20,7 @@ from grainline.losses.contrastive import both_ways
 from grainline.types import Encoded, Mean, Pair, Term, full
 
 TINY = 1e-8  # total variance, summed over rows and dimensions, below which rows count as equal
+GAP = 1e-6  # least difference of eigenvalues that backward divides by, as a share of the largest one
 BLOCK = 64  # rows of a Gram matrix that are computed at a time
 
 
@@ -39,7 +40,6 @@ def principal_part(
     *,
     group: int | None = None,
     detach_basis: bool = False,
-    gap_floor: float = 1e-6,
 ) -> Principal:
     """Every row along the fewest directions that hold `threshold` of the variance of its group.
 
@@ -48,8 +48,6 @@ def principal_part(
     threshold     in (0, 1]
     group         rows of a group: the first `group` real rows, the next ones, ...; None: one group of all
     detach_basis  treat components as constants in the backward pass (the mean is never constant)
-    gap_floor     least difference of a leading and a dropped eigenvalue, as a share of the largest one, that
-                  the backward pass divides by
 
     for each group of rows u:
         mean = u.mean(0)
@@ -65,10 +63,7 @@ def principal_part(
     >>> principal.rows.abs().tolist(), principal.components.tolist()
     ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
-    rows, components, share, size = _PrincipalPart.apply(
-        full(x), real, threshold, group, detach_basis, gap_floor
-    )
-    return Principal(rows, components, share, size)
+    return Principal(*_PrincipalPart.apply(full(x), real, threshold, group, detach_basis))
 
 
 class _PrincipalPart(torch.autograd.Function):
@@ -85,22 +80,16 @@ class _PrincipalPart(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        real: Tensor,
-        threshold: float,
-        group: int | None,
-        detach_basis: bool,
-        gap_floor: float,
+        ctx: Any, x: Tensor, real: Tensor, threshold: float, group: int | None, detach_basis: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.autocast(x.device.type, enabled=False):
             order = _Order(real, group)
-            ordered, there = order.sorted(x), order.there
-            weight = there.to(x.dtype)[:, None]  # [G, 1, n]
-            size = there.sum(1, keepdim=True)  # [G, 1]
+            ordered, members = order.sorted(x), order.real
+            weight = members.to(x.dtype)[:, None]  # [G, 1, n]
+            size = members.sum(1, keepdim=True)  # [G, 1]
             number = size.clamp(min=1).to(x.dtype)[..., None]
             mean = weight @ ordered / number
-            centred = (ordered - mean).masked_fill_(~there[..., None], 0.0)
+            centred = (ordered - mean).masked_fill_(~members[..., None], 0.0)
             y = centred if centred.shape[1] <= centred.shape[2] else centred.mT
             values, vectors = _spectrum(y)
             reached = values.cumsum(-1)
@@ -112,9 +101,9 @@ class _PrincipalPart(torch.autograd.Function):
             leading = e[..., :limit] * keep[:, None, :limit]
             inner = leading.mT @ y
             part = leading @ inner if y is centred else inner.mT @ leading.mT
-            passing = (alike | ~there)[..., None]  # rows that come back as they are
+            passing = (alike | ~members)[..., None]  # rows that come back as they are
             part = torch.where(passing, ordered, part.add_(mean))
-            gap = (values[:, :limit, None] - values[:, None]).clamp_(min=gap_floor * values[:, :1, None])
+            gap = (values[:, :limit, None] - values[:, None]).clamp_(min=GAP * values[:, :1, None])
             across = keep[:, :limit, None] & ~keep[:, None]
             coupling = (across / gap).to(x.dtype)
         ctx.order, ctx.detach_basis = order, detach_basis
@@ -146,7 +135,7 @@ class _PrincipalPart(torch.autograd.Function):
             by_centred = by_y.mT if turned else by_y
             by_mean = (ordered.sum(1, keepdim=True) - by_centred.sum(1, keepdim=True)) / number
             by_x = ctx.order.back(torch.where(passing, whole, by_centred + by_mean))
-        return by_x, None, None, None, None, None
+        return by_x, None, None, None, None
 
 
 class _Order:
@@ -155,19 +144,19 @@ class _Order:
     def __init__(self, real: Tensor, group: int | None) -> None:
         number = len(real)
         size = max(1, min(group or number, number))
-        self.groups, self.there = -(-number // size), real[None]
+        self.groups, self.real = -(-number // size), real[None]
         if self.groups > 1:
             order = (~real).to(torch.uint8).argsort(stable=True)
             place = torch.arange(self.groups * size, device=real.device)
             self.place = torch.empty_like(order).scatter_(0, order, place[:number])
             self.source = F.pad(order, (0, len(place) - number))  # any row: what fills the last group is none
-            self.there = (place < real.sum()).view(self.groups, size)
+            self.real = (place < real.sum()).view(self.groups, size)
 
     def sorted(self, x: Tensor) -> Tensor:
         """[N, D] -> [G, n, D]"""
         if self.groups == 1:
             return x[None]
-        return x.index_select(0, self.source).view(*self.there.shape, -1)
+        return x.index_select(0, self.source).view(*self.real.shape, -1)
 
     def back(self, x: Tensor) -> Tensor:
         """[G, n, D] -> [N, D]"""

@@ -225,8 +225,8 @@ class ConditionedCosine(Score):
             _add(by_c, lambda: _as(c, by_along))
             add_product(by_mix, weighted.T, z.flatten(0, 1), self.half)
             _add(by_shift, lambda: 2 * full(weighted).sum(0))
-            for one, by in zip(alone, (by_square, by_logits * cosine, by_logits), strict=True):
-                _add(one, by.sum)
+            for one, slope in zip(alone, (by_square, by_logits * cosine, by_logits), strict=True):
+                _add(one, slope.sum)
 
         return scale * cosine + bias, pull
 
@@ -244,15 +244,15 @@ def by_head(cols: Tensor) -> Tensor:
     return (cols if cols.dim() == 4 else cols[None]).transpose(1, 2)
 
 
-def _as(cols: Tensor, by: Tensor) -> Tensor:
+def _as(cols: Tensor, slope: Tensor) -> Tensor:
     """A gradient [r, c, ...] in the shape of columns: over all rows, if all have the same ones"""
-    return by if cols.dim() == by.dim() else by.sum(0)
+    return slope if cols.dim() == slope.dim() else slope.sum(0)
 
 
-def _add(into: Tensor | None, by: Callable[[], Tensor]) -> None:
+def _add(into: Tensor | None, slope: Callable[[], Tensor]) -> None:
     """Add a gradient that is computed only if it is wanted."""
     if into is not None:
-        into += by()
+        into += slope()
 
 
 # What is no product: on a GPU one or two kernels each.
@@ -279,10 +279,10 @@ def by_pooled(u: Tensor, y: Tensor, shift: Tensor, by_along: Tensor, by_square: 
 
 def by_logit(weight: Tensor, by_weight: Tensor) -> Tensor:
     """The gradient by the logits of a softmax, from that by its weights; the empty slot takes the rest."""
-    by = by_weight * full(weight)
-    return by.addcmul_(full(weight), by.sum(-1, keepdim=True), value=-1)
+    slope = by_weight * full(weight)
+    return slope.addcmul_(full(weight), slope.sum(-1, keepdim=True), value=-1)
 
 
-def times(x: Tensor, by: Tensor) -> Tensor:
+def times(x: Tensor, factor: Tensor) -> Tensor:
     """x [r, c, D] times a number for each pair [r, c]"""
-    return full(x) * by[..., None]
+    return full(x) * factor[..., None]
