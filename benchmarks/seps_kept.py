@@ -23,7 +23,7 @@ from grainline.data.open_source import open_sources
 from grainline.data.record import Record
 from grainline.evaluation.show_selection import selection_of
 from grainline.model import Model
-from grainline.nn.patch_selection.types import REST, SelectsPatches
+from grainline.nn.patch_selection.selector import REST, SelectsPatches
 
 
 class Found(NamedTuple):

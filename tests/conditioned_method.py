@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.encoders.towers import TowersConfig
+from grainline.losses.contrastive import both_ways
 from grainline.methods import METHODS
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import LogitScale, both_ways
+from grainline.methods.shared import LogitScale
 from grainline.nn.pooling import CrossPool
 from grainline.types import Clock, Encoded, Pair, Term, rows
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
+from grainline.losses.contrastive import both_ways
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways
 from grainline.nn.hashing import some_rows
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 

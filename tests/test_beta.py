@@ -160,51 +160,6 @@ def test_cross_entropy_of_four_rows(beta: float, expected: float) -> None:
     assert sum(value(mean) for mean in dense) / 2 == pytest.approx(expected, abs=1e-5)
 
 
-def test_both_directions_of_four_rows() -> None:
-    to_texts, to_images = beta_ce_both(5 * V, T, pairs_of(two_by_two(), two_by_two(), Beta(0.5)))
-    assert value(to_texts) == pytest.approx(1.318226, abs=1e-5)
-    assert value(to_images) == pytest.approx(1.317775, abs=1e-5)
-
-
-def test_sums_of_exponentials_of_four_rows() -> None:
-    """With beta = 0 the loss of a row is the log of its sum less its own logit."""
-    keys, weights, own = two_by_two(), Beta(0.0), S.diagonal()
-    expected = {
-        "rows": ((5 * V, T, S), [4.019166, 5.171422, 4.329816, 4.019166]),
-        "columns": ((5 * T, V, S.T), [5.172782, 4.326652, 4.019166, 4.019166]),
-    }
-    for (scaled, others, logits), sums in expected.values():
-        for i in range(4):
-            part = slice(i, i + 1)
-            tiled = beta_ce(scaled[part], others, pairs_of(rows(keys, part), keys, weights))
-            dense = dense_beta_ce(logits[part], rows(keys, part), keys, weights)
-            assert value(tiled) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
-            assert value(dense) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
-
-
-def test_targets_of_four_rows() -> None:
-    keys = two_by_two()
-    weight = pairs_of(keys, keys, Beta(0.5)).where(dtype=S.dtype).weight
-    inside = torch.tensor([[2 / 3, 1 / 3], [1 / 3, 2 / 3]], dtype=S.dtype)
-    torch.testing.assert_close(weight / weight.sum(1, keepdim=True), torch.block_diag(inside, inside))
-
-
-def test_gradients_by_the_logits_of_four_rows() -> None:
-    logits = S.clone().requires_grad_()
-    keys, weights = two_by_two(), Beta(0.5)
-    means = [dense_beta_ce(x, keys, keys, weights) for x in (logits, logits.T)]
-    sum(mean.total / mean.number / 2 for mean in means).backward()
-    torch.testing.assert_close(
-        logits.grad[0], torch.tensor([-0.005352, -0.079436, 0.000030, 0.000224]), atol=1e-5, rtol=0
-    )
-    logits.grad = None
-    mean = dense_beta_bce(logits, keys, keys, weights, "rows")
-    (mean.total / mean.number).backward()
-    torch.testing.assert_close(
-        logits.grad[2], torch.tensor([0.049454, 0.238144, -0.004497, -0.0625]), atol=1e-5, rtol=0
-    )
-
-
 @pytest.mark.parametrize(("beta", "total"), [(0, 3.507513), (0.5, 4.551331), (1, 5.595150)])
 def test_binary_cross_entropy_of_four_rows(beta: float, total: float) -> None:
     keys, weights = two_by_two(), Beta(beta)
@@ -232,17 +187,6 @@ def test_padding_counts_in_one_divisor_alone() -> None:
         )
 
 
-def test_equal_logits_have_the_loss_of_chance() -> None:
-    number = 2304
-    v, keys = torch.zeros(number, 2), slot_keys(torch.arange(number), torch.arange(number) // 36, 36)
-    for beta in (0.1, 0.5, 1.0):
-        for mean in beta_ce_both(v, v, pairs_of(keys, keys, Beta(beta))):
-            assert value(mean) == pytest.approx(math.log(number), abs=1e-5)
-    assert value(beta_bce(v, v, pairs_of(keys, keys, Beta(1.0)), "pairs")) == pytest.approx(
-        math.log(2), abs=1e-6
-    )
-
-
 def test_weights_fall_with_the_distance_of_slots() -> None:
     keys = slot_keys(torch.arange(12), torch.arange(12) // 6, 6)
     weight = pairs_of(keys, keys, Beta(0.75, 0.05)).where().weight
@@ -250,15 +194,6 @@ def test_weights_fall_with_the_distance_of_slots() -> None:
     torch.testing.assert_close(weight[0], torch.tensor(expected), atol=1e-6, rtol=0)
     assert float(weight[2, 0]) == pytest.approx(0.678628, abs=1e-6)
     assert torch.equal(weight, weight.T)
-
-
-@pytest.mark.parametrize(
-    ("slots", "beta", "share"), [(6, 0.5, 0.285714), (36, 0.5, 0.054054), (6, 0.0, 1.0), (36, 1.0, 0.027778)]
-)
-def test_mass_on_the_own_text(slots: int, beta: float, share: float) -> None:
-    keys = slot_keys(torch.arange(2 * slots), torch.arange(2 * slots) // slots, slots)
-    weight = pairs_of(keys, keys, Beta(beta)).where().weight
-    torch.testing.assert_close((weight / weight.sum(1, keepdim=True)).diag(), torch.full((2 * slots,), share))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from grainline.config import override, parse
 from grainline.distributed import ddp_mean
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
-from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.shared import clamp_scales
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
@@ -125,19 +124,6 @@ def test_a_image_that_comes_twice_has_texts_of_its_own_each_time(form: str, othe
         assert found[name] == pytest.approx(mean, rel=1e-6), name
 
 
-def test_images_without_any_text_meet_nothing() -> None:
-    images, texts = drawn()
-    none = texts._replace(image=torch.full_like(texts.image, -1))
-    assert beta_clip().before_gather(Pair(images, none)).texts.extra.pooled.abs().sum() == 0
-
-
-def test_a_step_learns_through_the_patches() -> None:
-    method = build("beta_clip", "whole=0")
-    step(method, *batch(), CLOCK)
-    assert method.get_parameter("towers.to_image.weight").grad is not None
-    assert float(method.get_parameter("towers.to_image.weight").grad.abs().sum()) > 0
-
-
 def test_without_the_loss_of_summaries_no_parameter_is_left_out() -> None:
     """DistributedDataParallel ends a run whose step does not use all of them."""
     method = build("beta_clip", "whole=0", "image.pool=attention", "image.patches=attention")
@@ -163,11 +149,6 @@ def test_both_directions_count_half(beta: float, expected: float) -> None:
     terms = told(beta_clip(beta=beta, whole=0, pooled=3), *four_rows())
     total = sum(term.weight * float(ddp_mean(term.mean).detach()) for term in terms.values() if term.weight)
     assert total == pytest.approx(3 * expected, abs=3e-5)
-
-
-def test_padding_is_no_candidate() -> None:
-    found = values(told(beta_clip(), *four_rows(last=False)))
-    assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.856607, **near)
 
 
 def test_padding_stays_in_the_denominators_if_requested() -> None:
@@ -213,48 +194,6 @@ def test_similarity_of_what_one_image_shows_to_its_texts() -> None:
     assert values(told(beta_clip(), images, texts))["pooled similarity"] == pytest.approx(0.0, abs=1e-12)
     one = texts._replace(image=torch.tensor([0, 0, 1, -1]), item=torch.tensor([0, 1, 2, -1]))
     assert values(told(beta_clip(), images, one))["pooled similarity"] == pytest.approx(0.6)
-
-
-def test_many_positives_without_conditioning_is_clip_with_many_texts() -> None:
-    method = CLIP(parse(CLIPConfig, TINY | {"scale": 5.0}, "test")).double()
-    images, texts = four_rows()
-    pair = Pair(images, texts._replace(extra=None))
-    found = {
-        name: float(ddp_mean(term.mean).detach()) for name, term in method.loss(pair, pair, CLOCK).items()
-    }
-    assert found["i2t"] == pytest.approx(1.127086, **near)
-    assert found["t2i"] == pytest.approx(0.000483, **near)
-
-
-def test_a_group_of_many_is_the_mean_of_its_parts() -> None:
-    g = torch.Generator().manual_seed(0)
-    unit = lambda n: F.normalize(torch.randn(n, 16, generator=g, dtype=F64), dim=-1)  # noqa: E731
-    image, level = [i // 3 for i in range(48)], [CAPTION, SENTENCE, PHRASE] * 16
-    images, texts = images_of(unit(16)), texts_of(unit(48), image, level, unit(48))
-    whole = values(told(beta_clip(group=4), images, texts))["pooled i2t"]
-    parts = [
-        values(
-            told(beta_clip(), rows(images, slice(4 * i, 4 * i + 4)), rows(texts, slice(12 * i, 12 * i + 12)))
-        )
-        for i in range(4)
-    ]
-    assert whole == pytest.approx(sum(part["pooled i2t"] for part in parts) / 4, rel=1e-12)
-    assert whole != pytest.approx(values(told(beta_clip(), images, texts))["pooled i2t"], rel=1e-3)
-
-
-def test_weights_fall_with_slots_and_a_gap_of_padding_counts() -> None:
-    images = images_of(CLS[:1])
-    seen = F.normalize(torch.tensor([[1, 0], [0.6, 0.8], [0, 0], [0, 1.0]], dtype=F64), dim=-1)
-    texts = texts_of(seen, [0, 0, -1, 0], [CAPTION, SENTENCE, 0, PHRASE], seen)
-    found = values(told(beta_clip(beta=0.75, slot_decay=0.5, whole=0), images, texts))["pooled i2t"]
-    kept = [0, 1, 3]
-    expected = 0.0
-    for i in kept:
-        logits = {j: 5 * float(seen[i] @ seen[j]) for j in kept}
-        weight = {j: 1.0 if i == j else 0.75 * math.exp(-0.5 * abs(i - j)) for j in kept}
-        lse = math.log(sum(math.exp(x) for x in logits.values()))
-        expected += sum(weight[j] * (lse - logits[j]) for j in kept) / sum(weight.values()) / 3
-    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_only_captions_and_foils_meet_the_summary() -> None:
@@ -356,21 +295,6 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
-def test_the_codes_negatives_of_images_add_a_constant() -> None:
-    images, texts = four_rows()
-    images = images._replace(tokens=torch.randn(2, 3, 2, dtype=F64), mask=torch.ones(2, 3).bool())
-    found, grads = [], []
-    for others in (None, {"sentences": 1, "own": True}):
-        method = beta_clip(others=others, width=2, heads=1, whole=0)
-        seen = V.clone().requires_grad_()
-        pair = Pair(images, texts._replace(extra=texts.extra._replace(pooled=seen)))
-        mean = method.loss(pair, pair, CLOCK)["pooled i2t"].mean
-        found.append(float(ddp_mean(mean).detach()))
-        grads.append(torch.autograd.grad(ddp_mean(mean), seen)[0])
-    assert found == [pytest.approx(1.318226, **near), pytest.approx(2.011373, **near)]
-    torch.testing.assert_close(*grads)
-
-
 @pytest.mark.parametrize("group", [None, 3])
 def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
     method = beta_clip(others={"sentences": 1, "weight": 7.0}, group=group, form="bce", whole=0)
@@ -397,26 +321,6 @@ def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
-def test_binary_negatives_on_two_cosines() -> None:
-    class Fixed(torch.nn.Module):
-        """Shows to the text of the other image what has a cosine of -0.8, or of 0.6, with it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen = torch.nn.Parameter(torch.tensor([[-0.8, 0.6], [0.6, 0.8]], dtype=F64))
-
-        def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
-            return self.seen[patches[:, 0, 0].long()][:, None].expand(-1, texts.shape[1], -1)
-
-    method = beta_clip(form="bce", others={}, width=2, heads=1, whole=0)
-    method.pool = Fixed()  # type: ignore[assignment]
-    tokens = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]], dtype=F64)  # their own numbers
-    texts = texts_of(torch.tensor([[1.0, 0], [1.0, 0]], dtype=F64), [0, 1], [CAPTION, CAPTION])
-    term = told(method, images_of(CLS, tokens), texts)["others"]
-    assert float(ddp_mean(term.mean).detach()) == pytest.approx(1.533369, **near)
-    assert term.weight == 10
-
-
 # Scores.
 
 
@@ -437,17 +341,6 @@ def test_scores_are_cosines_of_summaries_by_default() -> None:
     assert torch.equal(beta_clip().score(images, texts), images.vector @ texts.vector.T)
 
 
-def test_a_block_that_repeats_the_text_tells_no_images_apart() -> None:
-    class Echo(torch.nn.Module):
-        def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
-            return texts.expand(len(patches), -1, -1)
-
-    method = beta_clip(scoring="conditioned")
-    method.pool = Echo()  # type: ignore[assignment]
-    score = method.score(*drawn())
-    torch.testing.assert_close(score, torch.ones_like(score))
-
-
 # What learns, and how.
 
 
@@ -458,12 +351,6 @@ def test_both_temperatures_stay_between_1_and_100() -> None:
             torch.nn.init.constant_(scale.log_scale, before)
             clamp_scales(method)
             assert float(scale.log_scale.detach()) == pytest.approx(after)
-
-
-def test_the_pooling_begins_at_its_own_temperature() -> None:
-    method = beta_clip(scale=100.0, pool_scale=1 / 0.07)
-    assert float(method.pool_scale.log_scale.detach()) == pytest.approx(2.659260, abs=1e-6)
-    assert float(method.scale.log_scale.detach()) == pytest.approx(math.log(100))
 
 
 def test_the_pooling_has_rates_of_its_own() -> None:

@@ -18,9 +18,7 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.distributed import ddp_mean
 from grainline.errors import UserError
 from grainline.evaluation.result import origin
-from grainline.evaluation.score import retrieval_ranks
 from grainline.evaluation.suites.regions import PooledRegions, region_scorer
-from grainline.methods.base import Method
 from grainline.methods.caft import BLEND, CAFT, Adapter, Composer, ComposerConfig
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
@@ -31,7 +29,7 @@ from grainline.model import Model
 from grainline.nn.pooling import unit
 from grainline.training.optim import param_groups
 from grainline.training.recipe import read_recipe
-from grainline.training.step import Objective, step
+from grainline.training.step import Objective
 from grainline.types import CAPTION, FOIL, LOOSE, Clock, Encoded, Images, Pair, Texts, rows
 
 
@@ -180,18 +178,6 @@ def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precis
                 assert p.grad.isfinite().all(), (what, name)
 
 
-@pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
-def test_bytes_are_numbers_between_0_and_1(case: str) -> None:
-    method = build(case)
-    pixels = (255 * images_of(2).pixels).round().to(torch.uint8)
-    a, b = (method.encode_images(Images(x, torch.arange(2))) for x in (pixels, pixels.float() / 255))
-    assert a.places is not None
-    assert b.places is not None
-    assert torch.equal(a.places, b.places)
-    assert torch.equal(a.vector, b.vector)
-    assert torch.equal(a.tokens, b.tokens)
-
-
 def test_a_batch_without_wholes_is_refused_where_they_are_to_be_learnt() -> None:
     images, texts = images_of(2), told(2)
     texts = texts._replace(level=torch.full_like(texts.level, LOOSE))
@@ -209,13 +195,6 @@ def test_both_scales_are_clamped() -> None:
     assert float(method.whole_scale().detach()) == pytest.approx(1.0)
 
 
-def test_caft_plus_with_alpha_0_is_caft() -> None:
-    images, texts = images_of(4), told(4, loose=0)
-    plain, plus = caft("scoring=vectors"), caft("scoring=conditioned", "alpha=0")
-    a, b = plain.encode_images(images), plain.encode_texts(texts)
-    torch.testing.assert_close(plus.score(a, b), plain.score(a, b))
-
-
 def test_caft_plus_adds_the_sum_over_parts() -> None:
     """Equation 10 pair by pair; a text with fewer parts is scaled up to all places."""
     method = caft("scoring=conditioned", "alpha=0.3").double()
@@ -231,31 +210,6 @@ def test_caft_plus_adds_the_sum_over_parts() -> None:
             cosines = F.cosine_similarity(pooled, b.tokens[j, real], dim=1)
             wanted = 0.7 * a.vector[i] @ b.vector[j] + 0.3 * 4 * cosines.mean()
             torch.testing.assert_close(found[i, j], wanted)
-
-
-def test_sum_and_mean_over_parts_rank_alike_with_their_own_alpha() -> None:
-    """alpha of a mean = N alpha / (1 - alpha + N alpha): the same ranking."""
-    images, texts = images_of(6), told(6, loose=0)
-    method = caft("scoring=conditioned", "alpha=0.3")
-    a, b = method.encode_images(images), method.encode_texts(texts)
-    of_sum = method.score(a, b)
-    whole, parts = caft("scoring=vectors").score(a, b), caft("scoring=conditioned", "alpha=1").score(a, b) / 4
-    share = 4 * 0.3 / (0.7 + 4 * 0.3)
-    assert share == pytest.approx(0.63, abs=0.005)
-    of_mean = (1 - share) * whole + share * parts
-    assert torch.equal(of_sum.argsort(1), of_mean.argsort(1))
-    assert torch.equal(of_sum.argsort(0), of_mean.argsort(0))
-
-
-def test_scores_in_tiles_rank_as_the_whole_matrix_does() -> None:
-    images, texts = images_of(7), told(7, loose=0)
-    method = caft("scoring=conditioned", "alpha=0.6")
-    a, b = method.encode_images(images), method.encode_texts(texts)
-    score = method.score(a, b)
-    ranks = retrieval_ranks(method, a, b, memory=60_000)
-    true = score.diagonal()
-    assert ranks.i2t.rank.tolist() == [int((score[i] >= true[i]).sum()) for i in range(7)]
-    assert ranks.t2i.rank.tolist() == [int((score[:, j] >= true[j]).sum()) for j in range(7)]
 
 
 def test_the_whole_depends_on_the_order_of_its_parts_and_on_no_loose_caption() -> None:
@@ -292,91 +246,6 @@ def test_a_foil_is_a_whole_and_its_parts_are_compared_with_nothing() -> None:
     after = terms(method, images, more)
     assert after["part"] == pytest.approx(before["part"])
     assert after["whole"] > before["whole"]
-
-
-def test_drawn_negatives_know_seed_step_and_images_only() -> None:
-    method, images, texts = caft(), images_of(5), told(5)
-    found = terms(method, images, texts, Clock(step=3, seed=7))
-    turned = torch.tensor([4, 2, 0, 1, 3])
-    places = (turned[:, None] * 3 + torch.arange(3)).flatten()
-    assert terms(method, rows(images, turned), rows(texts, places), Clock(step=3, seed=7)) == {
-        name: pytest.approx(x, rel=1e-5) for name, x in found.items()
-    }
-    others = [terms(method, images, texts, clock)["part"] for clock in (Clock(4, seed=7), Clock(3, seed=8))]
-    assert all(other != pytest.approx(found["part"], rel=1e-7) for other in others)
-
-
-def test_drawn_negatives_have_all_of_them_as_their_mean() -> None:
-    images, texts = images_of(4), told(4)
-    sampled, everything = caft("bias=-2"), caft("bias=-2", "negatives=all")
-    drawn = torch.tensor([terms(sampled, images, texts, Clock(step=step))["part"] for step in range(200)])
-    assert float(drawn.mean()) == pytest.approx(
-        terms(everything, images, texts)["part"], abs=4 * float(drawn.std()) / 200**0.5
-    )
-    assert float(drawn.std()) > 0
-
-
-def test_a_caption_of_someone_else_raises_the_loss_of_a_trained_model() -> None:
-    method, images, texts = caft().train(), images_of(4), told(4)
-    optimizer = torch.optim.Adam(method.parameters(), lr=3e-3)
-    for _ in range(80):
-        optimizer.zero_grad()
-        step(method, images, texts, CLOCK)
-        optimizer.step()
-        clamp_scales(method)
-    method.eval()
-    mixed = texts.ids.clone()
-    mixed[[0, 3]] = texts.ids[[3, 0]]  # the captions of the first two images
-    found, wrong = terms(method, images, texts), terms(method, images, texts._replace(ids=mixed))
-    assert wrong["part"] > found["part"] + 1
-    assert wrong["whole"] > found["whole"] + 1
-
-
-def known(method: Method) -> bool:
-    """Whether every one of the 64 images finds its text first, and the other way round."""
-    training = method.training
-    with torch.no_grad():
-        a = method.eval().encode_images(images_of(64))
-        b = method.encode_texts(told(64, loose=0, parts=2, length=3))
-    method.train(training)
-    ranks = retrieval_ranks(method, a, b)
-    return ranks.i2t.rank.tolist() == ranks.t2i.rank.tolist() == [1] * 64
-
-
-def by_heart(case: str, precision: torch.dtype, steps: int) -> tuple[Method, list[float]]:
-    """A method trained on 64 pairs until it knows them, and its losses. Scale and bias are for so few pairs.
-
-    Whether it knows them is looked up every 25 steps, once its loss has fallen.
-    """
-    quick = ("image.superpixels.iterations=2", "image.dropout=0") if case.endswith("segments") else ()
-    method = build(case, "bias=-4", "scale=5", *quick).train()
-    images, texts = images_of(64), told(64, loose=0, parts=2, length=3)
-    objective, optimizer = Objective(method, precision), torch.optim.Adam(method.parameters(), lr=1e-3)
-    losses = []
-    for i in range(steps):
-        optimizer.zero_grad()
-        loss = objective(images, texts, Clock(step=i))
-        loss.total.backward()
-        losses.append(float(loss.total.detach()))
-        optimizer.step()
-        clamp_scales(method)
-        if i % 25 == 24 and losses[-1] < 0.3 * losses[0] and known(method):
-            break
-    return method, losses
-
-
-@pytest.mark.parametrize(("case", "steps"), [("caft-segments", 300), ("flair", 150)])
-def test_64_pairs_are_learnt_by_heart(case: str, steps: int) -> None:
-    method, losses = by_heart(case, torch.float32, steps)
-    assert losses[-1] < 0.3 * losses[0]
-    assert known(method)
-
-
-@pytest.mark.parametrize("case", ["caft-segments", "flair"])
-def test_half_precision_learns_too(case: str) -> None:
-    _, losses = by_heart(case, torch.bfloat16, 15)
-    assert all(map(math.isfinite, losses))
-    assert losses[-1] < losses[0]
 
 
 def test_scales_biases_and_norms_do_not_decay() -> None:
@@ -433,19 +302,6 @@ def test_attention_and_its_empty_slot_sum_to_one(make: type) -> None:
     torch.testing.assert_close(method.heat(a, b), found[..., :-1].sum(1) / b.mask.sum(1, keepdim=True))
     shut = a._replace(mask=torch.zeros_like(a.mask))
     torch.testing.assert_close(method.attention(shut, b)[..., -1], b.mask.float())
-
-
-@pytest.mark.parametrize("make", [caft, flair])
-def test_what_stands_behind_the_end_of_a_text_changes_nothing(make: type) -> None:
-    method = make()
-    texts, other = (told(3, parts=method.parts, seed=seed) for seed in (0, 1))
-    texts.mask[:, :, 4:] = False
-    turned = texts._replace(ids=torch.where(texts.mask, texts.ids, other.ids))
-    cut = texts._replace(ids=texts.ids[..., :4], mask=texts.mask[..., :4])
-    found = method.encode_texts(texts)
-    for same in (method.encode_texts(turned), method.encode_texts(cut)):
-        torch.testing.assert_close(same.vector, found.vector)
-        torch.testing.assert_close(same.tokens, found.tokens)
 
 
 def test_too_many_parts_are_an_error() -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.config import parse
 from grainline.encoders.cast import Cast, CastConfig, CastTokens, Stage, segments
 from grainline.errors import UserError
 from grainline.nn.grouping import GraphPool
-from grainline.nn.hashing import Dropout
 from grainline.nn.superpixels import inside, label_of
 from grainline.training.step import LoraConfig, add_lora, recompute_layers
 from grainline.training.tune import depth_levels
@@ -90,17 +88,6 @@ def test_a_superpixel_is_the_mean_over_its_pixels_of_features_and_positions(posi
     assert (~found.mask).nonzero().tolist() == [[0, 0], [0, 5], [0, 10]]
 
 
-def test_over_a_square_grid_superpixels_are_plain_means_of_cells() -> None:
-    model, pixels = cast(superpixels={"kind": "grid", "cell": CELL}), images()
-    with torch.no_grad():
-        seen = model(pixels)
-        found = model.superpixel_tokens(pixels, seen.label)
-        features = model.stem((pixels - model.mean) / model.spread) + model.position.T.unflatten(1, (8, 8))
-    means = nn.functional.avg_pool2d(features, 2).flatten(2).mT
-    torch.testing.assert_close(found.tokens, means)
-    assert found.mask.all()
-
-
 # The whole encoder
 
 
@@ -148,19 +135,6 @@ def test_what_stands_in_an_empty_superpixel_changes_no_output(
         assert seen[0].stages[2].mask.all()
 
 
-def test_a_image_does_not_depend_on_its_batch() -> None:
-    pixels = images()
-    model = cast().train()
-    for layer in model.modules():
-        if isinstance(layer, nn.Dropout | Dropout):
-            layer.p = 0.0
-    one = torch.cat([model(pixels[n : n + 1]).pooled for n in range(3)])
-    torch.testing.assert_close(one, model(pixels).pooled)
-    batch = cast(stem="batch", dropout=0.0).train()
-    alone = torch.cat([batch(pixels[n : n + 1]).pooled for n in range(3)])
-    assert not torch.allclose(alone, batch(pixels).pooled), "else nothing stood against BatchNorm"
-
-
 def test_bytes_are_numbers_between_0_and_1_and_known_regions_are_not_computed() -> None:
     model, pixels = cast().float(), images().float()
     seen = model(pixels)
@@ -197,24 +171,6 @@ def test_bfloat16_is_finite_forward_and_backward(train: bool) -> None:
         torch.testing.assert_close(seen.pooled.float(), model(pixels, label).pooled, rtol=0.1, atol=0.2)
 
 
-def test_the_pooled_vector_alone_reaches_every_parameter() -> None:
-    model = cast(positions="learnt")
-    model(images()).pooled.square().sum().backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None, name
-        assert p.grad.abs().max() > 0, name
-
-
-def test_no_value_is_read_by_the_host() -> None:
-    """A fake tensor has no values: whatever asks for one fails."""
-    with FakeTensorMode() as mode:
-        model = Cast(CastConfig.model_validate(SMALL))
-        seen = model(torch.randint(0, 256, (2, 3, SIZE, SIZE), dtype=torch.uint8))
-        assert seen.pooled.fake_mode is mode  # type: ignore[attr-defined]
-        assert segments(seen)[-1].shape == (2, SIZE, SIZE)
-        seen.pooled.sum().backward()
-
-
 # Segments
 
 
@@ -233,15 +189,6 @@ def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
     counts = [[len(found[n].unique()) for n in range(3)] for found in maps]
     assert [max(row) <= most for row, most in zip(counts, (16, 6, 3), strict=True)] == [True] * 3
     assert counts[1:] == [[6] * 3, [3] * 3], "every group owns the token that it is built around"
-
-
-def test_a_image_with_few_superpixels_has_few_segments() -> None:
-    model, label = cast(), torch.full((1, SIZE, SIZE), 5)
-    at = torch.arange(SIZE) // CELL
-    label[0] = torch.tensor([[0, 0, 3, 3], [0, 0, 3, 3], [12, 12, 15, 15], [12, 12, 15, 15]])[at][:, at]
-    seen = model(images(1), label)
-    assert [int(stage.mask.sum()) for stage in seen.stages] == [4, 4, 3]
-    assert [len(found.unique()) for found in segments(seen)] == [4, 4, 3]
 
 
 # Places of the parameters

@@ -9,25 +9,23 @@ import torch
 import torch.distributed as dist
 from golden import inputs
 from golden.adapter import filled, leaves, made, side, total
-from golden.inputs import FLOAT, Case, normal
+from golden.inputs import FLOAT, normal
 from processes import exit_codes, free_port, start_ranks
-from test_golden import agree, cases, siglip_loop, waves
+from test_golden import agree, siglip_loop
 from torch import Tensor
 
 from grainline import losses
 from grainline.errors import UserError
+from grainline.losses.contrastive import TripletSchedule, both_triplets
 from grainline.methods.beta_clip import BetaCLIPExtra
 from grainline.methods.caft import CAFT, CAFTConfig, CAFTExtra
 from grainline.methods.patch_words import summary
-from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.patch_selection.scoring import graded
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionConfig, SelectionExtra, gumbel_decisions
+from grainline.nn.patch_selection.selector import SelectionConfig, SelectionExtra, Selector, gumbel_decisions
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.types import Clock, Pair
 
 OWN = torch.tensor([0, 0, 1, 2, 2, 3])  # the image of each text: four images, six texts
-SIDES = {"clip": ("info_nce", ()), "siglip": ("sigmoid", (-10.0,)), "himo": ("himo_loss", ())}
 
 
 def gradients(loss: Tensor, by: list[Tensor]) -> list[Tensor]:
@@ -74,69 +72,6 @@ def all_losses() -> dict[str, Loss]:
             by[2], by[3], selector, step=3, word_mask=of(by), hardest=False, **ids
         ),
     }
-
-
-def golden(*kinds: str) -> list[Any]:
-    return [case for case in cases("cosine") if case.values[0]["case"] in kinds]
-
-
-@pytest.mark.parametrize("case", golden("contrastive", "himo"))
-def test_values_are_those_of_published_code(case: Case) -> None:
-    c = case["inputs"]
-    by = leaves(*inputs.sides(c))
-    if case["case"] == "himo":
-        loss = losses.himo_loss(*by, 20.0, settings=losses.MoLo(threshold=c["tau"], **c["model"]))
-    else:
-        name, more = SIDES[c["loss"]]
-        loss = getattr(losses, name)(*by, 14.0, *more)
-    agree(waves(loss), case["value"])
-    for mine, published in zip(gradients(loss, by), case["gradients"], strict=True):
-        agree(waves(mine), published)
-
-
-@pytest.mark.parametrize("case", golden("flair_loss"))
-def test_the_losses_of_flair_are_those_of_published_code(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each golden case has one of both losses, which the function halves; the other one is made 0."""
-    c = case["inputs"]
-    batch = inputs.flair(c)
-    scale, bias = torch.tensor([14.0], dtype=FLOAT), torch.tensor([-10.0], dtype=FLOAT)
-    texts, patches, image, scale, bias = leaves(batch.texts, batch.patches, batch.summaries, scale, bias)
-    pool = filled(ConditionedPool(c["d"], c["heads"]), c["seed"] + 2)
-    own = torch.arange(c["B"]).repeat_interleave(c["K"])
-    monkeypatch.setattr("grainline.losses.tiled.pair_mask.hash_pairs", lambda *_: batch.negatives)
-    whole = losses.functional.flair_means
-    monkeypatch.setattr(losses.functional, "flair_means", lambda *x: {c["term"]: whole(*x)[c["term"]]})
-    loss = 2 * losses.flair_loss(image, patches, texts, pool, scale, bias, step=0, text_ids=own)
-    agree(waves(loss), case["value"])
-    by = [texts, patches] if c["term"] == "pooled" else [image, texts]
-    for mine, published in zip(gradients(loss, [*by, scale, bias]), case["gradients"], strict=True):
-        agree(waves(mine), published)
-
-
-def plain(case: Any) -> bool:
-    """Not of the options that the function leaves to the method."""
-    c = case.values[0]["inputs"]
-    return "empty" not in c and "others" not in c["model"]
-
-
-@pytest.mark.parametrize("case", [case for case in golden("beta_clip") if plain(case)])
-def test_beta_cal_and_info_nce_are_published_code(case: Case) -> None:
-    """Without padding, which is a candidate in the published code, and without texts of others."""
-    c = case["inputs"]
-    model = c["model"]
-    batch = inputs.grained(c)
-    cls, texts, patches = by = leaves(batch.cls, batch.texts, batch.patches)
-    norm = model.get("input_norm", False)
-    pool = filled(CrossPool(c["d"], 4, 4.0, norm), c["seed"] + 2)
-    own = torch.arange(c["B"]).repeat_interleave(texts.shape[1])
-    divisor = model["divisor"].replace("slots", "pairs")  # the same without padding
-    loss = losses.info_nce(cls, texts[:, 0], 14.0) + losses.beta_cal(
-        patches, texts.flatten(0, 1), pool, 12.0, text_ids=own, beta=c["beta"], form=c["form"],
-        divisor=divisor, group=model["group"],
-    )  # fmt: skip
-    agree(waves(loss), case["value"])
-    for mine, published in zip(gradients(loss, by), case["gradients"], strict=True):
-        agree(waves(mine), published)
 
 
 def test_the_sigmoid_loss_of_several_texts_is_that_of_a_loop() -> None:

@@ -14,11 +14,11 @@ from make import CASES, CLOCK, build
 from make import batch as batch_of
 from torch import Tensor
 
+from grainline import kernels as launch
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
-from grainline.kernels import launch
 from grainline.losses.calibrated import beta_bce, beta_ce_both
 from grainline.losses.text_conditioned import part_loss, part_pairs
-from grainline.losses.tiled import conditioned_cosine
+from grainline.losses.tiled import scores
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.scores import half_products
 from grainline.losses.tiled.vocabulary import vocabulary_loss
@@ -137,7 +137,7 @@ def test_losses_in_half_precision_are_near_and_the_same_bits_in_each_run(
 
 @pytest.mark.parametrize("heads", [8, 1])
 def test_the_memory_of_a_loss_is_linear_in_the_batch(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditioned_cosine, "ROOM", 2**24)  # of a tile, at any batch
+    monkeypatch.setattr(scores, "ROOM", 2**24)  # of a tile, at any batch
     pool = ConditionedPool(512, heads).cuda()
 
     def peak(number: int) -> int:

@@ -164,15 +164,6 @@ def test_equal_tokens_make_one_group_and_nothing_valid_makes_none() -> None:
     assert all(torch.isfinite(values).all() for values in (*found, leaf.grad))
 
 
-def test_the_order_of_tokens_does_not_matter() -> None:
-    module, (x, cls, valid) = pool(), inputs()
-    order = torch.randperm(x.shape[1])
-    one, two = module(x, cls, valid), module(x[:, order], cls, valid[:, order])
-    assert torch.equal(order[two.picked], one.picked)
-    torch.testing.assert_close(two.tokens, one.tokens)
-    torch.testing.assert_close(two.weight, one.weight[:, order])
-
-
 def test_gradients_are_those_of_finite_differences() -> None:
     module, (x, cls, valid) = pool(mlp_ratio=1.0), inputs(2, 6)
 
@@ -182,15 +173,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
     leaves = (x.requires_grad_(), cls.requires_grad_(), *module.parameters())
     assert torch.autograd.gradcheck(run, leaves)
-
-
-def test_noise_is_of_training_alone_and_can_be_left_out() -> None:
-    x, cls, valid = inputs()
-    noisy, calm = pool(), pool(dropout=0.0)
-    assert torch.equal(noisy(x, cls, valid).tokens, noisy(x, cls, valid).tokens)
-    assert not torch.equal(noisy.train()(x, cls, valid).tokens, noisy(x, cls, valid).tokens)
-    assert not torch.equal(noisy(x, cls, valid).cls, noisy.eval()(x, cls, valid).cls)
-    assert torch.equal(calm.train()(x, cls, valid).tokens, calm.eval()(x, cls, valid).tokens)
 
 
 def test_half_precision_changes_no_pick_and_little_else() -> None:

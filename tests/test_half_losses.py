@@ -8,13 +8,11 @@ import torch.nn.functional as F
 from make import CLOCK, batch, build
 from torch import Tensor
 
-from grainline.kernels import launch
-from grainline.losses.tiled import conditioned_cosine, scores
-from grainline.losses.tiled import pair_loss as pair_losses
+from grainline.losses.tiled import scores
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, row_ids
 from grainline.losses.tiled.scores import Dot, exact, half_operands, half_products, on_gpu
-from grainline.losses.tiled.vocabulary import exponentials, vocabulary_loss
+from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
 from grainline.training.step import Objective
 
@@ -23,8 +21,7 @@ HALF = 1e-2
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (conditioned_cosine, scores):
-        monkeypatch.setattr(place, "on_gpu", lambda _: True)
+    monkeypatch.setattr(scores, "on_gpu", lambda _: True)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -55,45 +52,6 @@ def test_operands_are_half_where_training_is(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(scores, "on_gpu", on_gpu)
     with half_products(True):
         assert not half_operands(x), "on a CPU nothing is half"
-
-
-@pytest.mark.parametrize("function", ["weights", "lengths", "by_pooled", "by_logit", "times"])
-def test_parts_of_pooling_compile_to_one_graph(function: str) -> None:
-    shapes = {
-        "weights": [[2, 5, 4], [1, 1, 4]],
-        "lengths": [[5, 4], [5, 4], [5, 4], [4]],
-        "by_pooled": [[5, 4], [5, 4], [4], [5], [5]],
-        "by_logit": [[2, 5, 4], [2, 5, 4]],
-        "times": [[5, 4], [5]],
-    }[function]
-    plain = getattr(conditioned_cosine, function)
-    alone = {"lengths": (3,), "by_pooled": (2,)}.get(function, ())  # without the rows of a tile
-    assert_compiles(
-        plain,
-        lambda size: [torch.rand(*([] if i in alone else [size]), *x) for i, x in enumerate(shapes)],
-    )
-
-
-def assert_compiles(plain: Any, inputs: Any) -> None:
-    """Check that torch.compile traces it, without a compiler: no break, and lengths that change."""
-    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True, dynamic=True)
-    for size in (3, 4):
-        tensors = inputs(size)
-        torch.testing.assert_close(compiled(*tensors), plain(*tensors))
-    torch._dynamo.reset()
-
-
-def test_parts_of_inner_products_compile_to_one_graph() -> None:
-    assert_compiles(pair_losses.log_sum, lambda n: [torch.rand(n, 5), 0])
-    assert_compiles(pair_losses.log_sum, lambda n: [torch.rand(n, 5), 1])
-    for sides in ([torch.rand(1, 5)], [torch.rand(1, 5), torch.rand(1, 1)]):
-        assert_compiles(pair_losses.forced, lambda n, sides=sides: [torch.rand(n, 5), sides, sides])
-    assert_compiles(exponentials, lambda n: [torch.rand(n, 5)])
-    same, against = torch.arange(5) % 2 == 0, torch.rand(5)
-    for real, of_column in ((None, None), (same, None), (None, against), (~same, against)):
-        for one in (pair_losses.binary, pair_losses.binary_slopes):
-            fields = real, same, torch.rand(5), of_column
-            assert_compiles(one, lambda n, fields=fields: [torch.rand(n, 5), *fields])
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss(False), SoftmaxLoss(True), SigmoidLoss()])
@@ -136,36 +94,6 @@ def test_a_vocabulary_in_half_precision_is_near() -> None:
         both.append((total, *torch.autograd.grad(total, (hidden, table))))
     for exactly, half in zip(*both, strict=True):
         assert 0 < float((exactly - half).detach().norm()) <= HALF * float(exactly.detach().norm())
-
-
-def test_without_a_compiler_parts_run_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[str] = []
-
-    def compile_(function: Any, dynamic: bool) -> Any:
-        assert dynamic
-
-        def call(*_: Any) -> Any:
-            calls.append(function.__name__)
-            raise torch._dynamo.exc.TorchDynamoException("no C compiler\nand more")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(launch, "TRITON", "3.9.0")
-    monkeypatch.setattr(launch, "_refused", set())
-    call = launch.fused.__wrapped__(conditioned_cosine.times)
-    a, b = torch.rand(2, 3, 4), torch.rand(2, 3)
-    assert torch.equal(call(a, b), conditioned_cosine.times(a, b))
-    assert calls == [], "on a CPU nothing is compiled"
-    monkeypatch.setattr(launch, "_on_gpu", lambda _: True)
-    for _ in range(2):
-        assert torch.equal(call(a, b), conditioned_cosine.times(a, b))
-    assert calls == ["times"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "the kernel times is not used, torch computes instead: no C compiler"
-    ]
 
 
 @pytest.mark.parametrize("gpu", [False, True])

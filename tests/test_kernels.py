@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_superpixel import FITS, image, slow_connected, slow_kmeans, some_fits
 
+from grainline import kernels as launch
 from grainline.errors import UserError
-from grainline.kernels import launch
 from grainline.nn import superpixels
 from grainline.nn.superpixels import hard, kmeans
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from grainline.distributed import ddp_mean
-from grainline.losses.contrastive import sigmoid, soft_info_nce
+from grainline.losses.contrastive import both_ways, sigmoid, soft_info_nce
 from grainline.methods.base import dot
-from grainline.methods.shared import both_ways
 from grainline.types import Encoded, Pair
 
 

@@ -11,7 +11,7 @@ from grainline.methods.base import dot
 from grainline.methods.maxsim import MaxSim, late_heat, late_score
 from grainline.nn.pooling import unit
 from grainline.training.step import step
-from grainline.types import Texts, rows
+from grainline.types import rows
 
 SHARP = 7.0
 
@@ -106,14 +106,6 @@ def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:
     torch.testing.assert_close(heat[0, image_mask[0]], torch.stack(parts).mean(0))
 
 
-def test_distinct_rows_find_every_row_again() -> None:
-    x = torch.randint(0, 2, (40, 3))
-    first, back = distinct_rows(x)
-    assert torch.equal(x[first][back], x)
-    assert len(first) == len({tuple(row) for row in x.tolist()})
-    assert all(not (x[:i] == x[i]).all(1).any() for i in first.tolist())
-
-
 def test_rows_of_one_sum_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[1, 2], [2, 1], [1, 2]])
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.ones(2, dtype=torch.int64))
@@ -148,16 +140,6 @@ def test_sentences_that_texts_share_are_read_once(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(tokens, tokens[:1].expand_as(tokens))
 
 
-def test_the_same_ids_are_another_sentence_where_they_end_earlier() -> None:
-    method, (_, texts) = build("maxsim"), batch()
-    ids = texts.ids.clone()
-    ids[1] = ids[0]
-    mask = texts.mask.clone()
-    mask[1, 0, 2:] = False
-    tokens = method.encode_texts(texts._replace(ids=ids, mask=mask)).tokens
-    assert not torch.allclose(tokens[0, 0], tokens[1, 0])
-
-
 def test_vectors_are_trained_for_candidates_and_only_by_their_own_term() -> None:
     terms = {weight: step(build("maxsim", f"coarse={weight}"), *batch(), CLOCK) for weight in (0.0, 0.5)}
     assert {"i2t", "t2i", "coarse i2t", "coarse t2i"} == set(terms[0.5])
@@ -173,28 +155,6 @@ def test_vectors_are_trained_for_candidates_and_only_by_their_own_term() -> None
     two = torch.logsumexp(plain[2, b.item >= 0], 0) - plain[2, 4:6].mean()
     expected = 0.25 * torch.stack([loss[0], loss[1], two, loss[3]]).mean()
     torch.testing.assert_close(terms[0.5]["coarse i2t"], expected)
-
-
-def test_the_fine_loss_is_cross_entropy_over_scaled_scores_both_ways() -> None:
-    method = build("maxsim", "scale=30.0")
-    images, texts = batch()
-    real = rows(texts, texts.item >= 0)
-    terms = step(method, images, texts, CLOCK)
-    logits = 30.0 * method.score(method.encode_images(images), method.encode_texts(real))  # [4, 6]
-    i2t, t2i = logits.log_softmax(1), logits.log_softmax(0)
-    own = real.image[None] == images.image[:, None]
-    expected = torch.stack([i2t[n][own[n]].mean() for n in range(4)])
-    torch.testing.assert_close(terms["i2t"], -expected.mean() / 2)
-    columns = [m for m in range(6) if real.image[m] >= 0]
-    expected = torch.stack([t2i[int(real.image[m]), m] for m in columns])
-    torch.testing.assert_close(terms["t2i"], -expected.mean() / 2)
-
-
-def test_a_text_of_padding_scores_zero() -> None:
-    method, (images, texts) = build("maxsim"), batch()
-    silent: Texts = texts._replace(mask=torch.zeros_like(texts.mask))
-    score = method.score(method.encode_images(images), method.encode_texts(silent))
-    assert torch.equal(score, torch.zeros(4, 8))
 
 
 def test_a_clip_may_score_a_text_by_the_mean_of_its_sentences() -> None:

@@ -8,12 +8,12 @@ from make import TINY
 from torch import Tensor
 
 from grainline.config import override, parse
+from grainline.losses.contrastive import ScoreFn, TripletSchedule, both_triplets
 from grainline.methods import patch_words
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS, SEPSConfig
-from grainline.methods.shared import ScoreFn, TripletSchedule, both_triplets
 from grainline.nn.patch_selection import scoring
-from grainline.nn.patch_selection.types import SelectionExtra, selection_texts
+from grainline.nn.patch_selection.selector import SelectionExtra, selection_texts
 from grainline.types import Encoded, Pair
 
 METHODS: dict[str, tuple[Any, Any]] = {"seps": (SEPS, SEPSConfig), "laps": (LAPS, LAPSConfig)}

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses.contrastive import sigmoid, soft_info_nce
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
-from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, Tile
-from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.scores import Dot, Parts, Score
 from grainline.methods.maxsim import late_score
 from grainline.types import Mean
 
@@ -162,24 +162,6 @@ def test_tiles_hold_every_pair_once_and_are_plain_only_where_all_are_negatives(s
     assert shuffled or len(tiles) < 72  # of all
 
 
-def test_where_images_stand_together_most_tiles_are_plain_and_groups_never_meet() -> None:
-    place = torch.arange(96)
-    keys = RowIds(place, torch.randperm(1000)[:32].repeat_interleave(3), place // 48, place % 3)
-    tiles = list(PairMatrix(keys, keys).tiles(12, 12))
-    assert len(tiles) == 32
-    assert [tile.plain for tile in tiles].count(False) == 8
-    assert tiles[1] == Tile(slice(0, 12), slice(12, 24), True, True)
-
-
-@pytest.mark.parametrize(("size", "starts"), [(20, [0, 18, 30, 40]), (16, [0, 12, 24, 40, 56])])
-def test_tiles_end_between_groups_or_else_between_images(size: int, starts: list[int]) -> None:
-    place = torch.arange(60)
-    image = torch.where(place < 40, place // 6, 30)  # 6 rows each; the last but one has 4, the last one 20
-    keys = RowIds(place, image, place // 30, place % 6)
-    assert sorted({tile.rows.start for tile in PairMatrix(keys, keys).tiles(size, 60)}) == starts
-    assert sorted({tile.cols.start for tile in PairMatrix(keys, keys).tiles(60, size)}) == starts
-
-
 class Largest(TorchDispatchMode):
     """The most elements of any tensor that is made."""
 
@@ -205,37 +187,6 @@ def test_the_matrix_of_pairs_is_never_there(loss: Any, monkeypatch: pytest.Monke
     with Largest() as largest:
         sum(mean.total for mean in pair_loss(Dot(), loss, (v,), (v,), PairMatrix(keys, keys))).backward()
     assert largest.most == 8 * 160  # the ids of both sides; a tile is 1,024 numbers, the matrix 25,600
-
-
-class Counting(Small):
-    """How often a tile was computed, with and without its gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain, self.learnt = 0, 0
-
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        self.plain += 1
-        return super().tile(rows, cols, shared)
-
-    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
-        self.learnt += 1
-        return super().forward_with_vjp(rows, cols, shared)
-
-
-def test_gradients_are_computed_only_where_they_are_wanted() -> None:
-    v, t = drawn(1.0, torch.float32)
-    blocks = PairMatrix(keys_of(40, 1), keys_of(52, 1))
-    tiles = len(list(blocks.tiles(7, 5)))
-    for rows in (v, v.detach()):
-        score = Counting()
-        with torch.no_grad():
-            pair_loss(score, SigmoidLoss(), (rows,), (t,), blocks)
-        assert (score.plain, score.learnt) == (tiles, 0)
-    score = Counting()
-    pair_loss(score, SigmoidLoss(), (v,), (t.detach(),), blocks)[0].total.backward()
-    assert (score.plain, score.learnt) == (tiles, tiles)
-    assert t.grad is None
 
 
 def test_inside_autocast_nothing_is_in_half_precision_and_half_rows_get_half_gradients() -> None:

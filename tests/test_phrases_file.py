@@ -14,8 +14,7 @@ from runs import call, complaint
 from grainline.data.annotate import CHUNK, texts_of
 from grainline.data.annotate import make_phrases as make
 from grainline.data.lines import Written
-from grainline.data.phrases.providers import Rules, open_provider
-from grainline.data.phrases.stored import StoredPhrases, digest
+from grainline.data.phrases.providers import Rules, StoredPhrases, digest, open_provider
 from grainline.data.record import CorruptSample, Record
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError

@@ -93,23 +93,6 @@ def test_scores_and_gradients_are_those_of_the_loop(
         torch.testing.assert_close(found, grad)
 
 
-def test_a_tile_holds_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    relevance = scan._relevance
-
-    def counted(*args: Any) -> Tensor:
-        found = relevance(*args)
-        sizes.append(6 * found.numel())
-        return found
-
-    monkeypatch.setattr(scan, "_relevance", counted)
-    monkeypatch.setattr(scan, "TILE_SIZE", {"cpu": 2000})
-    method, (images, texts) = build("scan"), sides()
-    method.score(images, texts)
-    assert len(sizes) > 1
-    assert max(sizes) <= 2000
-
-
 def test_plain_clipping_ignores_negative_cosines() -> None:
     """One of two patches is against the word: with clipping at 0 its fit is 0, so the weights are known."""
     word, patches = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.6, 0.8], [-0.8, 0.6]]])

@@ -9,9 +9,7 @@ from torch.nn.functional import pad
 
 from grainline.nn.hashing import logistic
 from grainline.nn.selection import (
-    Predictor,
     Relevance,
-    Slots,
     aggregated,
     best_of,
     gumbel_st,
@@ -204,13 +202,3 @@ def test_noise_is_logistic_and_knows_only_seed_step_ids_and_place() -> None:
     assert many.isfinite().all()
     assert float(many.mean()) == pytest.approx(0.0, abs=0.03)
     assert float(many.std()) == pytest.approx(math.pi / 3**0.5, abs=0.03)  # of the logistic distribution
-
-
-def test_networks_have_the_sizes_of_the_specification() -> None:
-    slots, predictor = Slots(512, 39), Predictor(512)
-    assert [x.out_features for x in slots.mlp if isinstance(x, nn.Linear)] == [102, 39]
-    assert [x.out_features for x in predictor.mlp if isinstance(x, nn.Linear)] == [128, 1]
-    assert slots(torch.rand(2, 196, 512)).shape == (2, 39, 196)
-    out = predictor(torch.rand(2, 196, 512))
-    assert out.shape == (2, 196)
-    assert ((out > 0) & (out < 1)).all()

@@ -19,7 +19,7 @@ from grainline.evaluation.show_selection import selection_of, stays
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS
 from grainline.model import Model
-from grainline.nn.patch_selection.types import CLASS, REST, SLOT, Selection
+from grainline.nn.patch_selection.selector import CLASS, REST, SLOT, Selection
 from grainline.report.heatmap import (
     DIM,
     scaled_pixels,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.encoders.superpixels import (
     SFCN,
@@ -74,23 +73,6 @@ def test_neighbours_are_numbered_row_by_row() -> None:
             assert (corner == expected[row][column]).all()
 
 
-def test_labels_and_neighbours_are_inverse() -> None:
-    label = some_labels(3, 20, 4)
-    assert torch.equal(label_of(neighbour_of(label, 4), 4), label)
-    assert set(label.flatten().tolist()) == set(range(25))
-
-
-def test_inside_counts_the_cells_around() -> None:
-    there = inside(16, 4)
-    assert there.shape == (9, 16, 16)
-    assert int(there[:, 0, 0].sum()) == 4
-    assert there[[4, 5, 7, 8], 0, 0].all()
-    assert int(there[:, 0, 5].sum()) == 6
-    assert int(there[:, 5, 6].sum()) == 9
-    assert there[[0, 1, 3, 4], 15, 15].all()
-    assert int(there[:, 15, 15].sum()) == 4
-
-
 @pytest.mark.parametrize(
     ("size", "cell", "side"), [(12, 4, 12), (12, 4, 6), (12, 4, 3), (8, 8, 2), (12, 6, 2)]
 )
@@ -135,14 +117,6 @@ def test_an_empty_superpixel_leaves_the_gradient_finite() -> None:
     assert features.grad.isfinite().all()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
-
-
-def test_pooling_sums_in_full_precision() -> None:
-    features, weight = torch.randn(1, 3, 6, 6), one_hot(some_labels(1, 12, 4), 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = pool_cells(features, weight, 4)
-    assert found.tokens.dtype == torch.float32
-    torch.testing.assert_close(found.tokens, pool_cells(features, weight, 4).tokens, atol=0, rtol=0)
 
 
 def test_a_map_that_does_not_fit_the_cells_is_refused() -> None:
@@ -441,13 +415,6 @@ def test_a_published_file_gives_the_same_network(tmp_path: Path) -> None:
         torch.testing.assert_close(folded(found)(x), network(x), atol=1e-4, rtol=1e-4)
 
 
-def test_a_published_network_without_normalisations_is_read(tmp_path: Path) -> None:
-    network, x = some_network(norm=False), torch.rand(1, 3, 16, 16)
-    found = read_sfcn(save(tmp_path / "plain.pth", published(network)))
-    with torch.no_grad():
-        assert torch.equal(folded(found)(x), network(x))
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -515,16 +482,6 @@ def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = made.train()(given)
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("kind", ["kmeans", "grid", "sfcn"])
-def test_nothing_waits_for_the_device(kind: str) -> None:
-    made = some_superpixels(kind)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # reading a value out of a tensor raises here
-        found = made(mode.from_tensor(image(32)))
-        pooled = pool_cells(torch.randn(2, 3, 16, 16), one_hot(found, made.cfg.cell), made.cfg.cell)
-    assert found.shape == (2, 32, 32)
-    assert pooled.tokens.shape == (2, made.number, 3)
 
 
 @pytest.mark.parametrize(

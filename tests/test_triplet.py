@@ -7,9 +7,9 @@ from torch import Tensor
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.losses.contrastive import keep_ratio, touched, triplet
+from grainline.losses.contrastive import TripletSchedule, both_triplets, keep_ratio, touched, triplet
 from grainline.methods import method_class
-from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
+from grainline.methods.shared import TripletsConfig
 from grainline.training.optim import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 

@@ -1,6 +1,6 @@
 """Texts made once for all records of a source: `grainline data describe` and `grainline data phrases`.
 
-The files are those of data/descriptions.py and data/phrases/stored.py; an interrupted run is completed later.
+The files are those of data/descriptions.py and data/phrases/providers.py; an interrupted run goes on later.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from grainline.data.formats.common import read_captions
 from grainline.data.formats.table import choose_columns, fields_of, read_rows
 from grainline.data.lines import Progress, Written, as_line, complete, require_same
 from grainline.data.open_source import open_source
-from grainline.data.phrases import stored
+from grainline.data.phrases import providers
 from grainline.data.phrases.patterns import Provider
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
 from grainline.errors import UserError
@@ -123,7 +123,7 @@ class _ByProvider(Annotator):
 
     def lines(self, source: Source, records: Mapping[int, Record]) -> Iterator[dict[str, Any]]:  # noqa: ARG002
         for index, record in records.items():
-            texts = {stored.digest(text): self.provider.phrases(text) for text in texts_of(record)}
+            texts = {providers.digest(text): self.provider.phrases(text) for text in texts_of(record)}
             yield {"record": index, "key": record.key, "texts": texts}
 
 
@@ -134,10 +134,10 @@ def make_phrases(
 
     Raises UserError where `out`, whole or partial, was made from other data or by another provider.
     """
-    expected = {"grainline": stored.FORMAT, "provider": provider.name, "source": source.fingerprint()}
+    expected = {"grainline": providers.FORMAT, "provider": provider.name, "source": source.fingerprint()}
 
     def check(path: Path) -> None:
-        header = stored.read_header(path)
+        header = providers.read_header(path)
         provider_differs = f"by {header['provider']}, not {expected['provider']}"
         require_same(path, header, expected, {"provider": provider_differs, "source": "from other data"})
 

@@ -18,7 +18,7 @@ from grainline.evaluation.text_attention import end_of_scale
 from grainline.loading import load
 from grainline.methods.base import HasAttention, Method
 from grainline.model import Model
-from grainline.nn.patch_selection.types import SelectsPatches
+from grainline.nn.patch_selection.selector import SelectsPatches
 from grainline.report.case import Case, cases_html
 from grainline.report.page import Section, hint, render_page, write_page
 from grainline.report.png import require_matplotlib, write_panels

@@ -10,7 +10,7 @@ from PIL import Image
 from grainline.evaluation.show_panels import Photo, weights_bar
 from grainline.evaluation.suites.phrases import pieces
 from grainline.model import Model, given
-from grainline.nn.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
+from grainline.nn.patch_selection.selector import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import patch_count, selected_patches, shares

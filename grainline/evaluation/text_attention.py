@@ -14,7 +14,7 @@ from grainline.data.transforms import Box
 from grainline.methods.base import HasAttention, Method, parts_of
 from grainline.methods.heat import over_image
 from grainline.model import ImageLike, Model
-from grainline.nn.patch_selection.types import SelectsPatches
+from grainline.nn.patch_selection.selector import SelectsPatches
 from grainline.types import Encoded, rows
 
 TIMES = 8  # end of the scale of maps, as a multiple of the weight of each token if all had the same

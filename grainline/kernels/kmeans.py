@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grainline.kernels.launch import FUSION
+from grainline.kernels import FUSION
 
 BLOCK = 128  # cells of a program that moves centres
 MOVE = {"num_warps": 4, **FUSION}
@@ -63,17 +63,17 @@ def _colours(
     n, row, cell, column, real = _lanes(S, C, BG, BC)
     light, first, second = (tl.zeros([BG, BC], tl.float32),) * 3
     for j in range(C):
-        at = n * 3 * S * S + (row * C + j) * S + cell * C + column
-        r = _linear(tl.load(pixels + at, mask=real, other=0), BYTES)
-        g = _linear(tl.load(pixels + at + S * S, mask=real, other=0), BYTES)
-        b = _linear(tl.load(pixels + at + 2 * S * S, mask=real, other=0), BYTES)
+        place = n * 3 * S * S + (row * C + j) * S + cell * C + column
+        r = _linear(tl.load(pixels + place, mask=real, other=0), BYTES)
+        g = _linear(tl.load(pixels + place + S * S, mask=real, other=0), BYTES)
+        b = _linear(tl.load(pixels + place + 2 * S * S, mask=real, other=0), BYTES)
         x = _root(XYZ[0] * r + XYZ[1] * g + XYZ[2] * b)
         y = _root(XYZ[3] * r + XYZ[4] * g + XYZ[5] * b)
         z = _root(XYZ[6] * r + XYZ[7] * g + XYZ[8] * b)
         v0, v1, v2 = 116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)
-        tl.store(colour + at, v0, mask=real)
-        tl.store(colour + at + S * S, v1, mask=real)
-        tl.store(colour + at + 2 * S * S, v2, mask=real)
+        tl.store(colour + place, v0, mask=real)
+        tl.store(colour + place + S * S, v1, mask=real)
+        tl.store(colour + place + 2 * S * S, v2, mask=real)
         light += v0
         first += v1
         second += v2
@@ -90,9 +90,9 @@ def _and(some, more):
 
 
 @triton.jit
-def _shade(middle, moved, other, home, near, there):
+def _shade(middle, moved, other, home, near, inside):
     """One number of the colour of a centre, over the mean of my cell"""
-    own = tl.load(middle + home, mask=there, other=0.0)
+    own = tl.load(middle + home, mask=inside, other=0.0)
     return tl.load(moved + other, mask=near, other=0.0) + (
         tl.load(middle + other, mask=near, other=0.0) - own
     )
@@ -171,8 +171,8 @@ def _assign(
     zero = tl.zeros([BG, BC], tl.float32)
     sums = ((zero, zero, zero, zero, zero),) * 9
     for j in range(C):
-        at = (row * C + j) * S + cell * C + column
-        from_ = colour + n * 3 * S * S + at
+        place = (row * C + j) * S + cell * C + column
+        from_ = colour + n * 3 * S * S + place
         v0 = tl.load(from_, mask=real, other=0.0) - m0
         v1 = tl.load(from_ + S * S, mask=real, other=0.0) - m1
         v2 = tl.load(from_ + 2 * S * S, mask=real, other=0.0) - m2
@@ -180,20 +180,20 @@ def _assign(
         pick = _nearest(v, centres, real)
         if LAST:
             for a in tl.static_range(9):
-                tl.store(fit + (n * 9 + a) * S * S + at, _fit(v, centres[a]), mask=real)
+                tl.store(fit + (n * 9 + a) * S * S + place, _fit(v, centres[a]), mask=real)
             choice = (row + pick // 3 - 1) * G + cell + pick % 3 - 1
-            tl.store(label + n * S * S + at, choice, mask=real)
+            tl.store(label + n * S * S + place, choice, mask=real)
         else:
             sums = _added(sums, pick, real, v)
     if not LAST:
         some = tl.program_id(1) * BG + tl.arange(0, BG)
-        to = part + (n * G + row) * G + some
+        target = part + (n * G + row) * G + some
         for a in tl.static_range(9):
             s = sums[a]
             for q in tl.static_range(4):
-                tl.store(to + (6 * a + q) * plane, tl.sum(s[q], 1), mask=some < G)
-            tl.store(to + (6 * a + 4) * plane, tl.sum(s[4] * x, 1), mask=some < G)
-            tl.store(to + (6 * a + 5) * plane, tl.sum(s[4], 1), mask=some < G)
+                tl.store(target + (6 * a + q) * plane, tl.sum(s[q], 1), mask=some < G)
+            tl.store(target + (6 * a + 4) * plane, tl.sum(s[4] * x, 1), mask=some < G)
+            tl.store(target + (6 * a + 5) * plane, tl.sum(s[4], 1), mask=some < G)
 
 
 @triton.jit(do_not_specialize=["cells"])
@@ -221,16 +221,16 @@ def _move(part, middle, moved, cells, compactness, G: tl.constexpr, BLOCK: tl.co
         if q < 0:
             number = total
         else:  # without pixels it stays
-            to = moved + q * plane + cell
-            tl.store(to, tl.div_rn(total, tl.maximum(number, 1.0)), mask=(number > 0) & (cell < cells))
+            target = moved + q * plane + cell
+            tl.store(target, tl.div_rn(total, tl.maximum(number, 1.0)), mask=(number > 0) & (cell < cells))
 
 
 @triton.jit
 def _window(label, own, top, left, number, S: tl.constexpr, WIDE: tl.constexpr):
     """Row and column of numbered pixels of the nine cells around one, and which are of its superpixel"""
     y, x = top + number // WIDE, left + number % WIDE
-    there = (number < WIDE * WIDE) & (y >= 0) & (y < S) & (x >= 0) & (x < S)
-    return y, x, there & (tl.load(label + y * S + x, mask=there, other=-1) == own)
+    inside = (number < WIDE * WIDE) & (y >= 0) & (y < S) & (x >= 0) & (x < S)
+    return y, x, inside & (tl.load(label + y * S + x, mask=inside, other=-1) == own)
 
 
 @triton.jit
@@ -259,17 +259,17 @@ def _pieces(label, state, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr)
         moved = tl.zeros([BLOCK], tl.int32)
         for start in range(0, WIDE * WIDE, BLOCK):
             y, x, member = _window(label, own, top, left, start + lane, S, WIDE)
-            at = y * S + x
-            old = tl.load(state + at, mask=member, other=0)
+            place = y * S + x
+            old = tl.load(state + place, mask=member, other=0)
             low = tl.minimum(old, tl.load(state + old, mask=member, other=0))
             for a in tl.static_range(1, 9, 2):  # above, left, right, below
                 down, across = a // 3 - 1, a % 3 - 1
                 near = member & (y + down >= 0) & (y + down < S) & (x + across >= 0) & (x + across < S)
-                other = at + (down * S + across)
+                other = place + (down * S + across)
                 near = near & (tl.load(label + other, mask=near, other=-1) == own)
                 low = tl.where(near, tl.minimum(low, tl.load(state + other, mask=near, other=0)), low)
             less = member & (low < old)
-            tl.atomic_min(state + at, low, mask=less, sem="relaxed")
+            tl.atomic_min(state + place, low, mask=less, sem="relaxed")
             tl.atomic_min(state + old, low, mask=less, sem="relaxed")
             moved = tl.where(less, 1, moved)
         changed = tl.max(moved, 0)
@@ -315,35 +315,35 @@ def _join(label, state, fit, S: tl.constexpr, C: tl.constexpr, BLOCK: tl.constex
         tl.debug_barrier()
         moved = tl.zeros([BLOCK], tl.int32)
         for start in range(0, S * S, BLOCK):
-            at = start + lane
-            y, x = at // S, at % S
-            alone = tl.load(state + at, mask=at < S * S, other=0) < 0
+            place = start + lane
+            y, x = place // S, place % S
+            alone = tl.load(state + place, mask=place < S * S, other=0) < 0
             best, pick = tl.full([BLOCK], float("-inf"), tl.float32), tl.full([BLOCK], 9, tl.int32)
             for a in tl.static_range(1, 9, 2):
                 down, across = a // 3 - 1, a % 3 - 1
                 near = alone & (y + down >= 0) & (y + down < S) & (x + across >= 0) & (x + across < S)
-                other = tl.load(state + at + (down * S + across), mask=near, other=-1)
+                other = tl.load(state + place + (down * S + across), mask=near, other=-1)
                 high = (y + down) // C + other % 16 // 3 - y // C
                 wide = (x + across) // C + other % 16 % 3 - x // C
                 near = near & (other >= 0) & (other < 16 * ring)
                 near = near & (high >= 0) & (high < 3) & (wide >= 0) & (wide < 3)
                 own = tl.where(near, 3 * high + wide, 9)
-                value = tl.load(fit + own * (S * S) + at, mask=near, other=float("-inf"))
+                value = tl.load(fit + own * (S * S) + place, mask=near, other=float("-inf"))
                 better = near & ((value > best) | ((value == best) & (own < pick)))
                 best, pick = tl.where(better, value, best), tl.where(better, own, pick)
             joins = alone & (pick < 9)
-            tl.store(state + at, 16 * ring + pick, mask=joins)
+            tl.store(state + place, 16 * ring + pick, mask=joins)
             moved = tl.where(joins, 1, moved)
         changed = tl.max(moved, 0)
         ring += 1
     tl.debug_barrier()
     for start in range(0, S * S, BLOCK):
-        at = start + lane
-        y, x, real = at // S, at % S, at < S * S
-        code, own = tl.load(state + at, mask=real, other=0), tl.load(label + at, mask=real, other=0)
+        place = start + lane
+        y, x, real = place // S, place % S, place < S * S
+        code, own = tl.load(state + place, mask=real, other=0), tl.load(label + place, mask=real, other=0)
         row, column = y // C + code % 16 // 3 - 1, x // C + code % 16 % 3 - 1
         own = tl.where(code < 0, own, row * G + column)
-        tl.store(label + at, own, mask=real)
+        tl.store(label + place, own, mask=real)
 
 
 PIECES, JOIN = (512, {"num_warps": 4, **FUSION}), (2048, {"num_warps": 8, **FUSION})

@@ -6,28 +6,18 @@ within groups of a fixed number of images, whatever the number of processes; in 
 group is what one GPU holds. The matrix of logits is never formed (`losses/tiled/pair_loss.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grainline.losses.batch import owner_of, row_by_position, slots_in, slots_of
+from grainline.losses.contrastive import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
-from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_product, half_operands
+from grainline.losses.tiled.scores import Dot, Parts, Score, half_operands
 from grainline.nn.pooling import unit
-from grainline.types import (
-    CAPTION,
-    LEVELS,
-    PHRASE,
-    SENTENCE,
-    Encoded,
-    Mean,
-    Pair,
-    Texts,
-    rows,
-)
+from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, Texts, rows
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -47,18 +37,28 @@ def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
     denominators, as in the code of the authors, if it is given an item.
     """
     shares = (shares_of(pairs.rows, pairs.cols), torch.ones_like(pairs.cols.item))
-    return pair_loss(
-        Dot(half_operands(scaled)), SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares
-    )[0]
+    dot = Dot(half_operands(scaled))
+    return pair_loss(dot, SoftmaxLoss(False), (scaled,), (others,), pairs, shares=shares)[0]
 
 
 def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
-    share = shares_of(pairs.rows, pairs.cols)
-    rows, cols = pair_loss(
-        Dot(half_operands(scaled)), SoftmaxLoss(True), (scaled,), (others,), pairs, shares=(share, share)
-    )
+    shares = (shares_of(pairs.rows, pairs.cols),) * 2
+    dot = Dot(half_operands(scaled))
+    rows, cols = pair_loss(dot, SoftmaxLoss(True), (scaled,), (others,), pairs, shares=shares)
     return rows, cols
+
+
+def beta_ce_ways(
+    scale: Tensor, own: tuple[Tensor, Tensor], every: tuple[Tensor, Tensor], pairs: PairMatrix
+) -> tuple[Mean, Mean]:
+    """`beta_ce` of pooled images over texts, and the other way.
+
+    own, every  pooled images and texts of this process and of all; the same tuple with one process
+    """
+    if own is every:
+        return beta_ce_both(scale * own[0], own[1], pairs)
+    return beta_ce(scale * own[0], every[1], pairs), beta_ce(scale * own[1], every[0], pairs)
 
 
 Divisor = Literal["rows", "pairs", "slots"]
@@ -105,7 +105,6 @@ def _one_over_group(local: RowIds, counted: Tensor, gathered: RowIds, among: Ten
 # is a negative of the text that pooled it. Cross-entropy: the texts join the candidates of pooled images once
 # for each other image that they pool, which adds nothing new, and the images they pooled join those of texts.
 
-
 PoolFn = Callable[[Tensor, Tensor, Parts], Tensor]
 """texts [1, K, D], patches [N, L, D] and parameters to scaled cosines of text and pooled image: [N, K]."""
 
@@ -134,13 +133,6 @@ class Repeated(Score):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
-
-    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
-        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            add_product(sums[0], by_logits, cols[0])
-            add_product(sums[2], by_logits.T, rows[0])  # owners learn nothing
-
-        return self.tile(rows, cols, shared), pull
 
 
 def cross_image_bce(
@@ -232,10 +224,10 @@ def pooled_similarity(local: Pair) -> Mean:
     """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
     images, pooled = local.images.image, local.texts.extra.pooled.detach()
     place = owner_of(local.texts.image, images)
-    of = place.clamp(min=0)
+    row = place.clamp(min=0)
     real = (place >= 0).to(pooled.dtype)
-    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, of, real[:, None] * pooled)
-    number = pooled.new_zeros(len(total)).index_add(0, of, real)
+    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, row, real[:, None] * pooled)
+    number = pooled.new_zeros(len(total)).index_add(0, row, real)
     pairs = number * (number - 1)
     cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
     return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())

@@ -17,7 +17,7 @@ Computed at least in float32, whatever autocast says; under autocast on a GPU, o
 bfloat16 and their sums float32 (`losses/tiled/scores.py`). UserError for a wrong shape, type or id.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -27,16 +27,15 @@ from grainline.distributed import ddp_mean, largest, local_rows, rank, world_siz
 from grainline.distributed import gather as all_rows
 from grainline.errors import UserError
 from grainline.losses import calibrated
-from grainline.losses.batch import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
-from grainline.losses.molo import MoLo, molo
+from grainline.losses.contrastive import TripletSchedule, both_triplets, both_ways, owner_of, sigmoid_loss
+from grainline.losses.hide import MoLo, molo
 from grainline.losses.text_conditioned import Negatives, flair_means, part_loss, part_pairs
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.scores import exact
 from grainline.nn.patch_selection.scoring import graded
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import SelectionExtra, gumbel_decisions
+from grainline.nn.patch_selection.selector import SelectionExtra, Selector, gumbel_decisions
 from grainline.nn.pooling import ConditionedPool, CrossPool, mean_pool, unit
-from grainline.types import Clock, Encoded, Mean, Pair, full
+from grainline.types import Clock, Encoded, Pair, Term, full
 
 Scale = Tensor | float
 Ids = Tensor | Sequence[int] | None
@@ -54,8 +53,7 @@ def info_nce(
 ) -> Tensor:
     """InfoNCE both ways, half each (CLIP, arXiv 2103.00020, figure 3): []
 
-    Texts of one image are positives of equal weight. smoothing: of labels. The rest is said at the top of
-    the module.
+    Texts of one image are positives of equal weight. smoothing: of labels
 
     >>> image, text = torch.eye(2), torch.eye(2, requires_grad=True)
     >>> loss = info_nce(image, text, logit_scale=2.0)
@@ -69,7 +67,7 @@ def info_nce(
     scale = _number("logit_scale", logit_scale, image)
     with exact(image):
         terms = both_ways(lambda a, b: scale * (a.vector @ b.vector.T), local, every, 1.0, smoothing)
-        return _total([(term.weight, term.mean) for term in terms.values()], gather)
+        return _total(terms.values(), gather)
 
 
 def sigmoid(
@@ -93,7 +91,7 @@ def sigmoid(
     local, every = _batch(image, text, image_ids, text_ids, gather)
     scale, bias = _number("logit_scale", logit_scale, image), _number("logit_bias", logit_bias, image)
     with exact(image):
-        return _total([(1.0, sigmoid_loss(local, every, scale, bias))], gather)
+        return _total([Term(1.0, sigmoid_loss(local, every, scale, bias))], gather)
 
 
 def himo_loss(
@@ -109,7 +107,7 @@ def himo_loss(
     """MoLo of HiMo-CLIP (arXiv 2511.06653, equations 1 to 4): []
 
     InfoNCE with captions and with their principal parts in the batch. settings: threshold of the variance,
-    weights and more, see `losses/molo.py`; a threshold outside (0, 1] is a UserError.
+    weights and more, see `losses/hide.py`; a threshold outside (0, 1] is a UserError.
 
     >>> from grainline.losses import MoLo
     >>> image, text = torch.eye(4), torch.eye(4, requires_grad=True)
@@ -126,8 +124,7 @@ def himo_loss(
     local, every = _batch(image, text, image_ids, text_ids, gather)
     scale = _number("logit_scale", logit_scale, image)
     with exact(image):
-        terms = molo(local, every, (scale, scale), settings).values()
-        return _total([(term.weight, term.mean) for term in terms], gather)
+        return _total(molo(local, every, (scale, scale), settings).values(), gather)
 
 
 def beta_cal(  # noqa: PLR0913, all but tensors by name
@@ -176,19 +173,15 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
         local, every = _gathered(Pair(local.images, texts), gather, ("vector", "tokens", "mask"))
         ids = calibrated.text_ids(every, group)
         alone = every.texts is local.texts
-        own = ids if alone else local_rows(ids, len(place))
-        pairs, others = PairMatrix(own, ids, sibling=beta), every.texts.tokens[:, 0]
+        pairs = PairMatrix(ids if alone else local_rows(ids, len(place)), ids, sibling=beta)
         if form == "bce":
             mean = calibrated.beta_bce(scale * pooled, every.texts.vector, pairs, divisor)
-            return _total([(1.0, mean)], gather)
-        if alone:
-            both = calibrated.beta_ce_both(scale * pooled, every.texts.vector, pairs)
-        else:
-            both = (
-                calibrated.beta_ce(scale * pooled, every.texts.vector, pairs),
-                calibrated.beta_ce(scale * local.texts.vector, others, pairs),
-            )
-        return _total([(0.5, mean) for mean in both], gather)
+            return _total([Term(1.0, mean)], gather)
+        own = all_texts = pooled, local.texts.vector
+        if not alone:
+            all_texts = every.texts.tokens[:, 0], every.texts.vector
+        both = calibrated.beta_ce_ways(scale, own, all_texts, pairs)
+        return _total([Term(0.5, mean) for mean in both], gather)
 
 
 def flair_loss(  # noqa: PLR0913, all but tensors by name
@@ -222,18 +215,19 @@ def flair_loss(  # noqa: PLR0913, all but tensors by name
     >>> loss.shape, text.grad.shape
     (torch.Size([]), torch.Size([4, 8]))
     """
-    local = _with_tokens(_local(image, text, image_ids, text_ids, gather), tokens, token_mask)
+    images, texts = _local(image, text, image_ids, text_ids, gather)
+    images = _tokens_of(images, tokens, token_mask, "token_mask")
     scale, bias = _number("logit_scale", logit_scale, image), _number("logit_bias", logit_bias, image)
     _shape("text", text, (None, tokens.shape[2]))
     _pool(pool, tokens.shape[2])
-    raw = local.texts._replace(vector=_padded(full(text), len(local.texts.item)))
-    local, every = _gathered(local._replace(texts=raw), gather)
-    images, parts = local.images, every.texts
+    raw = texts._replace(vector=_padded(full(text), len(texts.item)))
+    _, every = _gathered(Pair(images, raw), gather)
+    parts = every.texts
     with exact(image):
-        pairs = _part_pairs(local, row_ids(parts.item, parts.image), negatives, step, seed)
+        pairs = _part_pairs(images, row_ids(parts.item, parts.image), negatives, step, seed)
         pooled = part_loss(pool, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
         means = flair_means(pooled, images, every.images.item, parts, scale, bias)
-        return _total([(0.5, mean) for mean in means.values()], gather)
+        return _total([Term(0.5, mean) for mean in means.values()], gather)
 
 
 def caft_loss(  # noqa: PLR0913, all but tensors by name
@@ -271,25 +265,25 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
     >>> loss.shape, parts.grad.shape
     (torch.Size([]), torch.Size([2, 3, 8]))
     """
-    local = _with_tokens(_local(image, text, image_ids, text_ids, gather), tokens, token_mask)
+    images, texts = _local(image, text, image_ids, text_ids, gather)
+    images = _tokens_of(images, tokens, token_mask, "token_mask")
     _shape("parts", parts, (len(text), None, tokens.shape[2]))
     _pool(pool, tokens.shape[2])
-    local = local._replace(texts=_tokens_of(local.texts, parts, part_mask, "part_mask"))
     scale, bias = _number("logit_scale", logit_scale, image), _number("logit_bias", logit_bias, image)
+    part_scale = scale if part_scale is None else _number("part_scale", part_scale, image)
+    part_bias = bias if part_bias is None else _number("part_bias", part_bias, image)
+    local = Pair(images, _tokens_of(texts, parts, part_mask, "part_mask"))
     local, every = _gathered(local, gather, ("vector", "tokens", "mask"))
-    texts, images = every.texts, local.images
+    texts = every.texts
     slots = texts.mask.shape[1]
     real = texts.mask & (texts.item >= 0)[:, None] & (texts.image >= 0)[:, None]
     item = texts.item[:, None] * slots + torch.arange(slots, device=image.device)
     ids = row_ids(item.masked_fill(~real, -1).flatten(), texts.image[:, None].expand_as(item).flatten())
     with exact(image):
-        pairs = _part_pairs(local, ids, negatives, step, seed)
-        of_parts = (
-            scale if part_scale is None else _number("part_scale", part_scale, image),
-            bias if part_bias is None else _number("part_bias", part_bias, image),
-        )
-        part = part_loss(pool, (images.tokens, images.mask), texts.tokens.flatten(0, 1), pairs, *of_parts)
-        return _total([(1.0, part), (1.0, sigmoid_loss(local, every, scale, bias))], gather)
+        pairs = _part_pairs(images, ids, negatives, step, seed)
+        vectors, segments = texts.tokens.flatten(0, 1), (images.tokens, images.mask)
+        part = part_loss(pool, segments, vectors, pairs, part_scale, part_bias)
+        return _total([Term(1.0, part), Term(1.0, sigmoid_loss(local, every, scale, bias))], gather)
 
 
 def seps_triplet(  # noqa: PLR0913, all but tensors by name
@@ -316,7 +310,7 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
     hardest      the hardest negative alone counts; False: all of them
     step, seed   of the random decisions, where the selector predicts scores (beta < 0.5)
 
-    >>> from grainline.nn.patch_selection.types import SelectionConfig
+    >>> from grainline.nn.patch_selection.selector import SelectionConfig
     >>> selector = Selector(SelectionConfig(keep_ratio=0.5, aggregation_ratio=0.5, beta=0.4), 8, 4)
     >>> tokens, words = torch.randn(3, 4, 8), torch.randn(3, 5, 8, requires_grad=True)
     >>> loss = seps_triplet(tokens, words, selector, step=0, hardest=False)
@@ -333,20 +327,18 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
     with exact(tokens):
         vector = mean_pool(full(tokens), tokens.new_ones(tokens.shape[:2], dtype=torch.bool)).vector
         text = mean_pool(full(words), mask).vector
-        local = _with_tokens(_local(vector, text, image_ids, text_ids, gather), tokens, None)
-        number, zeros = len(local.images.item), torch.zeros_like(local.images.vector)
-        about = zeros
+        images, texts = _local(vector, text, image_ids, text_ids, gather)
+        about = zeros = torch.zeros_like(images.vector)
         if description is not None:
             _shape("description", description, (len(tokens), selector.width))
-            about = _padded(unit(description), number)
-        no_class = torch.zeros_like(local.images.item, dtype=torch.bool)
-        images = local.images._replace(extra=SelectionExtra(zeros, no_class, about))
-        local = Pair(images, _tokens_of(local.texts, words, mask, "word_mask"))
+            about = _padded(unit(description), len(images.item))
+        extra = SelectionExtra(zeros, torch.zeros_like(images.item, dtype=torch.bool), about)
+        images = _tokens_of(images, tokens, None, "tokens")._replace(extra=extra)
+        local = Pair(images, _tokens_of(texts, words, mask, "word_mask"))
         local, every = _gathered(local, gather, ("vector", "tokens", "mask", "extra"), both=True)
         decide = selector.top if selector.predictor is None else gumbel_decisions(Clock(step, 0.0, seed))
         rule = TripletSchedule(margin, hardest, 1.0)
-        terms = both_triplets(graded(selector, decide), local, every, rule, 1.0)
-        return _total([(term.weight, term.mean) for term in terms.values()], gather)
+        return _total(both_triplets(graded(selector, decide), local, every, rule, 1.0).values(), gather)
 
 
 def _batch(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: bool) -> tuple[Pair, Pair]:
@@ -396,10 +388,6 @@ def _side(vector: Tensor, item: Tensor, image: Tensor, number: int) -> Encoded:
     return Encoded(vector, empty, empty.new_zeros(number, 0, dtype=torch.bool), *ids)
 
 
-def _with_tokens(local: Pair, tokens: Tensor, mask: Tensor | None) -> Pair:
-    return local._replace(images=_tokens_of(local.images, tokens, mask, "token_mask"))
-
-
 def _tokens_of(side: Encoded, tokens: Tensor, mask: Tensor | None, name: str) -> Encoded:
     """A side with tokens, in full precision."""
     _shape("tokens", tokens, (None, None, None))
@@ -422,14 +410,13 @@ def _gathered(
     return local, Pair(images, all_rows(local.texts, (*fields, *ids)))
 
 
-def _part_pairs(local: Pair, texts: RowIds, negatives: Negatives, step: int, seed: int) -> Any:
+def _part_pairs(images: Encoded, texts: RowIds, negatives: Negatives, step: int, seed: int) -> Any:
     if negatives not in ("sampled", "all"):
         raise UserError(f"negatives is {negatives!r}; it must be sampled or all")
-    images = row_ids(local.images.item, local.images.image)
-    return part_pairs(images, texts, negatives, Clock(step, 0.0, seed))
+    return part_pairs(row_ids(images.item, images.image), texts, negatives, Clock(step, 0.0, seed))
 
 
-def _total(terms: list[tuple[float | None, Mean]], gather: bool) -> Tensor:
+def _total(terms: Iterable[Term], gather: bool) -> Tensor:
     """The weighted sum of means, whose average over processes is that over all rows."""
     values = []
     for weight, mean in terms:

@@ -1,20 +1,26 @@
-"""HiDe of HiMo-CLIP (arXiv 2511.06653, eq. 1): the principal part of the rows of a batch.
+"""HiDe and MoLo of HiMo-CLIP (arXiv 2511.06653): principal parts of a batch, and the losses with them.
 
-Rows are projected onto the principal components of their own batch, with the exact gradient. Differentiating
-an SVD gives NaN as soon as two singular values agree, as they do where texts repeat. But the result depends
-only on the projector onto the leading components, whose derivative couples these with the dropped ones alone.
-It is computed here from the eigenvectors of the smaller of the two Gram matrices.
+HiDe, equation 1: rows are projected onto the principal components of their own batch, with exact gradient.
+Differentiating an SVD gives NaN as soon as two singular values agree, as they do where texts repeat. But the
+result depends only on the projector onto the leading components, whose derivative couples these with the
+dropped ones alone. It is computed here from the eigenvectors of the smaller of the two Gram matrices.
+
+MoLo: equation 2 is cross-entropy both ways between images and captions, equation 3 the same between images
+and the principal parts of captions, equation 4 their weighted sum.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.types import full
+from grainline.distributed import local_rows
+from grainline.losses.contrastive import both_ways
+from grainline.types import Encoded, Mean, Pair, Term, full
 
 TINY = 1e-8  # total variance, summed over rows and dimensions, below which rows count as equal
+GAP = 1e-6  # least difference of eigenvalues that backward divides by, as a share of the largest one
 BLOCK = 64  # rows of a Gram matrix that are computed at a time
 
 
@@ -34,7 +40,6 @@ def principal_part(
     *,
     group: int | None = None,
     detach_basis: bool = False,
-    gap_floor: float = 1e-6,
 ) -> Principal:
     """Every row along the fewest directions that hold `threshold` of the variance of its group.
 
@@ -43,8 +48,6 @@ def principal_part(
     threshold     in (0, 1]
     group         rows of a group: the first `group` real rows, the next ones, ...; None: one group of all
     detach_basis  treat components as constants in the backward pass (the mean is never constant)
-    gap_floor     least difference of a leading and a dropped eigenvalue, as a share of the largest one, that
-                  the backward pass divides by
 
     for each group of rows u:
         mean = u.mean(0)
@@ -60,10 +63,7 @@ def principal_part(
     >>> principal.rows.abs().tolist(), principal.components.tolist()
     ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
-    rows, components, share, size = _PrincipalPart.apply(
-        full(x), real, threshold, group, detach_basis, gap_floor
-    )
-    return Principal(rows, components, share, size)
+    return Principal(*_PrincipalPart.apply(full(x), real, threshold, group, detach_basis))
 
 
 class _PrincipalPart(torch.autograd.Function):
@@ -80,22 +80,16 @@ class _PrincipalPart(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        real: Tensor,
-        threshold: float,
-        group: int | None,
-        detach_basis: bool,
-        gap_floor: float,
+        ctx: Any, x: Tensor, real: Tensor, threshold: float, group: int | None, detach_basis: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.autocast(x.device.type, enabled=False):
             order = _Order(real, group)
-            ordered, there = order.sorted(x), order.there
-            weight = there.to(x.dtype)[:, None]  # [G, 1, n]
-            size = there.sum(1, keepdim=True)  # [G, 1]
+            ordered, members = order.sorted(x), order.real
+            weight = members.to(x.dtype)[:, None]  # [G, 1, n]
+            size = members.sum(1, keepdim=True)  # [G, 1]
             number = size.clamp(min=1).to(x.dtype)[..., None]
             mean = weight @ ordered / number
-            centred = (ordered - mean).masked_fill_(~there[..., None], 0.0)
+            centred = (ordered - mean).masked_fill_(~members[..., None], 0.0)
             y = centred if centred.shape[1] <= centred.shape[2] else centred.mT
             values, vectors = _spectrum(y)
             reached = values.cumsum(-1)
@@ -107,9 +101,9 @@ class _PrincipalPart(torch.autograd.Function):
             leading = e[..., :limit] * keep[:, None, :limit]
             inner = leading.mT @ y
             part = leading @ inner if y is centred else inner.mT @ leading.mT
-            passing = (alike | ~there)[..., None]  # rows that come back as they are
+            passing = (alike | ~members)[..., None]  # rows that come back as they are
             part = torch.where(passing, ordered, part.add_(mean))
-            gap = (values[:, :limit, None] - values[:, None]).clamp_(min=gap_floor * values[:, :1, None])
+            gap = (values[:, :limit, None] - values[:, None]).clamp_(min=GAP * values[:, :1, None])
             across = keep[:, :limit, None] & ~keep[:, None]
             coupling = (across / gap).to(x.dtype)
         ctx.order, ctx.detach_basis = order, detach_basis
@@ -141,7 +135,7 @@ class _PrincipalPart(torch.autograd.Function):
             by_centred = by_y.mT if turned else by_y
             by_mean = (ordered.sum(1, keepdim=True) - by_centred.sum(1, keepdim=True)) / number
             by_x = ctx.order.back(torch.where(passing, whole, by_centred + by_mean))
-        return by_x, None, None, None, None, None
+        return by_x, None, None, None, None
 
 
 class _Order:
@@ -150,19 +144,19 @@ class _Order:
     def __init__(self, real: Tensor, group: int | None) -> None:
         number = len(real)
         size = max(1, min(group or number, number))
-        self.groups, self.there = -(-number // size), real[None]
+        self.groups, self.real = -(-number // size), real[None]
         if self.groups > 1:
             order = (~real).to(torch.uint8).argsort(stable=True)
             place = torch.arange(self.groups * size, device=real.device)
             self.place = torch.empty_like(order).scatter_(0, order, place[:number])
             self.source = F.pad(order, (0, len(place) - number))  # any row: what fills the last group is none
-            self.there = (place < real.sum()).view(self.groups, size)
+            self.real = (place < real.sum()).view(self.groups, size)
 
     def sorted(self, x: Tensor) -> Tensor:
         """[N, D] -> [G, n, D]"""
         if self.groups == 1:
             return x[None]
-        return x.index_select(0, self.source).view(*self.there.shape, -1)
+        return x.index_select(0, self.source).view(*self.real.shape, -1)
 
     def back(self, x: Tensor) -> Tensor:
         """[G, n, D] -> [N, D]"""
@@ -183,3 +177,72 @@ def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:
         gram[:, end - BLOCK : end, :end] = wide[:, end - BLOCK : end] @ wide[:, :end].mT
     values, vectors = torch.linalg.eigh(gram.nan_to_num_(0.0, 0.0, 0.0), UPLO="L")
     return values.flip(-1).clamp(min=0.0), vectors.flip(-1)
+
+
+class MoLo(NamedTuple):
+    """The settings, as `HiMoConfig` has them."""
+
+    whole: float = 1.0
+    component: float = 1.0
+    threshold: float = 0.9
+    group: int | None = None
+    sides: Literal["texts", "both"] = "texts"
+    unit: bool = False
+    detach_basis: bool = False
+    smoothing: float = 0.0
+    detach_keys: bool = False
+
+
+def molo(local: Pair, gathered: Pair, scales: tuple[Tensor, Tensor], cfg: MoLo) -> dict[str, Term]:
+    """Equation 4: the terms of both losses, and facts about the principal parts.
+
+    scales  of the logits, of one element each: of captions, and of principal parts
+    """
+    terms: dict[str, Term] = {}
+    if cfg.whole > 0:
+        terms |= _contrast(local, gathered, scales[0], cfg.whole, cfg)
+    if cfg.component > 0:
+        texts, principal = _principal(gathered.texts, cfg)
+        images = _principal(gathered.images, cfg)[0] if cfg.sides == "both" else gathered.images
+        parts = Pair(images, texts)
+        own = parts
+        if local.images is not gathered.images or local.texts is not gathered.texts:  # several processes
+            own = Pair(*(local_rows(part, len(x.item)) for part, x in zip(parts, local, strict=True)))
+        named = _contrast(own, parts, scales[1], cfg.component, cfg)
+        terms |= {f"component {name}": term for name, term in named.items()}
+        terms |= _statistics(gathered.texts, texts, principal)
+    return terms
+
+
+def _contrast(local: Pair, gathered: Pair, scale: Tensor, weight: float, cfg: MoLo) -> dict[str, Term]:
+    """Equations 2 and 3: cross-entropy both ways over scaled dot products."""
+    return both_ways(
+        lambda a, b: scale * (a.vector @ b.vector.T), local, gathered, weight, cfg.smoothing, cfg.detach_keys
+    )
+
+
+def _principal(side: Encoded, cfg: MoLo) -> tuple[Encoded, Principal]:
+    """Equation 1: the principal parts of captions, or of images. Foils and padding become padding."""
+    real = (side.item >= 0) & (side.image >= 0)
+    principal = principal_part(
+        side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis
+    )
+    rows = F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows
+    return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
+
+
+def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[str, Term]:
+    """Statistics of a batch for the log: the variance that principal parts keep, their norms and cosines."""
+    real = (parts.item >= 0).float()
+    norm = parts.vector.detach().norm(dim=-1)
+    cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
+    groups = (principal.size > 0).float()
+    return {
+        name: Term(None, Mean((value * weight).sum(), weight.sum()))
+        for name, value, weight in (
+            ("components", principal.components, groups),
+            ("variance kept", principal.share, groups),
+            ("principal norm", norm, real),
+            ("principal cosine", cosine, real),
+        )
+    }

@@ -1,6 +1,6 @@
 """Losses and scores of images that are pooled by the text they are compared with (FLAIR, CAFT).
 
-Each pair has its own summary of the image. `losses/tiled/conditioned_cosine.py` computes the cosines in
+Each pair has its own summary of the image. `losses/tiled/scores.py` computes the cosines in
 tiles; here is what is computed once for each image and once for each text.
 """
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.conditioned_cosine import ConditionedCosine
 from grainline.losses.tiled.pair_loss import SigmoidLoss, pair_loss
 from grainline.losses.tiled.pair_mask import (
     PairMatrix,
@@ -20,7 +19,7 @@ from grainline.losses.tiled.pair_mask import (
     row_ids,
     sample_negatives,
 )
-from grainline.losses.tiled.scores import Dot, Parts, exact, half_operands, on_gpu
+from grainline.losses.tiled.scores import ConditionedCosine, Dot, Parts, exact, half_operands, on_gpu
 from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Encoded, Mean, full
 

@@ -3,7 +3,7 @@
 `Method` is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss` has no
 default. Of the optional verbs, `before_gather` and `precompute` have defaults too; the others belong to
 protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`, and
-`SelectsPatches` in `nn/patch_selection/types.py`.
+`SelectsPatches` in `nn/patch_selection/selector.py`.
 """
 
 from abc import ABC, abstractmethod

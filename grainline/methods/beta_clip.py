@@ -26,9 +26,10 @@ from grainline.config import Config
 from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses import calibrated
+from grainline.losses.contrastive import both_ways
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import LogitScale, both_ways, logged, whole_captions
+from grainline.methods.shared import LogitScale, logged, whole_captions
 from grainline.nn.pooling import CrossPool, unit
 from grainline.types import Clock, Encoded, Pair, Term, Texts, rows
 
@@ -166,9 +167,12 @@ class BetaCLIP(Method):
         """Equations 2 and 3: cross-entropy of pooled images over texts, and the other way round."""
         cfg, scale = self.cfg, self.pool_scale()
         pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
-        pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
-        all_pooled, all_texts = gathered.texts.extra.pooled, gathered.texts.vector
-        if cfg.others is not None:
+        own = every = local.texts.extra.pooled, local.texts.vector
+        if gathered.texts is not local.texts:
+            every = gathered.texts.extra.pooled, gathered.texts.vector
+        if cfg.others is None:
+            both = calibrated.beta_ce_ways(scale, own, every, pairs)
+        else:
             others = self._pooling_texts(gathered, cfg.others)
             images = calibrated.image_ids(gathered.images, cfg.group)
             size, owner = images.group.bincount(), others.ids.image
@@ -176,13 +180,11 @@ class BetaCLIP(Method):
             further, group = self._further(gathered, others, images, ids)
             more = pairs._replace(cols=calibrated.and_negatives(all_ids, group))
             both = (
-                calibrated.repeated_ce(pooled, all_texts, pairs, again=others.row, owner=owner, size=size),
-                calibrated.beta_ce(texts, torch.cat([all_pooled, further]), more),
+                calibrated.repeated_ce(
+                    scale * own[0], every[1], pairs, again=others.row, owner=owner, size=size
+                ),
+                calibrated.beta_ce(scale * own[1], torch.cat([every[0], further]), more),
             )
-        elif gathered.texts is local.texts:  # one process: both directions out of one matrix
-            both = calibrated.beta_ce_both(pooled, all_texts, pairs)
-        else:
-            both = calibrated.beta_ce(pooled, all_texts, pairs), calibrated.beta_ce(texts, all_pooled, pairs)
         names = "pooled i2t", "pooled t2i"
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}
 
@@ -221,10 +223,10 @@ class BetaCLIP(Method):
         patches, vectors = unit(gathered.images.tokens), gathered.texts.vector
         further, groups = [], []
         for group in ids.group[ids.group >= 0].unique().tolist():
-            here, texts = (images.group == group).nonzero()[:, 0], rows(others, others.ids.group == group)
-            for few in here.split(max(1, PAIRS // max(1, len(texts.row)))):
+            members, texts = (images.group == group).nonzero()[:, 0], rows(others, others.ids.group == group)
+            for few in members.split(max(1, PAIRS // max(1, len(texts.row)))):
                 other = images.image[few][:, None] != texts.ids.image
                 pooled = checkpoint(self.pool, vectors[texts.row][None], patches[few], use_reentrant=False)
                 further.append(unit(pooled)[other])
-                groups.append(here.new_full((len(further[-1]),), group))
+                groups.append(members.new_full((len(further[-1]),), group))
         return torch.cat(further), torch.cat(groups)

@@ -30,7 +30,8 @@ from grainline.config import Config
 from grainline.encoders.base import Layered
 from grainline.encoders.towers import image_kind, read_parts
 from grainline.errors import UserError
-from grainline.methods.shared import LogitScale, logged, sigmoid_loss, whole_captions
+from grainline.losses.contrastive import sigmoid_loss
+from grainline.methods.shared import LogitScale, logged, whole_captions
 from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.pooling import unit

@@ -17,8 +17,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from grainline.encoders.towers import TowersConfig
+from grainline.losses.contrastive import both_ways
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import LogitScale, both_ways
+from grainline.methods.shared import LogitScale
 from grainline.types import Clock, Pair, Term
 
 SENTENCES = 32  # of a text at most, where they are read one by one

@@ -33,8 +33,8 @@ def heat_of(
 def token_heat(method: Method, image: Encoded, texts: Encoded, null: Encoded | None) -> Tensor:
     """Heat of texts over the tokens of one image: [M, L]; image, null: as in `heat_of`"""
 
-    def own(of: Encoded) -> Tensor:
-        return method.heat(_repeated(image, len(of.item)), of)
+    def own(texts: Encoded) -> Tensor:
+        return method.heat(_repeated(image, len(texts.item)), texts)
 
     heat = own(texts)
     return heat if null is None else contrast(heat, own(null), image.mask[0])

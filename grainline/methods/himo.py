@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from grainline.losses.molo import MoLo, molo
+from grainline.losses.hide import MoLo, molo
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.shared import logged
 from grainline.types import Clock, Pair, Term

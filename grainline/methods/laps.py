@@ -18,10 +18,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from grainline.losses.contrastive import TripletSchedule
 from grainline.methods.patch_words import PatchesConfig, PatchMethod, encoded_patches, triplets
-from grainline.methods.shared import TripletSchedule
 from grainline.nn.patch_selection.scoring import graded
-from grainline.nn.patch_selection.types import SelectionConfig
+from grainline.nn.patch_selection.selector import SelectionConfig
 from grainline.types import Clock, Encoded, Images, Pair, Term
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grainline.encoders.towers import TowersConfig, distinct_rows, read_parts
+from grainline.losses.contrastive import both_ways
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import LogitScale, both_ways
+from grainline.methods.shared import LogitScale
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 

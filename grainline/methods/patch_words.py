@@ -6,15 +6,16 @@ from torch import Tensor
 
 from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
+from grainline.losses.contrastive import ScoreFn, TripletSchedule, both_triplets
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import ScoreFn, TripletSchedule, TripletsConfig, both_triplets
+from grainline.methods.shared import TripletsConfig
 from grainline.nn.patch_selection import scoring
-from grainline.nn.patch_selection.selector import Selector
-from grainline.nn.patch_selection.types import (
+from grainline.nn.patch_selection.selector import (
     Selection,
     SelectionConfig,
     SelectionExtra,
     SelectionPrecomputed,
+    Selector,
 )
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full

@@ -25,15 +25,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grainline.losses.contrastive import TripletSchedule
 from grainline.losses.tiled.scores import exact
 from grainline.methods.base import Method
-from grainline.methods.patch_words import (
-    WordsConfig,
-    encoded_patches,
-    encoded_words,
-    triplets,
-)
-from grainline.methods.shared import TripletSchedule
+from grainline.methods.patch_words import WordsConfig, encoded_patches, encoded_words, triplets
 from grainline.nn.patch_selection.scoring import OTHER_TILE_SIZE, TILE_SIZE
 from grainline.nn.pooling import unit
 from grainline.nn.selection import LEAK
@@ -86,9 +81,9 @@ class SCAN(Method):
         Rows sum to the score by the mean of relevances; by LogSumExp, to the relevances weighted by softmax.
         """
         sides = (_side(images), _side(texts))
-        (query, real), (context, there) = sides if self.cfg.direction == "i2t" else sides[::-1]
+        (query, real), (context, exists) = sides if self.cfg.direction == "i2t" else sides[::-1]
         with exact(query):
-            added = _relevance(self.cfg, query, context, there, "nad,nbd->nab", "nab,nbd->nad")
+            added = _relevance(self.cfg, query, context, exists, "nad,nbd->nab", "nab,nbd->nad")
             relevance = added.sum(-1)
             logit = _masked((self.cfg.lambda_lse or 0.0) * relevance, real)
             share = logit.softmax(-1) * real
@@ -113,14 +108,14 @@ def scan_score(cfg: SCANConfig, queries: Side, context: Side) -> Tensor:
     Computed in tiles of bounded memory; with gradients these are computed again in backward.
     """
 
-    def tile(query: Tensor, real: Tensor, context: Tensor, there: Tensor) -> Tensor:
-        added = _relevance(cfg, query, context, there, "nad,mbd->nmab", "nmab,mbd->nmad")
+    def tile(query: Tensor, real: Tensor, context: Tensor, exists: Tensor) -> Tensor:
+        added = _relevance(cfg, query, context, exists, "nad,mbd->nmab", "nmab,mbd->nmad")
         relevance, real = added.sum(-1), real[:, None]
         if cfg.lambda_lse is None:
             score = (relevance * real).sum(-1) / real.sum(-1).clamp(min=1)
         else:
             score = _masked(cfg.lambda_lse * relevance, real).logsumexp(-1) / cfg.lambda_lse
-        return score.masked_fill(~(real.any(-1) & there.any(-1)), 0.0)
+        return score.masked_fill(~(real.any(-1) & exists.any(-1)), 0.0)
 
     (n, a, width), (m, b, _) = queries[0].shape, context[0].shape
     room = TILE_SIZE.get(queries[0].device.type, OTHER_TILE_SIZE)
@@ -139,7 +134,7 @@ def scan_score(cfg: SCANConfig, queries: Side, context: Side) -> Tensor:
 
 
 def _relevance(
-    cfg: SCANConfig, query: Tensor, context: Tensor, there: Tensor, product: str, mean: str
+    cfg: SCANConfig, query: Tensor, context: Tensor, exists: Tensor, product: str, mean: str
 ) -> Tensor:
     """The part of the relevance of each query that each token of the context adds: [..., A, B]
 
@@ -147,7 +142,7 @@ def _relevance(
     """
     cosine = torch.einsum(product, query, context)
     clipped = F.leaky_relu(cosine, LEAK if cfg.leaky_cosine else 0.0)
-    fit = _masked(cfg.lambda_softmax * F.normalize(clipped, dim=-2, eps=EPS), there[:, None])
+    fit = _masked(cfg.lambda_softmax * F.normalize(clipped, dim=-2, eps=EPS), exists[:, None])
     weight = fit.softmax(-1)
     length = torch.einsum(mean, weight, context).norm(dim=-1, keepdim=True)
     return weight * cosine / length.clamp(min=EPS)

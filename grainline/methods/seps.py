@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.losses.contrastive import Shares, keep_ratio
+from grainline.losses.contrastive import Shares, TripletSchedule, keep_ratio
 from grainline.methods.patch_words import (
     PatchesConfig,
     PatchMethod,
@@ -29,10 +29,9 @@ from grainline.methods.patch_words import (
     summary,
     triplets,
 )
-from grainline.methods.shared import TripletSchedule
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.patch_selection import scoring
-from grainline.nn.patch_selection.types import (
+from grainline.nn.patch_selection.selector import (
     Branches,
     Decide,
     SelectionConfig,

@@ -1,4 +1,4 @@
-"""Parts that several methods share: the scale of logits, losses, and which texts belong to which images."""
+"""Parts that several methods share: the scale of logits, terms for the log, settings of triplets."""
 
 import math
 from typing import Any, Literal
@@ -8,35 +8,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
-from grainline.losses.batch import (
-    ScoreFn,
-    TripletSchedule,
-    both_triplets,
-    both_ways,
-    owner_of,
-    row_by_position,
-    sigmoid_loss,
-    slots_in,
-    slots_of,
-)
 from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, rows
-
-__all__ = [
-    "LogitScale",
-    "ScoreFn",
-    "TripletSchedule",
-    "TripletsConfig",
-    "both_triplets",
-    "both_ways",
-    "clamp_scales",
-    "logged",
-    "owner_of",
-    "row_by_position",
-    "sigmoid_loss",
-    "slots_in",
-    "slots_of",
-    "whole_captions",
-]
 
 
 class LogitScale(nn.Module):

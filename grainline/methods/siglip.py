@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import nn
 
 from grainline.encoders.towers import TowersConfig
+from grainline.losses.contrastive import sigmoid_loss
 from grainline.methods.base import Method
-from grainline.methods.shared import LogitScale, sigmoid_loss
+from grainline.methods.shared import LogitScale
 from grainline.types import Clock, Pair, Term
 
 

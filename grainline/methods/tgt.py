@@ -30,9 +30,10 @@ from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, G
 from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
+from grainline.losses.contrastive import both_ways
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
-from grainline.methods.shared import LogitScale, both_ways
+from grainline.methods.shared import LogitScale
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 

@@ -6,8 +6,9 @@ Faghri et al., arXiv 1707.05612. In two steps:
      the code of LAPS, whose baseline it is.
 """
 
+from grainline.losses.contrastive import TripletSchedule, both_triplets
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
+from grainline.methods.shared import TripletsConfig
 from grainline.types import Clock, Pair, Term
 
 

@@ -91,14 +91,13 @@ def rows_of(clock: Clock, side: int, ids: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def some_rows(index: Tensor, of: int | None = None) -> Iterator[None]:
+def some_rows(index: Tensor, number: int | None = None) -> Iterator[None]:
     """Layers called inside work on the rows of this order [n].
 
-    of  the number of rows that `index` counts. Where the present rows are of another number, a layer that
-        draws raises an error
+    number  of rows that `index` counts. Where there are more or fewer, a layer that draws raises an error
     """
     now = _Now.rows
-    known = now is not None and of in (None, len(now.key))
+    known = now is not None and number in (None, len(now.key))
     with using(now and Rows(now.start, now.key[index] if known else now.key[:0])):
         yield
 

@@ -184,26 +184,18 @@ class CrossPool(nn.Module):
 CHUNK = 64  # rectangles whose maps are copied at a time
 
 
-def roi_align(
-    maps: Tensor,
-    boxes: Tensor,
-    of: Tensor,
-    *,
-    bins: tuple[int, int] = (1, 1),
-    scale: tuple[float, float] = (1.0, 1.0),
-    samples: int | None = None,
-) -> Tensor:
-    """RoIAlign (He et al., arXiv 1703.06870; `aligned=True` in torchvision): [R, bins[0], bins[1], D]
+def roi_align(maps: Tensor, boxes: Tensor, owner: Tensor, scale: tuple[float, float] = (1.0, 1.0)) -> Tensor:
+    """The mean of a map over rectangles by RoIAlign (He et al., arXiv 1703.06870), `aligned=True` in
+    torchvision, with one bin: [R, D]
 
     maps     [N, H, W, D]
     boxes    [R, 4] left, top, right, bottom; times `scale` they are in cells, from 0 to W and from 0 to H
-    of       [R] int64, the map of each rectangle
-    bins     rows and columns of bins of a rectangle
+    owner    [R] int64, the map of each rectangle
     scale    cells for one unit of `boxes`, down and across
-    samples  points of a bin each way; None: one for each cell that it covers, rounded up
 
-    for each rectangle, bin i, j and point y, x of its lattice:
-        out[r, i, j] += bilinear(maps[of[r]], y - 0.5, x - 0.5) / number of points
+    for each rectangle, and each point y, x of its lattice, with a row and a column for each cell that it
+    covers, rounded up:
+        out[r] += bilinear(maps[owner[r]], y - 0.5, x - 0.5) / number of points
 
     The value of a cell stands at its middle. A point up to one cell outside takes the value at the rim, one
     further out counts as 0. A rectangle without height or width is 0.
@@ -213,23 +205,22 @@ def roi_align(
     3.5
     """
     box = boxes.double() * boxes.new_tensor([scale[1], scale[0]] * 2, dtype=torch.float64)
-    down = _weights(box[:, 1], box[:, 3], bins[0], maps.shape[1], samples).to(maps.dtype)  # [R, i, H]
-    across = _weights(box[:, 0], box[:, 2], bins[1], maps.shape[2], samples).to(maps.dtype)  # [R, j, W]
-    parts = zip(down.split(CHUNK), across.split(CHUNK), of.split(CHUNK), strict=True)
-    return torch.cat([torch.einsum("rih,rjw,rhwd->rijd", y, x, maps[i]) for y, x, i in parts])
+    down = _weights(box[:, 1], box[:, 3], maps.shape[1]).to(maps.dtype)  # [R, H]
+    across = _weights(box[:, 0], box[:, 2], maps.shape[2]).to(maps.dtype)  # [R, W]
+    parts = zip(down.split(CHUNK), across.split(CHUNK), owner.split(CHUNK), strict=True)
+    return torch.cat([torch.einsum("rh,rw,rhwd->rd", y, x, maps[i]) for y, x, i in parts])
 
 
-def _weights(low: Tensor, high: Tensor, bins: int, cells: int, samples: int | None) -> Tensor:
-    """The weight of each cell along one side in the mean of each bin: [R, bins, cells]; low, high [R]
+def _weights(low: Tensor, high: Tensor, cells: int) -> Tensor:
+    """The weight of each cell along one side in the mean of each rectangle: [R, cells]; low, high [R]
 
-    A lattice is the product of its rows and columns, so the mean over a bin is one weight for each of both.
+    A lattice is the product of its rows and columns, so the mean is one weight for each of both.
     """
-    step = ((high - low) / bins)[:, None, None]  # [R, 1, 1] length of a bin
-    number = step.ceil() if samples is None else torch.full_like(step, samples)
+    length = (high - low)[:, None]
+    number = length.ceil()
     point = torch.arange(int(number.max()) if number.numel() else 0, device=low.device)  # [S]
-    place = torch.arange(bins, device=low.device)[:, None] + (point + 0.5) / number.clamp(min=1)
-    at = low[:, None, None] - 0.5 + step * place  # [R, bins, S]
-    counts = (point < number) & (at >= -1) & (at <= cells)
-    inside = at.clamp(0, cells - 1)[..., None]  # the value at the rim continues outside
-    share = (1 - (inside - torch.arange(cells, device=low.device)).abs()).clamp(min=0)  # [R, bins, S, cells]
-    return (share * counts[..., None]).sum(2) / number.clamp(min=1)
+    place = low[:, None] - 0.5 + length * ((point + 0.5) / number.clamp(min=1))  # [R, S]
+    counts = (point < number) & (place >= -1) & (place <= cells)
+    inside = place.clamp(0, cells - 1)[..., None]  # the value at the rim continues outside
+    share = (1 - (inside - torch.arange(cells, device=low.device)).abs()).clamp(min=0)  # [R, S, cells]
+    return (share * counts[..., None]).sum(1) / number.clamp(min=1)

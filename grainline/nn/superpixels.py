@@ -7,13 +7,14 @@ is nine numbers for each pixel.
     C   channels of a feature map      h, w   its height and width
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.kernels import launch
+from grainline import kernels
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
@@ -34,24 +35,27 @@ def neighbour_of(label: Tensor, cell: int) -> Tensor:
     tensor([[[4, 4],
              [2, 4]]])
     """
-    at, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
-    down, across = label // grid - at[:, None], label % grid - at
+    home, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
+    down, across = label // grid - home[:, None], label % grid - home
     return 3 * (down + 1) + across + 1
 
 
 def label_of(neighbour: Tensor, cell: int) -> Tensor:
     """The labels of neighbours, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
-    at, grid = torch.arange(neighbour.shape[-1], device=neighbour.device) // cell, neighbour.shape[-1] // cell
-    step = torch.arange(-1, 2, device=neighbour.device)
-    return grid * at[:, None] + at + (grid * step[:, None] + step).flatten()[neighbour]
+    size, device = neighbour.shape[-1], neighbour.device
+    home, grid, step = (
+        torch.arange(size, device=device) // cell,
+        size // cell,
+        torch.arange(-1, 2, device=device),
+    )
+    return grid * home[:, None] + home + (grid * step[:, None] + step).flatten()[neighbour]
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
     """The neighbours of each pixel that lie inside the image: [9, S, S] bool"""
-    at = torch.arange(size, device=device) // cell
-    step = torch.arange(-1, 2, device=device)[:, None]
-    there = (at + step >= 0) & (at + step < size // cell)  # [3, S]
-    return (there[:, None, :, None] & there[None, :, None, :]).flatten(0, 1)
+    near = torch.arange(size, device=device) // cell + torch.arange(-1, 2, device=device)[:, None]
+    real = (near >= 0) & (near < size // cell)  # [3, S]
+    return (real[:, None, :, None] & real[None, :, None, :]).flatten(0, 1)
 
 
 def one_hot(label: Tensor, cell: int) -> Tensor:
@@ -176,21 +180,18 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     their cell; without pixels they stay.
     """
     size = pixels.shape[-1]
+    slow = partial(_by_products, pixels, cell, compactness, steps)
     fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
-    if launch.use(pixels) and fits:
-        return launch.run(
-            "kmeans",
-            lambda: _by_kernel(pixels, cell, compactness, steps),
-            lambda: _by_products(pixels, cell, compactness, steps),
-        )
-    return _by_products(pixels, cell, compactness, steps)
+    if not (kernels.use(pixels) and fits):
+        return slow()
 
+    def kernel() -> Tensor:
+        from grainline.kernels import kmeans
 
-def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
-    from grainline.kernels import kmeans as kernels
+        xyz = [number for row in _TO_XYZ for number in row]
+        return kmeans.kmeans(pixels, cell, compactness, steps, xyz)
 
-    xyz = [number for row in _TO_XYZ for number in row]
-    return kernels.kmeans(pixels, cell, compactness, steps, xyz)
+    return kernels.run("kmeans", kernel, slow)
 
 
 def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
@@ -204,7 +205,7 @@ def _fit(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
     """How near the nine centres are to the pixels of a few images, the largest the nearest: [N, 9, S, S]"""
     grid = pixels.shape[-1] // cell
     values, offset = _features(lab(pixels), cell, compactness)
-    there = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
+    exists = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
     moved = torch.zeros_like(offset[..., 0, :])  # [N, G, G, 5] of the centres, since they began
     fit = values
     for step in range(steps):
@@ -214,7 +215,7 @@ def _fit(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
             moved = torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
         centre = around(moved) + offset
         # |x - u|^2 = |x|^2 - 2 (x u - |u|^2 / 2), and |x|^2 is the same for all nine
-        shift = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
+        shift = torch.where(exists, centre.square().sum(-1, keepdim=True) / -2, _FAR)
         fit = torch.cat([centre, shift], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
     fit = fit.view(len(pixels), grid, grid, 9, cell, cell)
     return fit.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
@@ -241,10 +242,10 @@ def connected(label: Tensor, fit: Tensor, cell: int) -> Tensor:
     while len(left):
         near = out[home[left] + steps]  # [4, left]
         down, across = near // grid - row[left], near % grid - column[left]
-        there = (near >= 0) & (down >= 0) & (down < 3) & (across >= 0) & (across < 3)
-        neighbour = torch.where(there, 3 * down + across, 0)
-        value = fit[pixel[left] + neighbour * size**2].masked_fill(~there, -torch.inf)
-        near = torch.where(there & (value == value.amax(0)), near, grid**2).amin(0)
+        real = (near >= 0) & (down >= 0) & (down < 3) & (across >= 0) & (across < 3)
+        neighbour = torch.where(real, 3 * down + across, 0)
+        value = fit[pixel[left] + neighbour * size**2].masked_fill(~real, -torch.inf)
+        near = torch.where(real & (value == value.amax(0)), near, grid**2).amin(0)
         joins = near < grid**2
         if not joins.any():
             break

@@ -4,8 +4,6 @@ Where image tokens and texts lie in two narrow cones, every cosine of an image i
 number, and its map shows nothing. `contrast` measures where a text fits better than other texts do.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ REACH = 0.8  # share of other texts whose largest contrast is below 1; some of t
 ROUNDING = 1e-5  # of the size of heat: other texts whose maps differ by less than that do not differ
 NOTHING = "no contrast"
 FLOOR, FULL = 1.0, 2.0  # contrast below FLOOR is not drawn, from FULL on it has the full colour
-Mode = Literal["bilinear", "bicubic"]
 PLACES = (
     ("upper left", "top", "upper right"),
     ("left", "centre", "right"),
@@ -94,13 +91,12 @@ def _ninth(heat: np.ndarray) -> str:
     return PLACES[row][column]
 
 
-def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mode = "bilinear") -> Tensor:
-    """The heat of tokens on a grid for every pixel: [N, H, W].
+def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The heat of tokens on a grid for every pixel: [N, H, W], bilinear.
 
     heat  [N, L] signed, L = rows * columns of the grid, row by row
     grid  (rows, columns) of tokens
     size  (H, W) in pixels
-    mode  "bilinear" never leaves the range of the tokens; "bicubic" is smoother and overshoots a little
 
     The value of a token stands at the centre of its patch; outside the centres at the rim it is constant.
 
@@ -110,7 +106,7 @@ def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mo
     """
     assert heat.shape[1] == grid[0] * grid[1], (heat.shape, grid)
     tokens = heat.float().view(-1, 1, *grid)
-    return F.interpolate(tokens, size=size, mode=mode, align_corners=False)[:, 0]
+    return F.interpolate(tokens, size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
 def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:

@@ -19,6 +19,7 @@ from grainline.distributed import ddp_mean
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.suites.baselines import overlap
 from grainline.evaluation.suites.monotonicity import correlation
+from grainline.losses.contrastive import TripletSchedule, both_triplets, both_ways
 from grainline.losses.hide import principal_part
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled.pair_mask import PairMatrix
@@ -30,13 +31,12 @@ from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.patch_words import summary
-from grainline.methods.shared import TripletSchedule, both_triplets, both_ways
 from grainline.methods.siglip import SigLIP, SigLIPConfig
 from grainline.methods.text_parts import row_ids
 from grainline.methods.tgt import TGT, TGTConfig
 from grainline.nn.attention import Block, ValueAttention
 from grainline.nn.grouping import GraphPool, GroupingBlock, farthest_points
-from grainline.nn.patch_selection.types import SelectionExtra
+from grainline.nn.patch_selection.selector import SelectionExtra
 from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.nn.positions import to_context
 from grainline.nn.selection import Relevance

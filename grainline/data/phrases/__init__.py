@@ -5,5 +5,4 @@ lexicon    The words that `rules` knows: the closed classes of English, irregula
            and verbs.
 patterns   From a tagged text to its phrases, the selection for training, and the interface of providers.
 providers  Providers by name: `rules`, `spacy:PIPELINE`, or a file that `grainline data phrases` wrote.
-stored     Phrases of a file of JSON Lines.
 """

@@ -86,7 +86,7 @@ class Sprite(NamedTuple):
 
 def _placed(thing: Thing, size: int) -> tuple[Sprite, int, int]:
     side = max(5, round(2 * thing.radius * size))
-    left, top = (round(at * size - side / 2) for at in (thing.x, thing.y))
+    left, top = (round(middle * size - side / 2) for middle in (thing.x, thing.y))
     return _sprite(thing.shape, thing.pattern, side), left, top
 
 

@@ -52,11 +52,11 @@ class Scenes:
 
     def __init__(self, path: str, size: int | None = None) -> None:
         self.path = path
-        self.split, given = _parse(path)
-        self.count = given.get("count", COUNT[self.split])
-        self.size = given.get("size") or _checked("size", SIZE if size is None else size, path)
-        self.seed = given.get("seed", 0)
-        self.regions = REGIONS[given.get("regions", 0)]
+        self.split, options = _parse(path)
+        self.count = options.get("count", COUNT[self.split])
+        self.size = options.get("size") or _checked("size", SIZE if size is None else size, path)
+        self.seed = options.get("seed", 0)
+        self.regions = REGIONS[options.get("regions", 0)]
         self.with_images = True  # records have images, and regions their masks
 
     @classmethod
@@ -156,8 +156,8 @@ def expressions(scene: Scene, description: SceneDescription, labels: np.ndarray)
     named = [(m.thing, m.start, m.end, stated(m.pieces)) for m in description.mentions]
     named += [(s.things[0], s.start, s.end, s.stated) for s in description.sentences if s.kind == "object"]
     once: dict[str, tuple[int, int, int]] = {}
-    for k, start, end, given in sorted(named, key=lambda one: one[1:3]):
-        facts = {name: getattr(scene.things[k], name) for name in given}
+    for k, start, end, names in sorted(named, key=lambda one: one[1:3]):
+        facts = {name: getattr(scene.things[k], name) for name in names}
         if sum(matches(thing, facts) for thing in scene.things) == 1:
             once.setdefault(description.long[start:end].lower(), (k, start, end))
     return _regions(description, labels, list(once.values()))

@@ -224,16 +224,16 @@ def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -
     texts: list[str] = []
     mentions: list[Mention] = []
     sentences: list[Sentence] = []
-    at = 0
+    start = 0
     for line in lines:
-        text, starts = sentence_of(line.pieces)
+        text, places = sentence_of(line.pieces)
         for thing, first, last in line.mentions:
             pieces = tuple(line.pieces[first:last])
-            mentions.append(Mention(thing, at + starts[first], at + starts[last] - 1, pieces))
-        given = stated(line.pieces) if line.kind == "object" else ()
-        sentences.append(Sentence(line.kind, line.things, at, at + len(text), line.relation, given))
+            mentions.append(Mention(thing, start + places[first], start + places[last] - 1, pieces))
+        facts = stated(line.pieces) if line.kind == "object" else ()
+        sentences.append(Sentence(line.kind, line.things, start, start + len(text), line.relation, facts))
         texts.append(text)
-        at += len(text) + 1
+        start += len(text) + 1
     long = " ".join(texts)
 
     def foil(kind: str, where: int, piece: int, text: str) -> Foil:

@@ -254,7 +254,7 @@ def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: Grid, side: int
     """
     if grid is not None:
         on_grid = full(images.tokens[:, : grid[0] * grid[1]]).unflatten(1, grid)
-        mean = roi_align(on_grid, boxes, row, scale=(grid[0] / side, grid[1] / side))[:, 0, 0]
+        mean = roi_align(on_grid, boxes, row, (grid[0] / side, grid[1] / side))
     else:
         means = [
             (inside / inside.sum()).to(images.tokens.dtype) @ images.tokens[i]

@@ -17,14 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.kernels.launch import fused
+from grainline.kernels import fused
 from grainline.losses.tiled.pair_mask import PairMask, Pairs, Tile
-from grainline.losses.tiled.scores import Parts, Score, exact, only_once
+from grainline.losses.tiled.scores import LOG2E, Parts, Score, exact, only_once
 from grainline.types import Mean, full
 
 TINY = 1e-30
-LOG2E = 1.4426950408889634
-"""Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
 
 
 class TileWalk(NamedTuple):
@@ -95,7 +93,7 @@ class TwoPasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, _: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        sides = [_Side(walk, side, tensors[0].dtype) for side in range(1 + walk.loss.columns)]
+        sides = [_Side(walk, axis, tensors[0].dtype) for axis in range(1 + walk.loss.columns)]
         with exact(tensors[0]):
             for tile, part, where in walk.each(tensors):
                 logits = walk.score.tile(*part)
@@ -111,38 +109,51 @@ class TwoPasses(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         only_once()
         walk, tensors = ctx.walk, ctx.saved_tensors
-        second = _second(ctx.sides, grads[::2])
+        slopes = [side.slopes(grad) for side, grad in zip(ctx.sides, grads[::2], strict=True)]
         sums = zeros(tensors, ctx.needs_input_grad[2:])
         with exact(tensors[0]):
             for tile, part, where in walk.each(tensors):
                 logits, pull = walk.score.forward_with_vjp(*part)
-                pull(second.slopes(logits, tile, where), walk.part(sums, tile))
+                pull(_by_logits(slopes, logits, tile, where), walk.part(sums, tile))
         return None, None, *sums
 
 
-class _Side:
-    """Sums over the rows (0), or over the columns (1), of the first pass."""
+class _Slopes(NamedTuple):
+    """The numbers of rows, or of columns, that a gradient by logits is computed from."""
 
-    def __init__(self, walk: TileWalk, number: int, dtype: torch.dtype) -> None:
-        self.number, self.shares = number, walk.shares[number].to(dtype)
+    lse: Tensor  # infinite for no queries, of which no exponential is more than 0 then
+    force: Tensor  # gradient by the loss of each row
+    pull: Tensor  # gradient by that loss for a weight of 1
+
+
+class _Side:
+    """Sums over the columns of each row (axis 0), or over the rows of each column (1), of the first pass."""
+
+    def __init__(self, walk: TileWalk, axis: int, dtype: torch.dtype) -> None:
+        self.axis, self.shares = axis, walk.shares[axis].to(dtype)
         self.lse = torch.full_like(self.shares, -torch.inf)  # log of the sum of exponentials
         self.hit = torch.zeros_like(self.shares)  # sum of weight * logit
         self.mass = torch.zeros_like(self.shares)  # sum of weight
 
     def add(self, logits: Tensor, tile: Tile, where: PairMask | None) -> None:
         """Add the sums of a tile."""
-        part = tile.cols if self.number else tile.rows
+        part, other = tile[self.axis], 1 - self.axis
         if where is not None:
             hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
-            self.hit[part] += hits.sum(1 - self.number)
-            self.mass[part] += where.weight.sum(1 - self.number)
+            self.hit[part] += hits.sum(other)
+            self.mass[part] += where.weight.sum(other)
             logits = fill_others(logits, where, -torch.inf)
-        self.lse[part] = torch.logaddexp(self.lse[part], fused(log_sum)(logits, 1 - self.number))
+        self.lse[part] = torch.logaddexp(self.lse[part], fused(log_sum)(logits, other))
 
     def mean(self) -> tuple[Tensor, Tensor]:
         asks = self.mass > 0
         losses = torch.where(asks, self.lse - self.hit / self.mass.clamp(min=TINY), 0.0)
         return total(self.shares, losses), (self.shares * asks).sum()
+
+    def slopes(self, grad: Tensor) -> _Slopes:
+        asks = self.mass > 0
+        force = torch.where(asks, self.shares * grad.to(self.shares.dtype), 0.0)
+        return _Slopes(self.lse.masked_fill(~asks, torch.inf), force, force / self.mass.clamp(min=TINY))
 
 
 def log_sum(logits: Tensor, axis: int) -> Tensor:
@@ -157,19 +168,15 @@ def exp_from(logits: Tensor, zero: Tensor) -> Tensor:
     return torch.add(-LOG2E * zero, logits, alpha=LOG2E).exp2_()
 
 
-class _Second(NamedTuple):
-    """The second pass; the first tensor of each list is of rows, a second one of columns."""
-
-    lse: list[Tensor]
-    force: list[Tensor]  # gradient by the loss of each row
-    pull: list[Tensor]  # gradient by that loss for a weight of 1
-
-    def slopes(self, logits: Tensor, tile: Tile, where: PairMask | None) -> Tensor:
-        """The gradient by the logits of a tile."""
-        out = fused(forced)(logits, _across(self.lse, tile), _across(self.force, tile))
-        if where is None:
-            return out
-        return fill_others(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
+def _by_logits(sides: list[_Slopes], logits: Tensor, tile: Tile, where: PairMask | None) -> Tensor:
+    """The gradient by the logits of a tile."""
+    # [r, 1] of rows and [1, c] of columns
+    parts = [[x[tile[i]].unsqueeze(1 - i) for x in side] for i, side in enumerate(sides)]
+    lse, force, pull = (list(x) for x in zip(*parts, strict=True))
+    out = fused(forced)(logits, lse, force)
+    return (
+        out if where is None else fill_others(out, where, 0.0).addcmul_(where.weight, _added(pull), value=-1)
+    )
 
 
 def forced(logits: Tensor, lse: list[Tensor], force: list[Tensor]) -> Tensor:
@@ -177,26 +184,8 @@ def forced(logits: Tensor, lse: list[Tensor], force: list[Tensor]) -> Tensor:
     return _added([exp_from(logits, y).mul_(x) for y, x in zip(lse, force, strict=True)])
 
 
-def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
-    """The parts of each side that belong to a tile: [r, 1], [1, c]"""
-    parts = (tile.rows, tile.cols)[: len(sides)]
-    return [x[part].unsqueeze(1 - side) for side, (x, part) in enumerate(zip(sides, parts, strict=True))]
-
-
 def _added(sides: list[Tensor]) -> Tensor:
     return sides[0] if len(sides) == 1 else sides[0] + sides[1]
-
-
-def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
-    asks = [side.mass > 0 for side in sides]
-    force = [
-        torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
-        for ask, side, grad in zip(asks, sides, grads, strict=True)
-    ]
-    pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
-    # No exponential of a row that is no query is more than 0.
-    lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
-    return _Second(lse, force, pull)
 
 
 class PairwiseLoss(ABC):
@@ -293,10 +282,20 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        wanted, shares = [learns and want for want in ctx.needs_input_grad[2:]], walk.shares[0]
+        shares = walk.shares[0]
+        ctx.sums = sums = zeros(tensors, [learns and want for want in ctx.needs_input_grad[2:]])
+        losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
         with exact(tensors[0]):
-            losses, sums = _only_pass(walk, tensors, wanted)
-        ctx.sums = sums
+            for tile, part, where in walk.each(tensors):
+                if any(x is not None for x in sums):
+                    logits, pull = walk.score.forward_with_vjp(*part)
+                    sums_of_tile, share = walk.part(sums, tile), shares[tile.rows].to(losses.dtype)
+                    pull(walk.loss.slopes(logits, where).mul_(share[:, None]), sums_of_tile)
+                    walk.put(sums_of_tile, sums, tile)
+                    del pull, sums_of_tile  # what the next tile stores takes its place
+                else:
+                    logits = walk.score.tile(*part)
+                losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
         number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)
         return total(shares, losses), number
@@ -305,21 +304,3 @@ class _OnePass(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         only_once()
         return None, None, *scaled(ctx, grad)
-
-
-def _only_pass(walk: TileWalk, tensors: Parts, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """The losses of rows [n], and the sums of gradients."""
-    sums = zeros(tensors, wanted)
-    losses = walk.shares[0].new_zeros(len(walk.shares[0]), dtype=tensors[0].dtype)
-    for tile, here, where in walk.each(tensors):
-        share = walk.shares[0][tile.rows].to(losses.dtype)
-        if any(x is not None for x in sums):
-            logits, pull = walk.score.forward_with_vjp(*here)
-            parts = walk.part(sums, tile)
-            pull(walk.loss.slopes(logits, where).mul_(share[:, None]), parts)
-            walk.put(parts, sums, tile)
-            del pull, parts  # what the next tile stores takes its place
-        else:
-            logits = walk.score.tile(*here)
-        losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
-    return losses, sums

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.kernels.launch import fused
+from grainline.kernels import fused
 from grainline.losses.tiled.pair_loss import exp_from, scaled, zeros
 from grainline.losses.tiled.scores import add_product, exact, half_operands, only_once, product
 from grainline.types import Mean, full

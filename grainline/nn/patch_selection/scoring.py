@@ -4,14 +4,14 @@ With gradients, tiles are computed again in backward (activation checkpointing).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.nn.patch_selection.selector import FastCosines, Selector, pays
-from grainline.nn.patch_selection.types import (
+from grainline.nn.patch_selection.selector import (
     CLASS,
     PATCH,
     REST,
@@ -20,6 +20,7 @@ from grainline.nn.patch_selection.types import (
     Selection,
     SelectionImages,
     SelectionTexts,
+    Selector,
     by_length,
     paired_texts,
     selection_texts,
@@ -30,9 +31,6 @@ TILE_SIZE = {"cpu": 2**22}
 """Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
 OTHER_TILE_SIZE = 2**27
 MAX_TEXTS = 64  # of a tile: more of them make no product faster, and differ more in length
-HALF_TEXTS, HALF_TILE = 512, 8
-"""The same in half precision on a GPU, and how much larger a tile is there: with tiles of 2**28 numbers and
-128 texts scores take 2.5 times as long on an H200, whose host is the limit."""
 DENSE_FROM = 0.5
 """Share of the pairs of a batch above which it is cheaper to score all of them with gradients."""
 
@@ -47,9 +45,7 @@ def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
     """
     if images.precomputed is None and torch.is_grad_enabled() and images.tokens.requires_grad:
         return selector.tile(selector.image_side(images, selector.top), selection_texts(texts), selector.top)
-    patches = images.tokens if images.precomputed is None else images.precomputed.patches
-    half = patches.is_cuda and patches.dtype.itemsize == 2
-    return scores(selector, selector.load_side(images), selection_texts(texts), selector.top, half)
+    return scores(selector, selector.load_side(images), selection_texts(texts), selector.top)
 
 
 def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
@@ -67,69 +63,55 @@ def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
 
 @torch.no_grad()
 def scores(
-    selector: Selector,
-    image_side: SelectionImages,
-    text_side: SelectionTexts,
-    decide: Decide,
-    half: bool = False,
+    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
 ) -> Tensor:
-    """Scores of all images with all texts: [N, M], without gradients
+    """Scores of all images with all texts: [N, M], without gradients"""
+    return _in_tiles(selector, image_side, text_side, decide)
 
-    half  products in float16, where logits allow it; for patches that came in half precision on a GPU
-    """
+
+def _in_tiles(
+    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+) -> Tensor:
+    """Scores of all images with all texts: [N, M]; texts of similar length share a tile."""
     n, m = len(image_side.image), text_side.query.shape[1]
-    half = half and selector.sparse and pays(image_side, text_side, half=True)
-    use_fast = half or (selector.sparse and pays(image_side, text_side))
-    limit = _pairs(selector, image_side.patches, text_side.words.shape[2], use_fast)
-    limit, most = (HALF_TILE * limit, HALF_TEXTS) if half else (limit, MAX_TEXTS)
-    wide = min(m, max(1, limit if use_fast else limit // min(n, max(1, int(limit**0.5)))), most)
-    high = max(1, limit // (wide + _image_pairs(selector, text_side.words.shape[2], use_fast)))
-    out = image_side.patches.new_zeros(n, m)
-    parts = list(by_length(text_side, wide))
+    limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
+    wide = max(1, min(m, limit // min(n, max(1, int(limit**0.5))), MAX_TEXTS))
+    high = max(1, limit // wide)
+    again = torch.is_grad_enabled()
+    tile: Any = partial(checkpoint, selector.tile, use_reentrant=False) if again else selector.tile
+    places, parts = zip(*by_length(text_side, wide), strict=True)
+    lines = []
     for i in range(0, n, high):
         some = rows(image_side, slice(i, i + high))
-        fast = FastCosines.of(some, half) if use_fast else None
-        for place, part in parts:
-            out[i : i + high, place] = selector.tile(some, part, decide, fast)
-    return out
+        lines.append(torch.cat([tile(some, part, decide) for part in parts], 1))
+    return torch.cat(lines)[:, torch.cat(places).argsort()]
 
 
 def pairs(
     selector: Selector,
     image_side: SelectionImages,
     text_side: SelectionTexts,
-    of: tuple[Tensor, Tensor],
+    places: tuple[Tensor, Tensor],
     decide: Decide,
 ) -> Tensor:
-    """Scores of single pairs, images `of[0]` with texts `of[1]`: [P], with gradients"""
+    """Scores of single pairs, images `places[0]` with texts `places[1]`: [P], with gradients"""
 
     def compute(row: Tensor, column: Tensor) -> Tensor:
         texts = SelectionTexts(*(x[0][column][:, None] for x in text_side))
         return selector.tile(rows(image_side, row), texts, decide)[:, 0]
 
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
-    return _in_parts(compute, of, limit, 0)
+    return _in_parts(compute, places, limit, 0)
 
 
 def dense(
     selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
 ) -> Tensor:
     """Scores of all images with all texts: [N, M], with gradients"""
-    n, m = len(image_side.image), text_side.query.shape[1]
-    limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
-    if n * m <= limit:
+    pairs = len(image_side.image) * text_side.query.shape[1]
+    if pairs <= _pairs(selector, image_side.patches, text_side.words.shape[2]):
         return selector.tile(image_side, text_side, decide)
-    wide = min(m, max(1, limit // min(n, max(1, int(limit**0.5)))))
-    high = max(1, limit // wide)
-    lines = []
-    for i in range(0, n, high):
-        some = rows(image_side, slice(i, i + high))
-        parts = [SelectionTexts(*(x[:, j : j + wide] for x in text_side)) for j in range(0, m, wide)]
-        line: list[Any] = [
-            checkpoint(selector.tile, some, part, decide, use_reentrant=False) for part in parts
-        ]
-        lines.append(torch.cat(line, 1))
-    return torch.cat(lines)
+    return _in_tiles(selector, image_side, text_side, decide)
 
 
 def graded(selector: Selector, decide: Decide) -> Callable[[Encoded, Encoded, Counts], Tensor]:
@@ -175,24 +157,12 @@ def _in_parts(compute: Callable[..., Tensor], tensors: tuple[Tensor, ...], size:
     return torch.cat([checkpoint(compute, *part, use_reentrant=False) for part in parts], dim)
 
 
-def _pairs(selector: Selector, like: Tensor, words: int, fast: bool = False) -> int:
-    """Most pairs of a tile."""
-    return max(1, TILE_SIZE.get(like.device.type, OTHER_TILE_SIZE) // _numbers(selector, words, fast))
-
-
-def _numbers(selector: Selector, words: int, fast: bool) -> int:
-    """Numbers that a pair takes in a tile, about."""
-    slots, patches, width = selector.slot_number, selector.number, selector.width
-    if fast:
-        return 2 * slots * patches + 8 * patches + words * (2 * patches + 4 * slots) + 2 * width
+def _pairs(selector: Selector, like: Tensor, words: int) -> int:
+    """Most pairs of a tile, by the numbers that a pair takes there."""
+    patches, width = selector.number, selector.width
     per_slot = 2 * width + 3 * patches if selector.slots is not None else 0
-    return slots * per_slot + 6 * patches + words * (patches + 2 * width)
-
-
-def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
-    """The memory of `FastCosines` of one image, as a number of pairs."""
-    numbers = selector.number * (selector.width + selector.number + 3 * selector.slot_number)
-    return numbers // _numbers(selector, words, fast) if fast else 0
+    numbers = selector.slot_number * per_slot + 6 * patches + words * (patches + 2 * width)
+    return max(1, TILE_SIZE.get(like.device.type, OTHER_TILE_SIZE) // numbers)
 
 
 @torch.no_grad()
@@ -209,7 +179,7 @@ def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
     text_side, image_side = paired_texts(texts), selector.image_side(images, selector.top)
     score, keep = selector.decisions(image_side, text_side, selector.top)
     tokens = selector.pair_tokens(image_side, score, keep)
-    cosine, weight = (x[:, 0] for x in selector.token_cosines(tokens, text_side, len(image_side.image)))
+    cosine, weight = (x[:, 0] for x in selector.token_cosines(tokens, text_side))
     real = weight > 0
     masked = cosine.masked_fill(~real[..., None], -torch.inf)
     token = masked.argmax(1)

@@ -5,25 +5,21 @@ depend on the text is computed once for each image: `image_side`, and `precomput
 for an index.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from grainline.nn.patch_selection.types import (
-    Decide,
-    SelectionConfig,
-    SelectionExtra,
-    SelectionImages,
-    SelectionPrecomputed,
-    SelectionTexts,
-)
+from grainline.nn.hashing import logistic
 from grainline.nn.pooling import unit
 from grainline.nn.selection import (
+    Matching,
     Predictor,
     Relevance,
     Slots,
     aggregated,
+    gumbel_st,
     hard_topk,
     number_of_patches,
     number_of_slots,
@@ -31,119 +27,131 @@ from grainline.nn.selection import (
     stretched,
     weighted_score,
 )
-from grainline.types import Encoded, each, full, vectors_only
+from grainline.types import Clock, Encoded, each, full, vectors_only
 
-MAX_LOGIT_RANGE = 30.0  # of a slot: exp(-30) has a square in float32
-HALF_LOGIT_RANGE = 8.0  # and exp(-8) all digits in float16
-SINGULAR = 1e-13  # the share by which the diagonal of inner products grows
-TINY = torch.finfo(torch.float32).tiny
-MIN_TEXTS = 8  # fewer do not pay for the QR decomposition of each image
-MAX_WORK = 2.5
-"""Multiplications, as a multiple of the plain way's, up to which this way is faster, since it has no softmax
-over patches for each slot. Measured at width 128, 64 patches, 12 slots, where the break-even is 2.6."""
+Branches = Literal["both", "sparse", "dense", "joint"]
+"""Patches are selected by text and description separately, by one, or by both in one score (equation 3)."""
 
 
-class FastCosines(NamedTuple):
-    """Images with the QR decomposition of their patches: fast cosines of aggregated patches with the words of
-    many texts, without gradients.
+class SelectionConfig(NamedTuple):
+    """How patches are selected, aggregated and matched."""
 
-    Let an image have patches V [L, D] with logits [C, L], and a pair the decisions d [L], at least one of
-    which is 1. A token is E d V / s, where E = exp(logits - their maximum) and s = E d; with the
-    description's weights W [C, L] it is E d V / s + W V. Its cosine with a word w of length 1 is the same for
-    s times the token:
+    keep_ratio: float  # share of the patches that is kept
+    aggregation_ratio: float | None  # share of those that aggregation leaves; None: no aggregation
+    beta: float = 0.5  # weight of each attention score; 1 - 2 beta: of the predictor; from 0.5 on without it
+    branches: Branches = "sparse"
+    matching: Matching = "mean"
+    top_k: int = 5  # best cosines that a network of the matching reads
+    leaky_cosine: bool = False
+    use_rest: bool = True  # one token of all dropped patches
+    stretch: bool = True  # attention scores are cosines at range 0..1 ("Norm" of SEPS); False: raw cosines
 
-        cosine = (E d (V w) + s W (V w)) / |E d V + s W V|
 
-    V w is one product for all pairs of an image, E d (V w) one of [C, L] with [L, t M]. The length needs only
-    inner products of patches: the transpose of V is Q R, and the rows of the transpose of R have the same
-    ones in L < D dimensions. Lengths by inner products would lose twice the digits where patches nearly
-    cancel. A GPU decomposes one image after the other; there R is the Cholesky factor of the inner products
-    in float64, which has the digits that squares of float32 take.
+class SelectionExtra(NamedTuple):
+    """Tensors of an image besides its patches: `Encoded.extra`."""
 
-    In half precision all tensors are float16 and sums float32, and patches are in units of the largest number
-    of their image, which cancels. Cosines are right to 1e-3 where no patch is 300 times as long as those that
-    a token is of, at the widest range of logits.
-    """
+    cls: Tensor  # [N, D] the class token in the shared space; 0 without one
+    has_cls: Tensor  # [N] bool
+    description: Tensor  # [N, D] direction of the description; 0 without one
+
+
+class SelectionPrecomputed(NamedTuple):
+    """All of an image that does not depend on the text: `Encoded.precomputed`."""
 
     patches: Tensor  # [n, L, D]
-    weight: Tensor  # [n, C, L] E
-    basis: Tensor  # [n, L, L] rows with the inner products of patches, 0 above the diagonal
-    dense_weight: Tensor  # [n, C, L] W; C = 0 without the branch of the description
-    dense_basis: Tensor  # [n, C, L] W times the basis
-
-    @classmethod
-    def of(cls, image_side: SelectionImages, half: bool = False) -> "FastCosines":
-        """Images for which `pays` is true."""
-        weight = (image_side.logits - image_side.logits.amax(-1, keepdim=True)).exp().contiguous()
-        patches = image_side.patches
-        if half:
-            patches = patches / patches.abs().amax((1, 2), keepdim=True).clamp(min=TINY)
-        basis = _basis(patches)
-        logits = image_side.logits[:, : image_side.slots.shape[1]]
-        dense = logits.masked_fill((image_side.keep == 0)[:, None], -torch.inf).softmax(-1)
-        fast = cls(patches, weight, basis, dense, dense @ basis)
-        return cls(*(x.half() for x in fast)) if half else fast
-
-    def cosines(self, words: Tensor, keep: Tensor) -> Tensor:
-        """Cosines of the aggregated patches of n images with the words of t texts: [n, t, C, M]
-
-        words [t, M, D] unit length, keep [n, t, L] decisions, 1 or 0
-        """
-        t, m = words.shape[:2]
-        words, keep = words.to(self.patches.dtype), keep.to(self.patches.dtype)
-        near = self.patches @ words.flatten(0, 1).mT  # [n, L, t M]
-        selected = near.unflatten(-1, (t, m)) * keep.mT[..., None]
-        product = (self.weight @ selected.flatten(2)).unflatten(-1, (t, m))  # [n, C, t, M]
-        total = keep @ self.weight.mT  # [n, t, C]
-        if self.dense_weight.shape[1]:
-            product.addcmul_((self.dense_weight @ near).view_as(product), total.mT[..., None])
-        return product.transpose(1, 2) / self._lengths(keep, total).maximum(1e-12 * full(total))[..., None]
-
-    def _lengths(self, keep: Tensor, total: Tensor) -> Tensor:
-        """Norm of s times each token: [n, t, C]"""
-        weight = (self.weight[:, None] * keep[:, :, None]).flatten(1, 2)  # [n, t C, L]
-        half = self.basis.shape[1] // 2  # the patches of the first half are 0 in the last dimensions
-        parts = (0, slice(0, half)), (half, slice(half, None))
-        length = torch.stack([self._length(weight[..., i:], total, i, of) for i, of in parts])
-        return torch.linalg.vector_norm(length, dim=0)
-
-    def _length(self, weight: Tensor, total: Tensor, first: int, of: slice) -> Tensor:
-        """Norm of s times each token over some dimensions of the basis: [n, t, C]"""
-        token = (weight @ self.basis[:, first:, of]).unflatten(1, total.shape[1:])
-        if self.dense_weight.shape[1]:
-            token.addcmul_(self.dense_basis[:, None, :, of], total[..., None])
-        return torch.linalg.vector_norm(token, dim=-1, dtype=torch.promote_types(token.dtype, torch.float32))
+    logits: Tensor  # [n, C, L] aggregation logits of each patch for each slot; C = 0 without aggregation
+    base: Tensor  # [n, L] scores of patches without the share of the text
+    keep: Tensor  # [n, L] decisions of the description; 0 without that branch
+    slots: Tensor  # [n, C, D] patches aggregated by the description; C = 0 without that branch or aggregation
+    rest: Tensor  # [n, D] token of the patches that the description drops
+    has_rest: Tensor  # [n] bool, whether it drops any
+    cls: Tensor  # [n, D]
+    has_cls: Tensor  # [n] bool
 
 
-def _basis(patches: Tensor) -> Tensor:
-    """Rows with the inner products of patches [n, L, D], 0 above the diagonal: [n, L, L]"""
-    if patches.is_cuda:
-        return _factor(patches)
-    return torch.linalg.qr(patches.mT, mode="r").R.mT.contiguous()
+class SelectionImages(NamedTuple):
+    """Images as scores of pairs read them: `SelectionPrecomputed`, lengths and ids."""
+
+    patches: Tensor
+    logits: Tensor
+    base: Tensor
+    keep: Tensor
+    slots: Tensor
+    rest: Tensor
+    has_rest: Tensor
+    cls: Tensor
+    has_cls: Tensor
+    length: Tensor  # [n, L] norms of the patches, above 0
+    image: Tensor  # [n] ids
 
 
-def _factor(patches: Tensor) -> Tensor:
-    """`_basis` by a Cholesky decomposition in float64."""
-    wide = patches.double()
-    products = wide @ wide.mT
-    diagonal = products.diagonal(dim1=1, dim2=2)
-    diagonal *= 1 + SINGULAR  # patches may be the same
-    diagonal += torch.finfo(wide.dtype).tiny  # or 0
-    return torch.linalg.cholesky_ex(products).L.to(patches.dtype)
+class SelectionTexts(NamedTuple):
+    """Texts as scores of pairs read them. The first dimension is 1, or that of the images."""
+
+    query: Tensor  # [1, t, D] unit length
+    words: Tensor  # [1, t, M, D] unit length
+    mask: Tensor  # [1, t, M] bool
+    item: Tensor  # [1, t] ids
 
 
-def pays(image_side: SelectionImages, text_side: SelectionTexts, half: bool = False) -> bool:
-    """Whether fast cosines of these images and texts [1, t, ...] are faster, and their logits allow them."""
-    count, number, width = image_side.patches.shape
-    texts, slots = text_side.mask.shape[1], image_side.logits.shape[1]
-    if not count or texts < MIN_TEXTS or number >= width or not slots:
-        return False
-    words = int(text_side.mask.sum()) / texts
-    work = number * (words * width + slots * words + slots * number)
-    if work > MAX_WORK * slots * width * (number + words):
-        return False
-    span = image_side.logits.amax(-1) - image_side.logits.amin(-1)
-    return bool(span.amax() <= (HALF_LOGIT_RANGE if half else MAX_LOGIT_RANGE))
+class Selection(NamedTuple):
+    """The patches of image i that text i selects, and the best token for each of its M words, among P."""
+
+    by_text: Tensor | None  # [N, L] bool, patches that the text keeps; None: texts select nothing
+    by_description: Tensor | None  # [N, L] bool; None: the description has no branch of its own
+    score: Tensor  # [N]
+    kind: list[str]  # [P] what the tokens are: PATCH, SLOT, REST or CLASS
+    shares: Tensor  # [N, P, L] shares of the patches in each token; they sum to 1, or to 0 in a class token
+    real: Tensor  # [N, P] bool, tokens that are compared
+    words: Tensor  # [N, M] bool, words that are
+    token: Tensor  # [N, M] the best token of each word
+    cosine: Tensor  # [N, M] its cosine with the word, before the leaky ReLU
+
+
+@runtime_checkable
+class SelectsPatches(Protocol):
+    """A method that compares the words of a text with patches of the image that the text selects."""
+
+    def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
+        """The tokens of image i that text i selects. images: as `encode_images` returns them"""
+
+
+PATCH, SLOT, REST, CLASS = "patch", "aggregated token", "rest", "class token"
+
+Decide = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From scores [n, t, L] with ids of images [n] and texts [1, t] or [n, t] to decisions [n, t, L]."""
+
+
+def gumbel_decisions(clock: Clock) -> Decide:
+    """Decisions of training: random, by straight-through Gumbel softmax."""
+
+    def decide(score: Tensor, image: Tensor, item: Tensor) -> Tensor:
+        noise = logistic(clock, image, item, score.shape[-1])
+        return gumbel_st(score, noise.to(score.dtype))
+
+    return decide
+
+
+def selection_texts(texts: Encoded) -> SelectionTexts:
+    """Texts as scores of pairs read them."""
+    parts = full(texts.vector), unit(texts.tokens), texts.mask, texts.item
+    return SelectionTexts(*(x[None] for x in parts))
+
+
+def paired_texts(texts: Encoded) -> SelectionTexts:
+    """Texts of which text i is compared with image i alone."""
+    return SelectionTexts(*(x[0][:, None] for x in selection_texts(texts)))
+
+
+def by_length(text_side: SelectionTexts, number: int) -> Iterator[tuple[Tensor, SelectionTexts]]:
+    """Chunks of at most `number` texts, by length, trimmed to the longest of each; with their indices."""
+    place = torch.arange(1, text_side.mask.shape[2] + 1, device=text_side.mask.device)
+    length, order = (text_side.mask[0] * place).amax(-1).sort(stable=True)  # up to the last word
+    longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
+    for chunk, longest_of_chunk in zip(order.split(number), longest, strict=False):
+        query, words, mask, item = (x[:, chunk] for x in text_side)
+        words, mask = (x[:, :, : max(1, longest_of_chunk)].contiguous() for x in (words, mask))
+        yield chunk, SelectionTexts(query, words, mask, item)
 
 
 class Selector(nn.Module):
@@ -254,37 +262,20 @@ class Selector(nn.Module):
         score = image_side.base[:, None] + by_text
         return score, decide(score, image_side.image, item)
 
-    def tile(
-        self,
-        image_side: SelectionImages,
-        text_side: SelectionTexts,
-        decide: Decide,
-        fast: FastCosines | None = None,
-    ) -> Tensor:
-        """Scores of n images with t texts: [n, t]. Images share the texts, or each has t of its own.
-
-        fast  of the same images, with shared texts: the same scores in less time, but no gradients
-        """
+    def tile(self, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide) -> Tensor:
+        """Scores of n images with t texts: [n, t]. Images share the texts, or each has t of its own."""
         score, keep = self.decisions(image_side, text_side, decide)
-        if fast is None or keep is None:
-            tokens = self.pair_tokens(image_side, score, keep)
-            cosines, weights = self.token_cosines(tokens, text_side, len(image_side.image))
-        else:
-            others = self.token_cosines(
-                self._other_tokens(image_side, score, keep), text_side, len(image_side.image)
-            )
-            cosine = fast.cosines(text_side.words[0], keep)
-            both = zip((cosine, cosine.new_ones(cosine.shape[:3])), others, strict=True)
-            cosines, weights = (torch.cat(x, 2) for x in both)
+        tokens = self.pair_tokens(image_side, score, keep)
+        cosines, weights = self.token_cosines(tokens, text_side)
         return self.relevance(cosines, weights, text_side.mask)
 
     def decisions(
         self, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
     ) -> tuple[Tensor | None, Tensor | None]:
         """The result of `choose`, or None and None where texts select no patches (not `sparse`)."""
-        return (
-            self.choose(image_side, text_side.query, text_side.item, decide) if self.sparse else (None, None)
-        )
+        if not self.sparse:
+            return None, None
+        return self.choose(image_side, text_side.query, text_side.item, decide)
 
     def pair_tokens(
         self, image_side: SelectionImages, score: Tensor | None, keep: Tensor | None
@@ -293,23 +284,18 @@ class Selector(nn.Module):
 
         [n, t or 1, P, W] and [n, t or 1, P] each
         """
-        return [self._tokens(image_side, keep), *self._other_tokens(image_side, score, keep)]
-
-    def token_cosines(
-        self, tokens: list[tuple[Tensor, Tensor]], text_side: SelectionTexts, number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines of tokens with words, [n, t, P, M], and the weights of the tokens, [n, t, P]."""
-        shape = number, text_side.query.shape[1]
-        cosines = [_cosines(x, text_side.words).expand(*shape, -1, -1) for x, _ in tokens]
-        return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in tokens], 2)
-
-    def _other_tokens(
-        self, image_side: SelectionImages, score: Tensor | None, keep: Tensor | None
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The token of the dropped patches, if the config has one, and the class token."""
         rest = [self._rest(image_side, score, keep)] if self.choice.use_rest else []
         cls = image_side.cls
-        return [*rest, (cls[:, None, None], image_side.has_cls[:, None, None].to(cls.dtype))]
+        alone = cls[:, None, None], image_side.has_cls[:, None, None].to(cls.dtype)
+        return [self._tokens(image_side, keep), *rest, alone]
+
+    def token_cosines(
+        self, tokens: list[tuple[Tensor, Tensor]], text_side: SelectionTexts
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines of tokens with words, [n, t, P, M], and the weights of the tokens, [n, t, P]."""
+        shape = len(tokens[0][0]), text_side.query.shape[1]
+        cosines = [_cosines(x, text_side.words).expand(*shape, -1, -1) for x, _ in tokens]
+        return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in tokens], 2)
 
     def _tokens(self, image_side: SelectionImages, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """The selected patches, or their slots, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
