@@ -101,10 +101,7 @@ def writing(target: Path, advice: str = "choose another --out") -> Iterator[None
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path for a file or folder that replaces `target` when the block ends without an error.
-
-    UserError if it cannot be written, as into a pipe or a device; the old file stays.
-    """
+    """`drafted` with its folder made: UserError if the target cannot be written; the old file stays."""
     with writing(target, "choose another place"):
         target.parent.mkdir(parents=True, exist_ok=True)
         discard(temporary_path(target))  # of a process that was killed
@@ -194,7 +191,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def is_stream(target: Path) -> bool:
-    """Whether a pipe, a device or the like stands there, which cannot be replaced by a file."""
+    """Whether the target is a pipe, a device or the like, which no file can replace."""
     return target.exists() and not target.is_file() and not target.is_dir()
 
 
@@ -215,8 +212,8 @@ def temporary_path(target: Path) -> Path:
 def move_into_place(target: Path) -> None:
     """Rename `temporary_path(target)` to target, behind its links. Raises OSError.
 
-    A folder that holds files cannot be replaced in one step, so the old one is moved away first. No file
-    replaces a folder, a pipe or a device.
+    A folder with files cannot be replaced in one step, so it is moved away first. No file replaces a folder,
+    a pipe or a device.
     """
     draft, target = temporary_path(target), behind_links(target)
     old = target.with_name(_REPLACED + target.name)
@@ -290,7 +287,7 @@ def without_folders(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The message of the system, in lower case. safetensors has the error number only in its message.
+    """The message of the system, in lower case; safetensors has the error number only in its message.
 
     >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
     ('no space left on device', 'no space left on device')
@@ -345,12 +342,8 @@ class Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not run")
         return self.known[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002
-        raise pickle.UnpicklingError("it asks for an object outside of it")
 
-
-LOCK = "lock"
-"""The lock file. It is never removed, because that could remove the lock of another process."""
+LOCK = "lock"  # never removed, because that could remove the lock of another process
 
 
 class InUse(UserError):
@@ -365,11 +358,10 @@ class NoLocks(UserError):
 def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Iterator[None]:
     """Lock a folder for the length of the block, without waiting. The lock ends with the process.
 
-    what  kind and name of the folder, such as "index photos.idx", for the message
-    hint  advice to the user of a folder that is in use
+    what  kind and name of the folder, such as "index photos.idx"; hint: advice where it is in use
 
-    Raises InUse where another process holds the lock, with its number and host, and NoLocks where the file
-    system cannot lock. Children of this process do not keep the lock alive.
+    Raises InUse with the process that holds the lock, and NoLocks where the file system cannot lock. Children
+    of this process do not keep the lock alive.
     """
     with writing(folder, "choose another folder"):
         file = os.open(folder / LOCK, WRITE | getattr(os, "O_NOFOLLOW", 0), 0o644)  # it is emptied below

@@ -65,14 +65,12 @@ def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
 def _with_version(side: dict[str, Any]) -> dict[str, Any]:
     """The fields of a side, with the version of its superpixels: by k-means they are in one piece since 2."""
     superpixels = side.get("superpixels") or {}
-    return (
-        side | {"superpixels": superpixels | {"version": 2}} if superpixels.get("kind") == "kmeans" else side
-    )
+    version = {"version": 2} if superpixels.get("kind") == "kmeans" else {}
+    return side | {"superpixels": superpixels | version} if superpixels else side
 
 
 def _digest(facts: Any, module: nn.Module) -> str:
-    total = hashlib.sha256()
-    total.update(json.dumps(facts, sort_keys=True).encode())
+    total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(module.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())

@@ -5,7 +5,7 @@ optimizer; a run is resumed from its own folder. Other people read it: of a path
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,53 +77,46 @@ def model_card(
     description: Description,
     facts: Mapping[str, str],
     run: Path | None,
-    *,
+    measured: list[tuple[str, list[Metric]]],
     name: str,
     licence: str | None,
-    results: Sequence[str | Path],
-    fingerprint: str,
 ) -> str:
     """The model card as Markdown: what it is, what it was trained on, for how long, and what was measured.
 
-    facts        names and values about the model
-    run          the folder of the run that trained it; None for a checkpoint of others
-    licence      identifier of the licence as the hub has it; None leaves the field out, and says so
-    results      JSON files of `grainline evaluate`; without any, the last validation of the run is taken
-    fingerprint  of the model; results of another one are refused
-
-    Raises UserError for a result that cannot be read or is of another model.
+    facts     names and values about the model
+    run       the folder of the run that trained it; None for a checkpoint of others
+    measured  as `read_result` returns it; without any, the last validation of the run is taken
+    licence   identifier of the licence as the hub has it; None leaves the field out, and says so
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    measured = [read_result(Path(path), fingerprint) for path in results] or last_validation(run)
-    trained = None if run is None else training_facts(run)
-    data = ModelCardData(
+    measured = measured or last_validation(run)
+    results = [
+        EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
+        for where, metrics in measured
+        for metric in metrics
+    ]
+    header = ModelCardData(
         license=licence,
         library_name="grainline",
         pipeline_tag="zero-shot-image-classification",
         tags=["image-text-retrieval", "long-captions", description.method.rpartition(":")[2].lower()],
         model_name=name,
-        eval_results=[
-            EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
-            for where, metrics in measured
-            for metric in metrics
-        ]
-        or None,
+        eval_results=results or None,
     )
-    return str(
-        render(
-            "card.md",
-            header=data.to_yaml(),
-            name=name,
-            method=description.method,
-            arguments=", trust_code=True" if ":" in description.method else "",
-            version=__version__,
-            facts={key: value for key, value in facts.items() if key != "device"},
-            trained=trained,
-            measured=measured,
-            licence=licence,
-        )
+    card = render(
+        "card.md",
+        header=header.to_yaml(),
+        name=name,
+        method=description.method,
+        arguments=", trust_code=True" if ":" in description.method else "",
+        version=__version__,
+        facts={key: value for key, value in facts.items() if key != "device"},
+        trained=None if run is None else training_facts(run),
+        measured=measured,
+        licence=licence,
     )
+    return str(card)
 
 
 def training_facts(run: Path) -> dict[str, str]:
@@ -152,10 +145,8 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
     try:
         values = json.loads(read_plain(path))
         model, other = values["settings"]["model"], values["settings"].get("fingerprint")
-        where, metrics = (
-            f"{values['suite']} on {without_folders(values['data']['path'])}",
-            list(values["metrics"]),
-        )
+        where = f"{values['suite']} on {without_folders(values['data']['path'])}"
+        metrics: list[Metric] = list(values["metrics"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
     if other != fingerprint:

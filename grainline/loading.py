@@ -14,8 +14,7 @@ from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import kind_of, load_pretrained
 from grainline.encoders.pretrained.archive import lone_weights
-from grainline.encoders.pretrained.hub import download
-from grainline.encoders.pretrained.packages import PREFIX, package_file
+from grainline.encoders.pretrained.hub import PREFIX, download, package_file
 from grainline.errors import UserError, checked, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
@@ -42,9 +41,8 @@ def load(  # noqa: PLR0913 - each is a choice of the caller
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. A folder
-    that `Model.save` wrote is read as well. Anything else is a name of the Hugging Face hub, or a checkpoint
-    of others as `load_pretrained` takes it: a folder, or a file of weights (docs/pretrained.md has the
-    kinds). `from_pretrained` is the same function.
+    that `Model.save` wrote is read as well. Anything else is a checkpoint of others, or its name on the hub
+    (docs/pretrained.md). `from_pretrained` is the same function.
 
     device           "cpu", "cuda", ...; None takes CUDA where there is one
     scoring          how the method scores pairs, where it has several ways; None: that of its config
@@ -124,10 +122,8 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
     if home is None and lone_weights(place.iterdir()):
         return None
     if home is None:
-        raise UserError(
-            f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
-            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has, nor one file of weights"
-        )
+        wrong = f"no model.json of `grainline train`, no {' or '.join(SETTINGS)}, and no lone file of weights"
+        raise UserError(f"{place} holds no model: {wrong}")
     steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
     steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
     candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))

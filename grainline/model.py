@@ -9,7 +9,7 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -81,11 +81,10 @@ class Model:
 
     def facts(self) -> dict[str, str]:
         """Method, encoders, sizes, parameters and device, in words."""
-        method, config = self.method, self.description.config
-        patches = self.transform.square.patches
-        pixels = (
-            f"{patches.max_num_patches[-1]} patches" if patches else f"{method.size} x {method.size} pixels"
-        )
+        method, config, patches = self.method, self.description.config, self.transform.square.patches
+        pixels = f"{method.size} x {method.size} pixels"
+        if patches:
+            pixels = f"{patches.max_num_patches[-1]} patches"
         score = "compares parts of image and text" if method.pairwise else "cosine of two vectors"
         if method.by_sentence:
             score += ", that of a text the unit mean of the vectors of its sentences"
@@ -153,10 +152,8 @@ class Model:
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
         bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
-        home = self.device
-        method = (
-            self.method if device in (None, home, str(home)) else _moved(copy.deepcopy(self.method), device)
-        )
+        home, own = self.device, device in (None, self.device, str(self.device))
+        method = self.method if own else _moved(copy.deepcopy(self.method), device)
         size, truncated = batch_size or self.batch, list[bool]()
         if images is not None:
             single, unit, total = is_one_image(images), "images", count_of(images)
@@ -164,15 +161,10 @@ class Model:
             batches: Iterator[Any] = self._images(some, size, truncated)
         else:
             single, unit = isinstance(texts, str), "texts"
-            many = texts if isinstance(texts, list | str) else several(texts, "text")
-            strings = [many] if isinstance(many, str) else list(many)
+            strings = [texts] if isinstance(texts, str) else list(several(texts, "text"))
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        with (
-            progress("encoding", unit, show=True)
-            if show_progress_bar
-            else nullcontext(lambda *_: None) as step
-        ):
+        with progress("encoding", unit, show=show_progress_bar) as step:
             for encoded in (to(_encode(method, batch), home) for batch in batches):
                 parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)
@@ -184,9 +176,9 @@ class Model:
             vectors = quantize(both.vector, precision)
             vectors = vectors[0] if single else vectors
             return vectors if convert_to_tensor else vectors.cpu().numpy()
-        ids = torch.arange(len(both.vector), device=self.device)
+        ids = torch.arange(len(both.vector), device=home)
         both = both._replace(item=ids, image=ids if images is not None else torch.full_like(ids, -1))
-        return both._replace(truncated=torch.tensor(truncated, device=self.device)) if truncated else both
+        return both._replace(truncated=torch.tensor(truncated, device=home)) if truncated else both
 
     @torch.no_grad()
     def similarity(self, a: Any, b: Any) -> Tensor:
@@ -201,15 +193,14 @@ class Model:
         if bare and self.method.pairwise:
             name = self.description.method
             raise UserError(f"{name} compares parts of images and texts, which bare vectors lack")
-        vectors = [_vectors(x) for x in (a, b)]
-        if vectors[0].shape[-1] != vectors[1].shape[-1]:
-            widths = " and ".join(str(x.shape[-1]) for x in vectors)
+        first, second = _vectors(a), _vectors(b)
+        if first.shape[-1] != second.shape[-1]:
+            widths = f"{first.shape[-1]} and {second.shape[-1]}"
             raise UserError(f"similarity: vectors of widths {widths}; both sides come from the same model")
         if bare:
-            if not all(x.is_floating_point() for x in vectors):
+            if not first.is_floating_point() or not second.is_floating_point():
                 raise UserError("similarity takes floats: compare binary vectors by Hamming distance")
-            first, second = (x.to(self.device, torch.float32) for x in vectors)
-            return first @ second.T
+            return first.to(self.device, torch.float32) @ second.to(self.device, torch.float32).T
         of_images = [bool((x.image >= 0).all()) for x in (a, b)]
         if of_images[0] == of_images[1]:
             return a.vector @ b.vector.T
@@ -245,8 +236,8 @@ class Model:
         """Heat of a text as colours over the whole image at its own resolution: a PIL image in RGB.
 
         text  one string, or several: a list of images then
-        null  16 or more other texts to compare with, as in `heat`; None: built-in sentences of photographs,
-              of drawn scenes, or of both, as the recipe of the run says
+        null  16 or more other texts, as in `heat`; None: built-in sentences of photographs, of drawn scenes,
+              or of both, as the recipe of the run says
 
         Orange is where the image shows more of the text than of other texts and blue where less, from the
         reach of other texts on; an image without colour has no contrast. What the model does not read of the
@@ -312,15 +303,10 @@ class Model:
                  of the run is in it
         """
         place = path_of(path, "the folder of the model")
-        card = hub.model_card(
-            self.description,
-            self.facts(),
-            self.run,
-            name=name or place.resolve().name,
-            licence=licence,
-            results=results,
-            fingerprint=fingerprint(self) if results else "",
-        )
+        own = fingerprint(self) if results else ""
+        measured = [hub.read_result(Path(result), own) for result in results]
+        name, facts = name or place.resolve().name, self.facts()
+        card = hub.model_card(self.description, facts, self.run, measured, name, licence)
         hub.save(place, self.description, self.method, self.tokenizer, card)
         return place
 
@@ -403,11 +389,9 @@ class Model:
         texts = [image.text for image in images if isinstance(image, Described)]
         if len(texts) < len(images):
             bare = next(image for image in images if not isinstance(image, Described))
-            which = f"image {bare}" if isinstance(bare, str | Path) else "an image"
-            raise UserError(
-                f"{self.description.method} reads a description with each image, and {which} has none: "
-                "name a file of `grainline data describe` with --descriptions"
-            )
+            which = bare if isinstance(bare, str | Path) else "an image"
+            wrong = f"{self.description.method} reads a description with each image, and {which} has none"
+            raise UserError(f"{wrong}: name a file of `grainline data describe` with --descriptions")
         tokens = windows(self.tokenizer, texts, self.method.context)
         truncated += tokens.truncated
         return description_texts(tokens.ids, number)
@@ -449,10 +433,8 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
     tokens = (encoded.tokens.isfinite() | ~encoded.mask[..., None]).flatten(1).all(1)  # without padding
     wrong = (~(encoded.vector.isfinite().all(1) & tokens)).nonzero()[:, 0].tolist()
     if wrong:
-        raise UserError(
-            f"the model gives NaN or infinite numbers for {len(wrong)} of {len(tokens)} {unit}, the first is"
-            f" number {wrong[0] + 1}"
-        )
+        which = f"{len(wrong)} of {len(tokens)} {unit}, the first is number {wrong[0] + 1}"
+        raise UserError(f"the model gives NaN or infinite numbers for {which}")
 
 
 def _vectors_alone(as_numpy: bool, as_tensor: bool, precision: str) -> bool:

@@ -150,7 +150,7 @@ FAULTS = [
     Fault("encoders/pretrained/library.py LibraryKind.filled",
           "test_pretrained.py::test_a_missing_an_unknown_and_a_misshapen_tensor_are_one_line",
           "missing weights stay random", '"missing": missing - unused,', '"missing": [],'),
-    Fault("encoders/pretrained/packages.py package_file",
+    Fault("encoders/pretrained/hub.py package_file",
           "test_starter.py::test_a_file_that_was_not_published_so_is_refused",
           "files of packages are not checked", "if digest != sha256:", "if not digest:"),
     Fault("encoders/pretrained/text_towers.py LibraryText.read",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from runs import call
 
-from grainline.encoders.pretrained.packages import STARTER
+from grainline.encoders.pretrained.hub import STARTER
 from grainline.evaluation.result import read
 from grainline.training.demo import demo
 from grainline.training.log import read_log

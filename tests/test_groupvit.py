@@ -20,7 +20,7 @@ from tuning import method
 from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import Box, EvalTransform
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.groupvit import group_places
+from grainline.encoders.pretrained.clip_towers import group_places
 from grainline.evaluation.result import read
 from grainline.evaluation.show_panels import Photo, segment_panels
 from grainline.methods.base import Method

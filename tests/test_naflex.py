@@ -21,7 +21,7 @@ from grainline.build import Description, method_config, start
 from grainline.data.decode import Patches
 from grainline.data.transforms import CropConfig, EvalTransform, TrainTransform, in_rows, resize
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.naflex import patch_places
+from grainline.encoders.pretrained.siglip_towers import patch_places
 from grainline.errors import UserError
 from grainline.loading import load
 from grainline.methods import METHODS
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_one_line(
         ({"patch_size": 8}, "other patches than its model reads, of 4 pixels"),
         ({"size": {"height": 8, "width": 8}}, "settings that cannot be obeyed: size"),
         ({"do_resize": False}, "do_resize is false"),
-        ({"image_processor_type": "SiglipImageProcessor"}, "for a model of another kind"),
+        ({"image_processor_type": "SiglipImageProcessor"}, "for another kind of model"),
     ):
         (tmp_path / "other" / "preprocessor_config.json").write_text(json.dumps(PIXELS | change))
         with pytest.raises(UserError, match=message):

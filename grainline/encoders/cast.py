@@ -1,9 +1,8 @@
 """A vision transformer from fine to coarse, over superpixels instead of squares (CAST, arXiv 2210.00314).
 
 A small convolutional stem reads the image, or a pretrained encoder does (`encoder`); superpixels take the
-mean of its features. Blocks follow in
-stages, and between two stages graph pooling makes few tokens of many (`nn.grouping`). So each stage has its
-own segments, and a segment of a later stage consists of whole segments of an earlier one. In CAFT (arXiv
+mean of its features. Blocks follow in stages, and between two stages graph pooling makes few tokens of many
+(`nn.grouping`): a segment of a later stage consists of whole segments of an earlier one. In CAFT (arXiv
 2602.02977) the second stage is compared with the parts of a text, and the last class token with the whole.
 
 A superpixel may be empty. Empty ones, and groups for which there were too few tokens, are in no attention,
@@ -61,20 +60,18 @@ class CastConfig(ScratchImageConfig):
         cell, stages = self.superpixels.cell, len(self.depths)
         number = (self.size // cell) ** 2
         falling = all(more > fewer > 0 for more, fewer in pairwise((number, *self.groups)))
+        doubles, between = self.stride >= 2 and self.stride.bit_count() == 1, stages - 1
         wrong = {
             f"size {self.size} is not a multiple of superpixels.cell {cell}": self.size % cell,
-            f"stride {self.stride} is not a power of two, at least 2": self.stride.bit_count() != 1
-            or self.stride < 2,
+            f"stride {self.stride} is not a power of two, at least 2": not doubles,
             f"superpixels.cell {cell} is not a multiple of stride {self.stride}": cell % self.stride,
-            f"{stages} depths need {stages - 1} groups, one between two stages; "
-            f"groups has {len(self.groups)}": stages != len(self.groups) + 1,
+            f"{stages} depths need {between} groups, not {len(self.groups)}": between != len(self.groups),
             f"depths {self.depths} must be above 0": min(self.depths) <= 0,
             f"read {self.read} is no stage: there are {stages}": (self.read or 1) > stages,
             f"groups {self.groups} must fall, from below the {number} superpixels to above 0": not falling,
         }
-        for message, applies in wrong.items():
-            if applies:
-                raise ValueError(message)
+        if message := next((message for message, applies in wrong.items() if applies), None):
+            raise ValueError(message)
         return self
 
 
@@ -109,12 +106,8 @@ class Cast(PixelEncoder):
         self.width, self.size, self.grid = cfg.width, cfg.size, None
         self.cell = cfg.superpixels.cell
         self.superpixels = Superpixels(cfg.superpixels, cfg.size)
-        self.encoder = encoder_inside(
-            cfg.encoder,
-            "image",
-            lambda x: x.grid and x.size == cfg.size,
-            f"a grid for images of {cfg.size} pixels",
-        )
+        wanted = f"a grid for images of {cfg.size} pixels"
+        self.encoder = encoder_inside(cfg.encoder, "image", lambda x: x.grid and x.size == cfg.size, wanted)
         width = None if self.encoder is None else self.encoder.width
         self.stem = _stem(cfg) if width is None else nn.Conv2d(width, cfg.width, 1)
         self.side = cfg.size // cfg.stride  # of the map of features
@@ -126,9 +119,8 @@ class Cast(PixelEncoder):
         self.layers = _layers(cfg)
         self.norm = nn.LayerNorm(cfg.width)
         # Tokens of the last stage stand where the class token stands, behind the same norm.
-        last = len(cfg.depths)
-        self.stage = (cfg.read or last) - 1
-        self.norm_read = None if self.stage == last - 1 else nn.LayerNorm(cfg.width)
+        self.stage = (cfg.read or len(cfg.depths)) - 1
+        self.norm_read = None if self.stage == len(cfg.depths) - 1 else nn.LayerNorm(cfg.width)
 
     def read(self, pixels: Tensor, regions: Tensor | None = None) -> ImageTokens:
         """The tokens of one stage, and outside training that of each pixel. Arguments as in `forward`."""
@@ -187,8 +179,8 @@ def segments(result: CastTokens) -> tuple[Tensor, ...]:
     """
     maps = [result.label]
     for weight in result.weights:
-        of = maps[-1].flatten(1)
-        maps.append(weight.argmax(2).gather(1, of).view_as(result.label))
+        before = maps[-1].flatten(1)
+        maps.append(weight.argmax(2).gather(1, before).view_as(result.label))
     return tuple(maps)
 
 

@@ -18,6 +18,7 @@ from grainline.encoders.pretrained.archive import read_tensors
 from grainline.errors import UserError
 from grainline.nn.runtime import has_bf16
 from grainline.nn.superpixels import hard, inside, kmeans, neighbour_of, square_grid
+from grainline.weights import state_dict_mismatch
 
 CELL = 16  # side in pixels of the cells of SFCN
 WIDTHS = (16, 32, 64, 128, 256)
@@ -52,16 +53,12 @@ class SFCN(nn.Module):
     """A U-Net over RGB that gives each pixel to one of the nine cells around it.
 
     norm  with batch normalisations, as trained and published; False: folded into the convolutions
-
-    down  pairs of 3 x 3 convolutions; all pairs but the first halve the map
-    up    a transposed convolution doubles the map, the pair of that size joins it, a convolution mixes both
-    head  a 3 x 3 convolution to nine logits
     """
 
     def __init__(self, *, norm: bool) -> None:
         super().__init__()
         pairs = zip((3, *WIDTHS), WIDTHS, strict=False)
-        self.down = nn.ModuleList(
+        self.down = nn.ModuleList(  # all pairs but the first halve the map
             nn.Sequential(
                 Convolution(before, width, 2 if i else 1, norm=norm), Convolution(width, width, norm=norm)
             )
@@ -112,46 +109,26 @@ def read_sfcn(path: Path) -> SFCN:
     """
     tensors = {name: x for name, x in read_tensors(path)[0].items() if not UNUSED.fullmatch(name)}
     network = SFCN(norm="conv0a.1.weight" in tensors)
-    state, expected = {}, network.state_dict()
-    for name, tensor in tensors.items():
-        own = own_name(name)
-        if own not in expected:
-            raise UserError(
-                f"{path}: {name} is no part of SFCN; give the file of a SpixelNet as it is published"
-            )
-        if tensor.shape != expected[own].shape:
-            raise UserError(f"{path}: {name} is {_shape(tensor)}, and SFCN has {_shape(expected[own])} there")
-        state[own] = tensor
-    missing = sorted(expected.keys() - state.keys())
-    if missing:
-        raise UserError(
-            f"{path}: {len(missing)} of the {len(expected)} tensors of SFCN are missing, such as {missing[0]}"
-        )
+    state = {own_name(name): x for name, x in tensors.items()}
+    if wrong := state_dict_mismatch(state, network.state_dict()):
+        raise UserError(f"{path} is not a published SpixelNet: {wrong}; fetch it again")
     network.load_state_dict(state)
     return network.eval()
 
 
 def own_name(name: str) -> str:
-    """The name of a published tensor in our state dict; "" for a name that is not known.
+    """The name of a published tensor in our state dict; in quotes where it is not known.
 
     >>> own_name("conv3a.0.weight"), own_name("conv3_1.1.bias"), own_name("deconv0.0.bias")
     ('down.3.0.conv.weight', 'up.0.mix.norm.bias', 'up.3.grow.bias')
     """
     if match := re.fullmatch(r"conv(\d)([ab]|_1)\.([01])\.(\w+)", name):
         number, letter, place, tensor = match.groups()
-        part = f"{'norm' if place == '1' else 'conv'}.{tensor}"
-        return (
-            f"up.{TOP - int(number)}.mix.{part}"
-            if letter == "_1"
-            else f"down.{number}.{'ab'.index(letter)}.{part}"
-        )
+        block = f"up.{TOP - int(number)}.mix" if letter == "_1" else f"down.{number}.{'ab'.index(letter)}"
+        return f"{block}.{'norm' if place == '1' else 'conv'}.{tensor}"
     if match := re.fullmatch(r"deconv(\d)\.0\.(\w+)", name):
         return f"up.{TOP - int(match[1])}.grow.{match[2]}"
-    return name.replace("pred_mask0.", "head.") if name.startswith("pred_mask0.") else ""
-
-
-def _shape(x: Tensor) -> str:
-    return " x ".join(map(str, x.shape)) or "a number"
+    return name.replace("pred_mask0.", "head.") if name.startswith("pred_mask0.") else repr(name)
 
 
 class SuperpixelConfig(Config):
@@ -179,7 +156,6 @@ class Superpixels(nn.Module):
 
     The weights of SFCN are buffers: they are in the state dict, and no rule of an optimizer applies to them.
     The network computes in bfloat16 on devices that have it, independent of autocast; all else is float32.
-    Only kmeans without its kernel waits for the device.
     """
 
     def __init__(self, cfg: SuperpixelConfig, size: int) -> None:

@@ -103,12 +103,12 @@ class Grouping(Layered):
             place = packed_rows(mask)
         text = place // mask.shape[1]  # below 0 where none is
         reads = (text[:, :, None] == text[:, None])[:, None]
-        at, behind = torch.where(place < 0, ~place, place), ids.numel()
-        position = (at % mask.shape[1]).clamp(max=self.context - 1)  # padding may be longer
-        x = read(ids.flatten()[at], position, reads.tril() if causal else reads)
-        into = x.new_zeros(behind + 1, x.shape[-1])
-        to = place.masked_fill(place < 0, behind).flatten()
-        return into.index_copy(0, to, x.flatten(0, 1))[:behind].unflatten(0, ids.shape)
+        source, number = torch.where(place < 0, ~place, place), ids.numel()
+        position = (source % mask.shape[1]).clamp(max=self.context - 1)  # padding may be longer
+        x = read(ids.flatten()[source], position, reads.tril() if causal else reads)
+        target = place.masked_fill(place < 0, number).flatten()  # behind all texts where no token stands
+        out = x.new_zeros(number + 1, x.shape[-1]).index_copy(0, target, x.flatten(0, 1))
+        return out[:number].unflatten(0, ids.shape)
 
 
 def can_pack(ids: Tensor) -> bool:
@@ -117,17 +117,16 @@ def can_pack(ids: Tensor) -> bool:
 
 LONGEST = 512  # tokens of a text, and of a row
 FULL = 1.05  # tokens of rows for each real one, at which no longer rows are tried
-ATTENTION = 3072
-"""So long a row that a token costs as much in attention as in all else: six times the width, here 512."""
+ATTENTION = 3072  # tokens of a row where attention costs as much as all else: six times the width, here 512
 
 
 def packed_rows(mask: Tensor) -> Tensor:
-    """Places of texts [M, L] that share rows: [R, S] in the flattened mask, and where none stands
-    the complement of any place. These differ: the gradient by a word or position sums what has it in turn.
+    """Places of texts [M, L] that share rows: [R, S] in the flattened mask, its complement where none stands.
 
     The longest text that still fits comes next; of a text without tokens the first place stands there. S is
     a multiple of 64 from 128 on, and there are few different R: layers are compiled, and attention planned,
-    for each shape. Longer rows are tried until few places are empty.
+    for each shape. Longer rows are tried until few places are empty. Complements are different places,
+    because the gradient by a word or position sums what has it in turn.
     """
     device, mask = mask.device, mask.cpu()
     mask = mask | (~mask.any(1, keepdim=True) & (torch.arange(mask.shape[1]) == 0))
@@ -157,10 +156,10 @@ def packed_rows(mask: Tensor) -> Tensor:
 
 
 def _rows_of(left: list[int], size: int) -> tuple[list[list[int]], int]:
-    """Rows of so many tokens, from the numbers of texts by length: of each length in rows of one pattern
-    [length, texts in a row, rows, first row, tokens in front], by length; and the number of rows.
+    """Patterns of rows of `size` tokens, from the numbers of texts by length; and the number of rows.
 
-    As many rows as there can be of one pattern are filled at once: a batch has a few hundred patterns.
+    A pattern is [length, texts in a row, rows, first row, tokens in front], by length. As many rows as there
+    can be of one pattern are filled at once: a batch has a few hundred patterns.
     """
     lengths = [n for n in range(len(left) - 1, 0, -1) if left[n]]
     parts, number = [], 0
@@ -238,12 +237,7 @@ def at_end(x: Tensor, mask: Tensor) -> Tensor:
 
 
 GROUP_COST = {"cuda": 4096, "cpu": 64}
-"""What one group more costs, in tokens, by the type of the device.
-
-Measured on a CPU: 5 to 35 tokens a core for widths of 192 to 384 (2 to 12 blocks, forward and backward), here
-for two cores with a little to spare. A GPU needs large groups: some 30 launches a block, at about 6 us each
-and about 0.5 us a token, calculated for 12 blocks of width 384 and not measured.
-"""
+"""What one group more costs, in tokens: measured on two cores of a CPU; on a GPU calculated from launches."""
 
 
 def length_groups(
@@ -256,8 +250,7 @@ def length_groups(
     returns  row numbers [M], shortest first; of each group its part of these, and the longest, 1 at least
 
     The cuts minimise the number of padded tokens plus GROUP_COST for each group, over groups of neighbours in
-    sorted order, on a grid of 16 quantiles: a tenth of a millisecond, where a grid of 64 would take ten times
-    as long to save 4 % of the tokens at most.
+    sorted order, on a grid of 16 quantiles.
 
     >>> length_groups(torch.tensor([5, 90, 4, 88]), max_groups=2)
     (tensor([2, 0, 3, 1]), [(slice(0, 2, None), 5), (slice(2, 4, None), 90)])
@@ -265,24 +258,14 @@ def length_groups(
     order = lengths.argsort(stable=True)
     length = lengths[order].clamp(min=1).tolist()
     grid = sorted({len(length) * i // 16 for i in range(17)})
-    cost = GROUP_COST.get(device, GROUP_COST["cpu"])
-    cuts = _best_cuts(grid, length, max_groups, cost)
-    return order, [(slice(a, b), length[b - 1]) for a, b in pairwise(cuts)]
-
-
-def _best_cuts(grid: list[int], length: list[int], max_groups: int, start: int) -> list[int]:
-    """Cut points 0 .. len(length) among `grid` with the fewest computed tokens, for `max_groups` at most.
-
-    A group costs its padded tokens and `start` tokens more, so a small gain is no group.
-    """
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    start = GROUP_COST.get(device, GROUP_COST["cpu"])
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}  # up to a place: cost, and the cuts so far
     for _ in range(max_groups):
         step = dict(best)
         for a, (cost, cuts) in best.items():
-            for b in grid:
-                if b > a:
-                    total = cost + (b - a) * length[b - 1] + start
-                    if b not in step or total < step[b][0]:
-                        step[b] = (total, [*cuts, b])
+            for b in grid[grid.index(a) + 1 :]:
+                total = cost + (b - a) * length[b - 1] + start
+                if b not in step or total < step[b][0]:
+                    step[b] = (total, [*cuts, b])
         best = step
-    return best[len(length)][1]
+    return order, [(slice(a, b), length[b - 1]) for a, b in pairwise(best[len(length)][1])]

@@ -1,9 +1,9 @@
 """The text side of the Text Group Transformer: tokens to groups, and a caption decoded from them.
 
 K learnt group vectors stand behind the tokens of a text (word vectors with positions, or the states of a
-pretrained text encoder), without positions, in layers where all attend to
-all. A block then gives every token to one group, and each group takes up the mean of its tokens
-(`nn/grouping.py`). A few more layers read the groups alone; the summary is their mean behind a LayerNorm.
+pretrained text encoder), without positions, in layers where all attend to all. A block then gives every token
+to one group, and each group takes up the mean of its tokens (`nn/grouping.py`). A few more layers read the
+groups alone; the summary is their mean behind a LayerNorm.
 
 Masks come from lengths, never from ids. A short text may use fewer groups than a long one. Positions can be
 left out at random in training, so that place alone does not determine the group.
@@ -62,16 +62,16 @@ class Grouper(Grouping):
         self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
         self.count, self.position_dropout = cfg.groups, cfg.position_dropout
         self.tokens_per_group = cfg.tokens_per_group
-        self.encoder = encoder_inside(
-            cfg.encoder, "text", lambda x: x.width == cfg.width, f"states of width {cfg.width}"
-        )
+        wanted = f"states of width {cfg.width}"
+        self.encoder = encoder_inside(cfg.encoder, "text", lambda x: x.width == cfg.width, wanted)
         if self.encoder is None:
             self.words = nn.Embedding(cfg.vocab, cfg.width)
             self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
         # Not zeros: groups that are alike would stay alike for ever.
         self.groups = nn.Parameter(nn.init.trunc_normal_(torch.empty(cfg.groups, cfg.width), std=0.02))
         self.stack = Stack(cfg.width, cfg.depth + cfg.later, cfg.heads, drop_path=cfg.drop_path)
-        self.stack.blocks.insert(cfg.depth, _block(cfg))
+        full = GroupingBlock(cfg.width, cfg.groups, cfg.heads, cfg.eps) if cfg.form == "full" else None
+        self.stack.blocks.insert(cfg.depth, full or Assignment(cfg.width, cfg.eps))
         self.norm = nn.LayerNorm(cfg.width)
         if self.encoder is None:
             nn.init.normal_(self.words.weight, std=0.02)
@@ -127,12 +127,6 @@ class Grouper(Grouping):
         if not self.training or self.position_dropout == 0.0:
             return position
         return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
-
-
-def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:
-    if cfg.form == "minimal":
-        return Assignment(cfg.width, cfg.eps)
-    return GroupingBlock(cfg.width, cfg.groups, cfg.heads, cfg.eps)
 
 
 # A small decoder that writes a caption from a few vectors, from left to right: it shows what they hold of the

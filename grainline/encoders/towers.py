@@ -32,7 +32,7 @@ def _load_custom(base: type[Config], value: Any) -> Any:
 
 
 def _tag(value: Any) -> str | None:
-    """The tag of a side outside grainline or from a checkpoint; None: from scratch."""
+    """The tag of a side outside grainline (kind "module:Class") or from a checkpoint; None: from scratch."""
     fields = value if isinstance(value, dict) else {}
     if isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(fields.get("kind")):
         return "custom"
@@ -40,44 +40,36 @@ def _tag(value: Any) -> str | None:
 
 
 def image_kind(value: Any) -> str:
-    """The tag of an image side.
-
-    "custom" with kind "module:Class", "from checkpoint" with `pretrained`, "cast" by name or superpixels,
-    else "vit"
-    """
+    """The tag of an image side; names of a ViT have a slash, those of a CAST have none."""
     fields = value if isinstance(value, dict) else {}
-    cast = "superpixels" in fields or fields.get("name") in [*CastConfig.sizes]  # names of a ViT have a slash
+    cast = "superpixels" in fields or fields.get("name") in [*CastConfig.sizes]
     return _tag(value) or ("cast" if cast or isinstance(value, CastConfig) else "vit")
 
 
-ImageSide = Annotated[
-    Annotated[ViTConfig, Tag("vit")]
-    | Annotated[CastConfig, Tag("cast")]
-    | Annotated[PretrainedImageConfig, Tag("from checkpoint")]
-    | Annotated[
-        SerializeAsAny[ImageEncoderConfig],
-        BeforeValidator(partial(_load_custom, ImageEncoderConfig)),
-        Tag("custom"),
-    ],
-    Discriminator(image_kind),
-]
-
-
 def text_kind(value: Any) -> str:
-    """The tag of a text side: "custom" or "from checkpoint" as for images, "with groups", else "scratch"."""
+    """The tag of a text side."""
     groups = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
     return _tag(value) or ("with groups" if groups else "scratch")
 
 
+CustomImage = Annotated[
+    SerializeAsAny[ImageEncoderConfig], BeforeValidator(partial(_load_custom, ImageEncoderConfig))
+]
+CustomText = Annotated[
+    SerializeAsAny[TextEncoderConfig], BeforeValidator(partial(_load_custom, TextEncoderConfig))
+]
+ImageSide = Annotated[
+    Annotated[ViTConfig, Tag("vit")]
+    | Annotated[CastConfig, Tag("cast")]
+    | Annotated[PretrainedImageConfig, Tag("from checkpoint")]
+    | Annotated[CustomImage, Tag("custom")],
+    Discriminator(image_kind),
+]
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")]
     | Annotated[GrouperConfig, Tag("with groups")]
     | Annotated[PretrainedTextConfig, Tag("from checkpoint")]
-    | Annotated[
-        SerializeAsAny[TextEncoderConfig],
-        BeforeValidator(partial(_load_custom, TextEncoderConfig)),
-        Tag("custom"),
-    ],
+    | Annotated[CustomText, Tag("custom")],
     Discriminator(text_kind),
 ]
 
@@ -156,8 +148,7 @@ class Towers(nn.Module):
         """The weights of checkpoints, strictly, of the sides that have one; projections where they fit."""
         if image is not None and image.image is not None:
             own = isinstance(self.image, ImageEncoder)
-            encoder = self.image if own else self.image.encoder
-            encoder.load_state_dict(image.image.state_dict(), strict=True)
+            (self.image if own else self.image.encoder).load_state_dict(image.image.state_dict(), strict=True)
             if own:
                 _fill(self.to_image, image.image_projection, image.heads and image.heads[0])
         if text is not None and text.text is not None:
@@ -169,16 +160,13 @@ class Towers(nn.Module):
     @property
     def segmented(self) -> bool:
         """Whether image tokens are segments of any shape."""
-        return isinstance(self.image, Cast) or (isinstance(self.image, ImageEncoder) and self.image.segmented)
+        return isinstance(self.image, Cast) or getattr(self.image, "segmented", False)
 
     def image_tokens(self, images: Images) -> ImageTokens:
         """The tokens of images. Features and superpixels that come with the images are used as they are."""
         if images.features is not None:
             features = full(images.features)
-            if isinstance(self.image, ImageEncoder):
-                classed = self.image.classed
-            else:
-                classed = isinstance(self.image, ViT) and self.image.class_token is not None
+            classed = getattr(self.image, "classed", False)
             return ImageTokens(features[:, 0], features[:, 0] if classed else None, features[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
@@ -324,25 +312,6 @@ def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     if is_static():
         index = torch.arange(x.shape[0], device=x.device)
         return index, index
-    back, count = _same_sums(x.detach())
+    distinct, back = torch.unique(x.detach(), dim=0, return_inverse=True)
     number = torch.arange(len(x), device=x.device)
-    first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")
-    return first, back
-
-
-def _same_sums(x: Tensor) -> tuple[Tensor, int]:
-    """Rows of equal bits, by number, and how many numbers there are.
-
-    One sum for each row is far faster than `torch.unique` of rows, which is used if two different rows ever
-    have the same sum.
-    """
-    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
-    bits = x.contiguous().view(whole).long()
-    g = torch.Generator("cpu").manual_seed(0)
-    weight = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=g, dtype=torch.int64, device="cpu")
-    sums, back = torch.unique((bits * weight.to(x.device)).sum(1), return_inverse=True)
-    example = torch.empty_like(sums).scatter_(0, back, torch.arange(len(x), device=x.device))
-    if not torch.equal(bits[example][back], bits):
-        distinct, back = torch.unique(bits, dim=0, return_inverse=True)
-        return back, len(distinct)
-    return back, len(sums)
+    return torch.full((len(distinct),), len(x), device=x.device).scatter_reduce(0, back, number, "amin"), back

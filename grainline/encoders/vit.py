@@ -67,6 +67,7 @@ class ViT(PixelEncoder):
         noise = torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02
         self.position = nn.Parameter(noise if cfg.positions == "noise" else waves(*self.grid, cfg.width))
         self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02) if cfg.pool == "class" else None
+        self.classed = self.class_token is not None
         last = ValueAttention if cfg.patches == "values" else Attention
         self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path, last=last)
         self.norm = nn.LayerNorm(cfg.width)
@@ -92,8 +93,8 @@ class ViT(PixelEncoder):
 def waves(rows: int, columns: int, width: int, longest: float = 20) -> Tensor:
     """Sines and cosines of row and column, a quarter of the width each: [rows * columns, width]
 
-    Frequencies fall geometrically from 1 radian a cell to 1 / `longest`. Vaswani et al. (arXiv 1706.03762,
-    section 3.5) take 10,000, for texts; over some ten cells a side nearly all of those waves would be flat.
+    Frequencies fall geometrically from 1 radian a cell to 1 / `longest` (Vaswani et al., arXiv 1706.03762,
+    section 3.5, with 10,000 for texts).
 
     >>> waves(2, 2, 4)  # sine and cosine of the row, then of the column
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -111,12 +112,9 @@ def waves(rows: int, columns: int, width: int, longest: float = 20) -> Tensor:
 def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 down to one cell a patch, then a 1 x 1 one to the full width.
 
-    GroupNorm, not BatchNorm: what an image becomes must not depend on its batch.
-
-    A window of three with stride 2 cannot lie in the middle of its two cells: the padded side decides whether
-    it begins too early or ends too late. If all windows began too early, the errors would add up to nearly
-    half a patch, and heat would lie next to its object. The last one ends too late, so that a token reads
-    around the centre of its patch, half a pixel off.
+    GroupNorm, not BatchNorm: what an image becomes must not depend on its batch. A window of three with
+    stride 2 cannot lie in the middle of its two cells. All begin too early but the last, which ends too late:
+    a token then reads around the centre of its patch, half a pixel off, and not half a patch beside it.
     """
     layers: list[nn.Module] = []
     before = 3

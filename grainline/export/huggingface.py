@@ -5,7 +5,6 @@ The written model is read again and its vectors are compared; a model that diffe
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,11 +71,11 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     else:
         to_hugging_face(towers, place, () if tokenizer is None else (_writer(towers, tokenizer),))
     try:
-        moved = parity(towers, place, tokenizer, Path(source))
+        moved = parity(towers, place, tokenizer)
         if not max(moved) <= LIMIT:
+            wrong = f"images by {moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}"
             raise UserError(
-                f"{place}, read again, gave other vectors than {source} (images by {moved.image:.1e}, texts "
-                f"by {moved.text:.1e}; allowed is {LIMIT:.0e}) and was removed"
+                f"{place}, read again, gave other vectors than {source} ({wrong}) and was removed"
             )
     except BaseException:
         shutil.rmtree(place) if place.is_dir() else discard(place)
@@ -84,26 +83,18 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     return moved
 
 
-def parity(
-    towers: Pretrained, place: str | Path, tokenizer: TextTokenizer | None = None, source: Path | None = None
-) -> Parity:
+def parity(towers: Pretrained, place: str | Path, tokenizer: TextTokenizer | None = None) -> Parity:
     """Towers against the written files, on two images and three texts; without a tokenizer on ids.
 
-    The transformers library reads a written folder, with tokenizer and processor of the folder, and a CLIP in
-    the folder `source`; of some SigLIP tokenizers it makes something else than the training did. Everything
-    else is read by this package.
+    The transformers library reads a written folder, with tokenizer and processor of the folder.
     """
-    place, before = Path(place), None
-    if source is not None and towers.architecture["kind"] == "clip" and (source / "config.json").is_file():
-        with suppress(UserError):
-            before = _by_library(source, towers, tokenizer)
+    place, before = Path(place), _by_package(towers, tokenizer)
     if place.is_dir():
         after = _by_library(place, towers, tokenizer)
     else:  # it does not hold the activation
         quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
         again = load_pretrained(place, quick_gelu=quick)
         after = _by_package(again, None if tokenizer is None else load_tokenizer(again.tokenizer))
-    before = before or _by_package(towers, tokenizer)
     return Parity(*(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
 
 
@@ -187,14 +178,9 @@ def towers_of(model: Model, source: str) -> Pretrained:
     """The towers of a method as those of one checkpoint; UserError with the reason where they are none."""
     if obstacles := _obstacles(model):
         raise UserError(f"{source} cannot be written for other programs: {'; '.join(obstacles)}")
-    config = model.description.config
+    config: Any = model.description.config
     method: Any = model.method  # a CLIP or a SigLIP: see `FORMS`
-    towers = method.towers
-    assert isinstance(config.image, PretrainedImageConfig)
-    assert isinstance(config.text, PretrainedTextConfig)
-    image, text = config.image.architecture, config.text.architecture
-    assert image is not None
-    assert text is not None
+    towers, image, text = method.towers, config.image.architecture, config.text.architecture
     settings = image["config"] | {"text_config": text["config"]["text_config"]}
     bare = kind_of(image).vectors
     if not bare:
@@ -202,15 +188,13 @@ def towers_of(model: Model, source: str) -> Pretrained:
         for side in ("vision_config", "text_config"):
             settings[side] = settings[side] | {"projection_dim": towers.space}
     return Pretrained(
-        image=towers.image,
-        text=towers.text,
+        towers.image,
+        towers.text,
+        image | {"config": settings, "pad": text["pad"]},
         image_projection=None if bare else towers.to_image.weight.detach(),
         text_projection=None if bare else towers.to_text.weight.detach(),
         scale=method.scale().detach(),
         bias=method.bias.detach() if bare else None,
-        tokenizer=None,
-        left_out=(),
-        architecture=image | {"config": settings, "pad": text["pad"]},
     )
 
 
@@ -262,8 +246,6 @@ def _check_activation(towers: Pretrained, place: Path) -> None:
         return
     quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
     if quick != ("quickgelu" in place.name.lower()):
-        better = f"{place.stem}-quickgelu.safetensors" if quick else "one without that word"
-        raise UserError(
-            f"this CLIP {'has' if quick else 'does not have'} the quick GELU, which a state dict tells by "
-            f"'quickgelu' in its name; name it {better}"
-        )
+        better = f"{place.stem}-quickgelu.safetensors" if quick else "it without that word"
+        wrong = "has the quick GELU" if quick else "has no quick GELU"
+        raise UserError(f"this CLIP {wrong}, which readers tell by 'quickgelu' in the name; name {better}")

@@ -37,8 +37,6 @@ LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays tw
 BATCHES = (1, 2, 5)  # rows at a time when parity is measured
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
-# The towers of a method as functions of tensors, with the input and output names of the graphs.
-
 
 class Outputs(NamedTuple):
     """Outputs of both towers, under their names in the graphs."""
@@ -84,8 +82,6 @@ def _outputs(encoded: Encoded) -> Outputs:
     return Outputs(encoded.vector, encoded.tokens, encoded.mask)
 
 
-# From a module to an ONNX file, and its parity with torch.
-
 Axes = Mapping[str, Mapping[int, str]]
 """Input -> axis -> name, of the axes that may have any length."""
 
@@ -125,7 +121,7 @@ def write_graph(
             (),
             input_names=list(axes),
             output_names=list(OUTPUTS),
-            dynamic_shapes=_named_once(axes),  # here only names: what varies is settled
+            dynamic_shapes={name: dict(named) for name, named in axes.items()},  # names alone
             dynamo=True,
             verbose=False,
         )
@@ -158,20 +154,6 @@ def differences(run: Any, module: nn.Module, inputs: Sequence[Sequence[Tensor]])
     return Parity(float(np.max(vector)), float(np.max(tokens)))
 
 
-def _named_once(axes: Axes) -> dict[str, dict[int, str]]:
-    """The axes without those that an input before has named: torch warns of names that come again.
-
-    >>> _named_once({"ids": {0: "texts", 1: "tokens"}, "mask": {0: "texts", 1: "tokens"}})
-    {'ids': {0: 'texts', 1: 'tokens'}, 'mask': {}}
-    """
-    used: set[str] = set()
-    out = {}
-    for name, named in axes.items():
-        out[name] = {axis: dim for axis, dim in named.items() if dim not in used}
-        used.update(named.values())
-    return out
-
-
 def _largest(a: Tensor, b: Tensor) -> float:
     """The largest difference; 0 where there is nothing to compare, as with texts that have no tokens."""
     distance = (a.double() - b.double()).abs()
@@ -180,13 +162,12 @@ def _largest(a: Tensor, b: Tensor) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns of its own deprecations, and that torchvision is not there."""
+    """torch warns of its own deprecations, that torchvision is not there, and of axes of one name."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
@@ -233,10 +214,9 @@ def export(model: Model, out: str | Path) -> Exported:
             opset = write_graph(side.module, side.example, side.axes, file, longest)
             result = parity[name] = differences(session(file), side.module, side.inputs)
             if not result.worst <= LIMIT:
-                raise UserError(
-                    f"the {name} graph differs from the model by {result.vector:.1e} in vectors and "
-                    f"{result.tokens:.1e} in tokens; allowed is {LIMIT:.0e}; nothing was written"
-                )
+                wrong = f"{result.vector:.1e} in vectors and {result.tokens:.1e} in tokens"
+                allowed = f"allowed is {LIMIT:.0e}; nothing was written"
+                raise UserError(f"the {name} graph differs from the model by {wrong}; {allowed}")
         model.tokenizer.save(place)
         described = _description(model, sides, parity, opset)
         write_text(place / "export.json", json.dumps(described, indent=1, allow_nan=False) + "\n")
@@ -250,10 +230,8 @@ def _refuse(model: Model) -> None:
     """Raise UserError for methods that cannot be exported."""
     name, config = model.description.method, model.description.config
     if config.model_dump().get("scoring") == "conditioned":
-        raise UserError(
-            f"{name} with conditioned scores pools each image by each text, which neither of two graphs can "
-            "do; --scoring vectors exports the same weights with scores by vectors"
-        )
+        wrong = f"{name} with conditioned scores pools each image by each text, which two graphs cannot"
+        raise UserError(f"{wrong}; --scoring vectors exports the same weights with scores by vectors")
     if model.method.reads_descriptions:
         raise UserError(f"{name} reads a description with each image, and the graph takes pixels alone")
     if model.transform.square.patches is not None:
@@ -261,10 +239,8 @@ def _refuse(model: Model) -> None:
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
     # another superpixel; the network of SFCN computes in bfloat16.
     if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":
-        raise UserError(
-            f"superpixels by {config.image.superpixels.kind} are not the same on another runtime; a model "
-            "trained with model.image.superpixels.kind=grid can be exported"
-        )
+        wrong = f"superpixels by {config.image.superpixels.kind} are not the same on another runtime"
+        raise UserError(f"{wrong}; train with model.image.superpixels.kind=grid")
 
 
 def _image_side(model: Model) -> _Side:
@@ -329,9 +305,11 @@ def _description(
         "bias": None if bias is None else float(bias.detach()),
         "opset": opset,
         "inputs": inputs,  # axes of any length by their names
-        "outputs": dict(
-            zip(OUTPUTS, ("[rows, width]", "[rows, tokens, width]", "[rows, tokens]"), strict=True)
-        ),
+        "outputs": {
+            "vector": "[rows, width]",
+            "tokens": "[rows, tokens, width]",
+            "token_mask": "[rows, tokens]",
+        },
         "parity": {name: side._asdict() for name, side in parity.items()},
         "batches": BATCHES,
         "versions": {"grainline": grainline.__version__, "torch": torch.__version__}

@@ -8,22 +8,17 @@ Only this folder knows names of other programs' parameters, classes and settings
 
     adapters        Models of the transformers library as encoders of this package.
     archive         Tensors from files of other programs, without running code in these files.
-    clip_towers     CLIP: Hugging Face folders, and state dicts of OpenAI, open_clip and Long-CLIP.
+    clip_towers     CLIP (Hugging Face folders, state dicts of OpenAI, open_clip and Long-CLIP), and GroupViT.
     convert         Pretrained towers as files that other programs read.
-    efficientnet_lite  EfficientNet-Lite.
-    groupvit        GroupViT.
-    hub             The Hugging Face hub and the transformers library, both loaded late.
+    hub             The Hugging Face hub, packages of the Python registry, and the transformers library.
     image_towers    Image encoders that know no texts.
     kind            What a kind of checkpoint is, and the configs of encoders from checkpoints.
     library         Kinds that the transformers library builds: Hugging Face folders, read strictly.
     llava           Descriptions by LLaVA, through the transformers library.
-    naflex          SigLIP 2 for images of any shape, and FG-CLIP 2.
-    packages        Pretrained weights that packages of the Python registry carry: checked, never imported.
-    preprocess      How images are prepared for a checkpoint: mean and std, filter, the way to a square.
+    preprocess      Settings of checkpoints: how images are prepared, and the config of open_clip.
     published       FLAIR, beta-CLIP, FG-CLIP and LAPS, in the layouts of their authors.
-    sentence_folders  Folders of sentence-transformers: pooling and the layers behind it.
-    siglip_towers   SigLIP and SigLIP 2 for images of one size.
-    text_towers     Text encoders that know no images.
+    siglip_towers   SigLIP and SigLIP 2, for images of one size or of any shape, and FG-CLIP 2.
+    text_towers     Text encoders that know no images, also in folders of sentence-transformers.
 """
 
 import importlib
@@ -34,11 +29,10 @@ from typing import Any, NamedTuple
 
 from grainline.config import HUB_FILE
 from grainline.encoders.pretrained.archive import NUMBERS, lone_weights, read_tensors
-from grainline.encoders.pretrained.hub import download, readable
+from grainline.encoders.pretrained.hub import PREFIX, download, package_file, readable
 from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, PretrainedConfig, Source
-from grainline.encoders.pretrained.packages import PREFIX, package_file
-from grainline.encoders.pretrained.sentence_folders import transformer_of
+from grainline.encoders.pretrained.text_towers import transformer_of
 from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.weights import check_numbers, state_dict_mismatch
@@ -61,9 +55,9 @@ KINDS = {
     "laps": Row("published:Laps", "cross_net.aggr_net.scale"),
     "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
     "siglip": Row("siglip_towers:Siglip", "visual.trunk.attn_pool.latent"),
-    "siglip2": Row("naflex:Naflex"),
-    "fgclip2": Row("naflex:FgClip2"),
-    "groupvit": Row("groupvit:GroupViT"),
+    "siglip2": Row("siglip_towers:Naflex"),
+    "fgclip2": Row("siglip_towers:FgClip2"),
+    "groupvit": Row("clip_towers:GroupViT"),
     "clip_vision_model": Row("clip_towers:ClipVision"),
     "siglip_vision_model": Row("siglip_towers:SiglipVision"),
     **dict.fromkeys(TOWERS, Row("image_towers:Vision")),
@@ -73,7 +67,7 @@ KINDS = {
     **dict.fromkeys(("t5", "mt5", "umt5"), Row("text_towers:T5")),
     **dict.fromkeys(("clip_text_model", "siglip_text_model"), Row("text_towers:TextSide")),
     "siglip2_text_model": Row("text_towers:TextSide"),
-    "efficientnet_lite": Row("efficientnet_lite:EfficientNetLiteKind", "_conv_stem.weight"),
+    "efficientnet_lite": Row("image_towers:EfficientNetLiteKind", "_conv_stem.weight"),
 }
 """By their name; of a model of the transformers library its `model_type`. The first that fits is taken."""
 
@@ -83,9 +77,8 @@ def load_pretrained(name: str | Path, **choices: Any) -> Pretrained:
 
     name     a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
              open_clip, Long-CLIP, EfficientNet-Lite or a published method, a folder with one such file, or
-             its name on the hub (owner/name, owner/name/file); a name `pip:...` (`packages.py`)
-    choices  fields of `Options`, by their name: size, context, stretch, quick_gelu, resize, pool,
-             max_num_patches, walk_type
+             its name on the hub (owner/name, owner/name/file); a name `pip:...` (`hub.PACKAGES`)
+    choices  fields of `Options`, by their name
     """
     options = Options(**choices)
     source = _read(name, options)
@@ -121,9 +114,7 @@ def encoder_inside(
     assert config.architecture is not None, "read by `start`"
     encoder = getattr(build_pretrained(config.architecture), side)
     if encoder is None or not fits(encoder):
-        raise UserError(
-            f"{side}.encoder: {config.pretrained} does not have {wanted}; name another, or change that"
-        )
+        raise UserError(f"{side}.encoder: {config.pretrained} does not have {wanted}; name another")
     return encoder
 
 
@@ -139,10 +130,9 @@ def _read(name: str | Path, options: Options) -> Source:
     place, settings = Path(name), dict[str, Any]()
     if str(name).startswith(PREFIX):
         place = package_file(str(name))
-    if not place.exists():
+    elif not place.exists():
         if HUB_FILE.fullmatch(str(name)) is None:
-            wrong = f"no file or folder {name}, and it is no Hugging Face name"
-            raise UserError(f"{wrong}; give one of the three")
+            raise UserError(f"no file or folder {name}, and it is no name of the hub; give one of the three")
         place = download(str(name))
     if any((place / name).is_file() for name in ("config.json", "modules.json")):
         return _named_by(place).read(place, options)
@@ -165,9 +155,7 @@ def _named_by(folder: Path) -> Kind:
     kind = next(own, str(config.get("model_type", "(none)")))
     if kind not in KINDS:
         code = " with code of its own, which is never run" if "auto_map" in config else ""
-        raise UserError(
-            f"{folder} has model_type {kind}{code}; models that can be loaded are {', '.join(KINDS)}"
-        )
+        raise UserError(f"{folder} has model_type {kind}{code}; allowed are {', '.join(KINDS)}")
     return kind_of({"kind": kind})
 
 
@@ -179,5 +167,5 @@ def _in_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     lone = None if weights else lone_weights(folder.iterdir())
     if lone is not None or (weights and content):
         return lone or weights, content  # type: ignore[return-value]
-    wrong = "holds neither config.json nor open_clip_config.json with weights, and no file of weights alone"
+    wrong = "holds no config.json, no open_clip_config.json with weights, and no lone file of weights"
     raise UserError(f"{folder} {wrong}; give one of the three, or a file with a state dict")

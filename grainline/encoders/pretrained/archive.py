@@ -26,15 +26,11 @@ from grainline.system import regular
 _DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 _STORAGES = ["Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool"]
 _SAME = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
-_HARMLESS = (
+_HARMLESS = (  # classes in training checkpoints beside the tensors; an inert object stands for an instance
     "argparse.Namespace", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
     "pathlib.PosixPath", "pathlib.WindowsPath",
 )  # fmt: skip
-"""Classes in training checkpoints beside the tensors; an inert object stands for each of their instances."""
-
-
-NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")
-"""Tensors in OpenAI's files that are no weights."""
+NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # no weights, in OpenAI's files
 
 
 class Stored(NamedTuple):
@@ -68,8 +64,7 @@ def read_tensors(path: Path, *, wrapped: bool = True) -> Stored:
         code = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks for {code[1]}, which was not run" if code else str(error).split(". ")[0]
         advice = "give a .safetensors file, a state dict saved by torch, or one of OpenAI's .pt files"
-        wrong = f"cannot read tensors from {path} ({' '.join(reason.split())})"
-        raise UserError(f"{wrong}; {advice}") from None
+        raise UserError(f"cannot read tensors from {path} ({' '.join(reason.split())}); {advice}") from None
 
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -93,9 +88,8 @@ def _state_dict(content: Any, path: Path, wrapped: bool) -> Stored:
         averages, content = [key for key in averages if key not in inside], content[inside[0]]
     if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
         keys = list(content)[:8] if isinstance(content, Mapping) else [type(content).__name__]
-        wrong = f"its content is not tensors by name but {', '.join(map(str, keys))}"
         places = f"tensors may stand under one of {', '.join((*_WRAPPERS, *_AVERAGES))}"
-        raise UserError(f"{path} holds no state dict: {wrong}; {places}")
+        raise UserError(f"{path} holds no state dict but {', '.join(map(str, keys))}; {places}")
     if averages:
         print(f"{path} also holds averaged weights ({', '.join(averages)}), not read", file=sys.stderr)
     tensors = {key: x for key, x in content.items() if key != "n_averaged"}

@@ -1,31 +1,33 @@
-"""CLIP: Hugging Face folders, and state dicts with the names of OpenAI.
+"""CLIP: Hugging Face folders, and state dicts with the names of OpenAI; and GroupViT.
 
 Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP. Widths, depths and the rest are
-deduced from the shapes; heads are 64 wide except in a few large models. Missing and unknown tensors are
-errors.
+deduced from the shapes; heads are 64 wide except in a few large models.
 """
 
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.archive import NUMBERS, Stored
 from grainline.encoders.pretrained.hub import library
-from grainline.encoders.pretrained.kind import Options, Source, sides_of
+from grainline.encoders.pretrained.kind import Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.library import TwoSided, plain, tokenizer_of
-from grainline.encoders.pretrained.preprocess import KNOWN, check_known, of_open_clip
+from grainline.encoders.pretrained.preprocess import KNOWN, check_agreement, of_open_clip, open_clip_settings
 from grainline.encoders.text import at_end
 from grainline.errors import UserError
 from grainline.nn.attention import first_attends
 from grainline.nn.positions import KEEP
+from grainline.nn.runtime import is_static
 from grainline.weights import state_dict_mismatch
 
 
@@ -36,7 +38,7 @@ class ClipImage(ImageEncoder):
 
     def keep_values(self) -> None:
         last: Any = self.model.get_submodule("encoder.layers")[-1]  # type: ignore[index]
-        last.self_attn = ValueOnly(last.self_attn)
+        last.self_attn.__class__ = ValueOnly
 
     def read(self, hidden: Tensor) -> ImageTokens:
         x = self.model.post_layernorm(hidden)  # type: ignore[operator]  # the library does this to the first
@@ -44,41 +46,35 @@ class ClipImage(ImageEncoder):
 
 
 class ValueOnly(nn.Module):
-    """CLIP's attention as `nn.attention.ValueAttention` computes it, with the library's names of weights."""
+    """The library's attention of a CLIP, computed as `nn.attention.ValueAttention` does."""
 
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.heads = attention.num_heads
-        self.k_proj, self.v_proj = attention.k_proj, attention.v_proj
-        self.q_proj, self.out_proj = attention.q_proj, attention.out_proj
+    num_heads: int
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: None = None, **_: Any) -> tuple[Tensor, None]:
         """hidden_states [N, L, W] -> [N, L, W], and no weights"""
         assert attention_mask is None
-        projected = self.q_proj(hidden_states[:, :1]), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
-        return self.out_proj(first_attends(q, k, v)), None
+        inputs = {"q": hidden_states[:, :1], "k": hidden_states, "v": hidden_states}
+        projected = (self.get_submodule(f"{name}_proj")(x) for name, x in inputs.items())
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in projected)
+        return self.get_submodule("out_proj")(first_attends(q, k, v)), None
 
 
 class ClipText(TextEncoder):
     """The text side of a CLIP or GroupViT: causal, summed up by its last real token.
 
     No mask is needed: padding stands on the right, which causal attention does not read. In a text with one
-    end token OpenAI (the highest id), open_clip and transformers (the first end token, or the highest id
-    where its number is given as 2) take the same state. In several parts in a row it is the end of the last,
-    the only one that attends to all.
+    end token OpenAI, open_clip and transformers take the same state. In several parts in a row it is the end
+    of the last, the only one that attends to all.
     """
 
     table = "embeddings.position_embedding"
-    packable = True
 
     def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
         config = sides_of(architecture)["text"]
-        context, vocab = config["max_position_embeddings"], config["vocab_size"]
         width = config.get("projection_size") or config["hidden_size"]  # the first is SigLIP's
+        context, vocab = config["max_position_embeddings"], config["vocab_size"]
         super().__init__(model, width=width, context=context, vocab=vocab, pad=architecture["pad"])
+        self.packable = architecture["kind"].startswith("clip")  # others have attention of their own
 
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.model(input_ids=ids).last_hidden_state
@@ -123,9 +119,8 @@ class Clip(TwoSided):
         if wrong:
             raise UserError(f"{file} does not fit the CLIP of its shapes: {wrong}; give a whole state dict")
         if options.quick_gelu is None and not quick and not settings:
-            assumed = "plain GELU and heads by the widths are assumed, as in open_clip"
-            hint = "quick_gelu=True is for weights of OpenAI"
-            print(f"{file} does not say its activation and heads: {assumed}; {hint}", file=sys.stderr)
+            assumed = "plain GELU and heads by the widths are assumed (quick_gelu=True is for OpenAI's)"
+            print(f"{file} does not say its activation and heads: {assumed}", file=sys.stderr)
         left_out = tuple({_UNUSED} & {name.partition(".")[0] for name in stored.tensors})
         return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), left_out)
 
@@ -172,14 +167,9 @@ IN_BLOCKS: Names = (
 _UNUSED = "mask_net"  # layers of SmartCLIP that only its training reads
 
 
-def heads_of_image(width: int) -> int:
-    """64 wide; ViT-H, ViT-g and ViT-bigG have 16 wider ones. 0 for a width that no CLIP has."""
-    return 16 if width in (1280, 1408, 1664) else heads_of_text(width)
-
-
-def heads_of_text(width: int) -> int:
-    """Always 64 wide. 0 for a width that no CLIP has."""
-    return 0 if width % 64 else width // 64
+def heads_of(side: str, width: int) -> int:
+    """Heads 64 wide, or 16 in the images of ViT-H, ViT-g and ViT-bigG. 0: no CLIP has this width."""
+    return 16 if side == "image" and width in (1280, 1408, 1664) else 0 if width % 64 else width // 64
 
 
 def _is_quick(file: Path, stored: Stored) -> bool:
@@ -203,11 +193,10 @@ def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-_TABLES = (
+_TABLES = (  # tensors from whose shapes the architecture is deduced
     "visual.conv1.weight", "visual.positional_embedding", "positional_embedding", "token_embedding.weight",
     "visual.proj",
 )  # fmt: skip
-"""Tensors from whose shapes the architecture is deduced."""
 
 
 def _deduced(
@@ -219,16 +208,16 @@ def _deduced(
     """
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
-        wrong = "has the names of a Hugging Face model, whose config.json is needed too"
-        raise UserError(f"{file} {wrong}: give its folder")
+        raise UserError(
+            f"{file} has the names of a Hugging Face model, whose config.json is needed: give its folder"
+        )
     if absent:
         wrong = f"no {absent[0]} in it, but {', '.join(sorted(state)[:2]) or 'nothing'}"
-        towers = "open_clip (no ResNets; of timm towers SigLIP alone, not EVA)"
-        allowed = f"state dicts of OpenAI, {towers}, Long-CLIP, FLAIR, beta-CLIP and LAPS"
+        allowed = "OpenAI, open_clip (no ResNets, no EVA), Long-CLIP, FLAIR, beta-CLIP and LAPS"
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
-    heads, (see, read) = (heads_of_image(width), heads_of_text(rows.shape[1])), settings or ({}, {})
+    heads, (see, read) = (heads_of("image", width), heads_of("text", rows.shape[1])), settings or ({}, {})
     if settings:  # with the defaults of open_clip
         heads = width // see.get("head_width", 64), read.get("heads", 8)
     image = tower(file, state, "visual.transformer.resblocks.", width, heads[0])
@@ -265,67 +254,10 @@ def tower(
     }
 
 
-def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
-    """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
-
-    plain  the settings of images and texts that are obeyed and that no tensor shows (None: all are)
-    """
-    where = f"open_clip_config.json of {file.parent}"
-    pixels, model = _section(content, "preprocess_cfg", where), content
-    if content.get("model_cfg") is not None:  # else as in open_clip's own list of models
-        check_known(content, ("model_cfg", "preprocess_cfg"), where)
-        model = _section(content, "model_cfg", where)
-    image, text = sides = [_section(model, name, where) for name in plain]
-    for (name, obeyed), side in zip(plain.items(), sides, strict=True):
-        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] not in (None, x)}
-        check_known(rest, ("head_width", "heads", *_FREE, *_SHOWN), f"{where}, {name},")
-    check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
-    numbers = image.get("head_width", 64), text.get("heads", 8)
-    if not all(type(number) is int and number > 0 for number in numbers):
-        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
-    if not isinstance(model.get("quick_gelu", False), bool):
-        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
-    return where, pixels, model, image, text
-
-
-def _section(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    """A part of a config; it may be absent."""
-    given = {} if content.get(name) is None else content[name]
-    if not isinstance(given, dict):
-        raise UserError(f"{name} in {where} is {given!r}, not settings by name; fetch it again")
-    return given
-
-
-def check_agreement(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    """UserError where the settings of open_clip are not those that the tensors show: pairs of both."""
-    wrong = [
-        f"{name} {given[name]}, in the weights {tensors.get(ours)}"
-        for given, tensors in sides
-        for name, ours in _SHOWN.items()
-        if given.get(name) not in (None, tensors.get(ours), [tensors.get(ours)] * 2)
-    ]
-    if wrong:  # of what both say
-        raise UserError(f"{where} contradicts the weights: {'; '.join(wrong)}; fetch both again")
-
-
-_FREE = (
-    "init_logit_scale", "custom_text", "cast_dtype", "output_dict", "nonscalar_logit_scale", "output_tokens",
-    "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool",
-    "timm_proj", "timm_drop", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "pad_id", "eos_id",
-    "mlp_ratio", "init_logit_bias",
-)  # fmt: skip
-"""Settings of open_clip that change no vector of a plain CLIP, or that tensors show."""
-_SHOWN = {
-    "width": "hidden_size", "layers": "num_hidden_layers", "patch_size": "patch_size",
-    "image_size": "image_size", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
-    "embed_dim": "projection_dim",
-}  # fmt: skip
-"""Settings of open_clip that the tensors show too, and the name that transformers has for them."""
-_PLAIN: dict[str, dict[str, Any]] = {
+_PLAIN: dict[str, dict[str, Any]] = {  # settings of a plain CLIP that no tensor shows
     "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
     "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
 }
-"""The settings of a plain CLIP that no tensor shows."""
 
 
 def from_open_clip_names(
@@ -366,3 +298,68 @@ def renamed(name: str, names: Iterable[tuple[str, str]], parts: Iterable[tuple[s
     for old, new in parts:
         name = name.replace(old, new)
     return name
+
+
+class GroupViTImage(ImageEncoder):
+    """The image side: groups, which their mean sums up."""
+
+    segmented = True
+
+    def __init__(self, model: nn.Module, architecture: Mapping[str, Any]) -> None:
+        super().__init__(model, architecture, grid=None)
+
+    def train(self, mode: bool = True) -> "GroupViTImage":
+        """No noise even where it learns: the assignment of groups stays as in evaluation."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        placed = not self.training and not is_static()
+        options = {"output_attentions": True} if placed else {}
+        out = self.model(pixel_values=self.normalised(pixels), **options)
+        tokens = self.read(out.last_hidden_state)
+        return tokens._replace(places=group_places(out.attentions, self.size)) if placed else tokens
+
+
+@torch.no_grad()
+def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
+    """The group of each pixel, [N, size, size]: GroupViT's way to segment, without its threshold.
+
+    maps  of each stage [N, K, L], how much of every token each of K groups takes; the tokens of the first
+          stage are patches in a square, those of the others the groups before them
+
+    The product of all maps is the share of a patch that each last group takes, interpolated between the
+    centres of patches. A pixel belongs to the group with the largest share.
+    """
+    share = maps[0].float()
+    for later in maps[1:]:
+        share = later.float() @ share
+    side = math.isqrt(share.shape[2])
+    small = torch.uint8 if share.shape[1] <= 256 else torch.int64
+    places = []
+    for images in share.unflatten(2, (side, side)).split(16):  # 26 MB of maps, for 8 groups at 224 pixels
+        places.append(F.interpolate(images, (size, size), mode="bilinear").argmax(1).to(small))
+    return torch.cat(places)
+
+
+class GroupViT(TwoSided):
+    """GroupViTModel, whose heads have two layers each."""
+
+    averaged, image_encoder, text_encoder = True, GroupViTImage, ClipText
+    grid = "vision_model.embeddings.position_embeddings"
+    pixels = KNOWN["groupvit"]
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        heads = _two_layers(model.visual_projection), _two_layers(model.text_projection)
+        return super().split(model, architecture)._replace(heads=heads)
+
+
+def _two_layers(head: Any) -> nn.Sequential:
+    """A head (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
+
+    The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
+    depend on how the batch is cut into chunks and processes.
+    """
+    first, norm, relu, last = head.eval()
+    return nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)

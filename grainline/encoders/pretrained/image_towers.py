@@ -1,4 +1,4 @@
-"""Image encoders of the transformers library that know no texts: one table of all kinds.
+"""Image encoders that know no texts: one table of those of the transformers library, and EfficientNet-Lite.
 
 Tokens are the last patches, or the cells of the last feature map in reading order. What sums up an image is
 what the library's own classifier or pooler of the kind reads: the class token where it is trained to, else
@@ -8,6 +8,8 @@ here it is the class token alone, as in its pooler. Registers and DEiT's distill
 
 import math
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
-from grainline.encoders.pretrained.adapters import ImageEncoder
-from grainline.encoders.pretrained.kind import Options, Pretrained, Source, sides_of
+from grainline.encoders.pretrained.adapters import FixedNorm, ImageEncoder
+from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.library import LibraryKind
 from grainline.encoders.pretrained.preprocess import IMAGENET, KNOWN
 from grainline.errors import UserError
+from grainline.nn.runtime import is_static
+from grainline.weights import state_dict_mismatch
 
 _TABLE = "embeddings.position_embeddings"
 _CUT = {**KNOWN["bit"], **IMAGENET, "margin": 256 / 224}
@@ -95,8 +100,7 @@ class Vision(LibraryKind):
         self.grid, self.lead, self.antialias = tower.table, tower.lead, "registers" in name
         self.averaged = not tower.lead and not tower.norm
 
-    def check(self, name: str, config: dict[str, Any], options: Options) -> None:
-        super().check(name, config, options)
+    def check(self, name: str, config: dict[str, Any], options: Options) -> None:  # noqa: ARG002
         config.setdefault("image_size", 224)  # where a network does not say what it was trained on
         if (pool := config.get("pooling_type", "mean")) != "mean":
             raise UserError(f"{name} sums up images by their {pool}; only means can be read")
@@ -108,8 +112,9 @@ class Vision(LibraryKind):
         least = config.get("window_size", 0) * config.get("patch_size", 1)
         least <<= len(config.get("depths", [0])) - 1
         if size < least:
-            wrong = f"size {size} is smaller than a window of the last stage"
-            raise UserError(f"{wrong}; this Swin needs {least} at least")
+            raise UserError(
+                f"size {size} is below a window of the last stage; this Swin needs {least} at least"
+            )
 
     def fit(self, source: Source, options: Options) -> Source:
         config = source.architecture["config"]
@@ -130,3 +135,144 @@ class Vision(LibraryKind):
             hidden = model.eval()(pixel_values=torch.zeros(1, 3, side, side)).last_hidden_state
             architecture = {**architecture, "hidden": list(hidden.shape)}
         return super().split(model, architecture)
+
+
+# EfficientNet-Lite, from a file with the names of efficientnet-pytorch: EfficientNet (Tan and Le, arXiv
+# 1905.11946) without squeeze-and-excitation, with ReLU6, and with a stem and a head that no width multiplier
+# changes. The weights were trained in TensorFlow: convolutions pad as "same" does there, and pixels are
+# (byte - 127) / 128.
+
+STRIDE = 32
+STEM, HEAD = 32, 1280  # channels
+STAGES = (  # blocks, kernel, stride of the first block, expansion, channels; in Lite0
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
+)  # fmt: skip
+SIZES = {  # width and depth multipliers, side of the images
+    "Lite0": (1.0, 1.0, 224), "Lite1": (1.0, 1.1, 240), "Lite2": (1.1, 1.2, 260), "Lite3": (1.2, 1.4, 280),
+    "Lite4": (1.4, 1.8, 300),
+}  # fmt: skip
+PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
+
+
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: FixedNorm) -> Tensor:
+    """A convolution and the norm behind it as one convolution.
+
+    x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
+
+    "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    high, wide = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[2:])
+    padding = (high // 2, wide // 2)
+    if high % 2 or wide % 2:
+        x, padding = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)
+    return F.conv2d(x, weight, bias, stride, padding, groups=conv.groups)
+
+
+_conv, _norm = partial(nn.Conv2d, bias=False), partial(FixedNorm, eps=1e-3)
+
+
+class InvertedResidual(nn.Module):
+    """Each pixel to more channels, each channel over its neighbours, back to few channels, and the sum."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = before * expansion
+        self.expands, self.adds = expansion > 1, stride == 1 and before == after
+        if self.expands:
+            self.expand_conv, self.bn0 = _conv(before, width, 1), _norm(width)
+        self.depthwise_conv = _conv(width, width, kernel, stride, groups=width)
+        self.bn1 = _norm(width)
+        self.project_conv, self.bn2 = _conv(width, after, 1), _norm(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu6(conv_norm(x, self.expand_conv, self.bn0), inplace=True) if self.expands else x
+        y = F.relu6(conv_norm(y, self.depthwise_conv, self.bn1), inplace=True)
+        y = conv_norm(y, self.project_conv, self.bn2)
+        return y.add_(x) if self.adds else y
+
+
+class EfficientNetLite(nn.Module):
+    """The network without its classifier."""
+
+    def __init__(self, width: float, depth: float) -> None:
+        super().__init__()
+        self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), _norm(STEM)
+        blocks, before = [], STEM
+        for i, (repeats, kernel, stride, expansion, channels) in enumerate(STAGES):
+            after = _make_divisible(channels * width)
+            ends = i in (0, len(STAGES) - 1)
+            for j in range(repeats if ends else math.ceil(repeats * depth)):
+                blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
+                before = after
+        self.blocks = nn.ModuleList(blocks)
+        self.conv_head, self.bn1 = _conv(before, HEAD, 1), _norm(HEAD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised pixels [N, 3, H, W] -> [N, 1280, ceil(H / 32), ceil(W / 32)]"""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = F.relu6(conv_norm(x, self.conv_stem, self.bn0), inplace=True)
+        for block in self.blocks:
+            x = block(x)
+        return F.relu6(conv_norm(x, self.conv_head, self.bn1), inplace=True)
+
+
+def _make_divisible(channels: float) -> int:
+    """The closest multiple of 8 that is not below nine tenths of the channels."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * channels else rounded + 8
+
+
+class EfficientNetLiteImage(ImageEncoder):
+    """The cells of the feature map in reading order; their mean sums up the image."""
+
+    before = ("model.conv_stem", "model.bn0")
+    behind = ("model.conv_head", "model.bn1")
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        x = self.normalised(pixels)
+        if x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static():
+            cells = torch.cat([self.model(piece) for piece in x.split(PIECE)])
+        else:
+            cells = self.model(x)
+        return self.read(cells.flatten(2).mT)
+
+
+class EfficientNetLiteKind(Kind):
+    """EfficientNet-Lite0 to 4."""
+
+    averaged = True
+
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
+        """One of the SIZES: the one whose tensors have these names and shapes."""
+        state = {
+            name.replace("._", ".").removeprefix("_"): x
+            for name, x in stored.tensors.items()
+            if not name.startswith("_fc.")
+        }
+        with torch.device("meta"):
+            sizes = {name: EfficientNetLite(*size[:2]).state_dict() for name, size in SIZES.items()}
+        wrong = {name: state_dict_mismatch(state, size) for name, size in sizes.items()}
+        closest = min(wrong, key=lambda name: len(wrong[name]))  # nothing is wrong with the right one
+        if wrong[closest]:
+            raise UserError(f"{file} is no EfficientNet-Lite; the closest is {closest}: {wrong[closest]}")
+        width, depth, size = SIZES[closest]
+        config = {"width": width, "depth": depth, "image_size": size, "patch_size": STRIDE}
+        pixels = {"mean": [127 / 255] * 3, "spread": [128 / 255] * 3, "filter": "bicubic"}
+        way = {"resize": "crop", "margin": (size + 32) / size}  # as the authors evaluate it
+        left_out = ("_fc",) if "_fc.weight" in stored.tensors else ()
+        return Source({"kind": self.name, "config": config, **pixels, **way}, state, None, left_out)
+
+    def model(self, architecture: Mapping[str, Any]) -> EfficientNetLite:
+        return EfficientNetLite(architecture["config"]["width"], architecture["config"]["depth"])
+
+    def split(self, model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+        size = architecture["config"]["image_size"]
+        grid = (-(-size // STRIDE),) * 2
+        image = EfficientNetLiteImage(model, architecture, width=HEAD, size=size, grid=grid)
+        return Pretrained(image.eval(), None, dict(architecture))

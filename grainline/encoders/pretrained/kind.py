@@ -1,8 +1,7 @@
 """The interface of a kind of checkpoint: how its files are read, and the encoders that they become.
 
-`KINDS` in `__init__.py` has a row for each kind, which names its class. The class stands in one file of this
-folder with everything that is known of the kind: settings, names of tensors, ways to summarise. Kinds of the
-transformers library have its names (`model_type`).
+The class of a kind stands in one file of this folder with everything that is known of it: settings, names of
+tensors, ways to summarise. Kinds of the transformers library have its names (`model_type`).
 """
 
 import re
@@ -18,9 +17,11 @@ from torch import Tensor, nn
 from grainline.config import Config
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.archive import Stored
-from grainline.encoders.pretrained.sentence_folders import Pool
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
+
+Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+"""How states of tokens are summed up, by the names of sentence-transformers and in its order."""
 
 
 class PretrainedConfig(Config):
@@ -62,8 +63,9 @@ class PretrainedTextConfig(PretrainedConfig):
     @model_validator(mode="after")
     def _some_learn(self) -> "PretrainedTextConfig":
         if self.context is not None and self.frozen_positions >= self.context:
-            wrong = f"frozen_positions {self.frozen_positions} is not less than the context"
-            raise ValueError(f"{wrong}, {self.context} tokens")
+            raise ValueError(
+                f"frozen_positions {self.frozen_positions} is not less than context {self.context}"
+            )
         return self
 
 
@@ -76,9 +78,8 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 class Options(NamedTuple):
     """Choices of a recipe for a checkpoint; None: as the checkpoint has it.
 
-    Weights do not show the activation of a CLIP. The config of a folder says it. Files of OpenAI
-    (TorchScript), of Long-CLIP and with "quickgelu" in their name have the quick GELU, other files do not:
-    give True for OpenAI's weights in a file of another kind.
+    Weights do not show the activation of a CLIP: files of OpenAI, of Long-CLIP and with "quickgelu" in their
+    name have the quick GELU. Give `quick_gelu` for OpenAI's weights in a file of another kind.
     """
 
     size: int | None = None  # side of the images: positions become a finer or coarser grid (`to_grid`)
@@ -166,14 +167,15 @@ class Kind(ABC):
     def fit(self, source: Source, options: Options) -> Source:
         """The same with positions for another size of images and another length of texts."""
         sides, state = sides_of(source.architecture), source.state
-        if options.pool is not None:
-            raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
-        flexible = "max_num_patches" in source.architecture
-        if (options.size if flexible else options.max_num_patches) is not None:
-            right, wrong = ("max_num_patches", "size") if flexible else ("size", "max_num_patches")
+        right, wrong = "size", "max_num_patches"
+        if wrong in source.architecture:
+            right, wrong = wrong, right
+        if getattr(options, wrong) is not None:
             raise UserError(f"for {self.name} give {right}, and leave {wrong} out")
         if options.max_num_patches is not None:
             source.architecture["max_num_patches"] = [options.max_num_patches]
+        if options.pool is not None:
+            raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
         if options.walk_type is not None and self.name != "fgclip2":
             raise UserError(f"walk_type is for FG-CLIP 2, not for {self.name}; leave it out")
         size = source.size if options.size is None else options.size
@@ -205,8 +207,9 @@ def longer(table: Tensor, options: Options) -> Tensor:
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:
-        wrong = f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}"
-        raise UserError(f"{wrong}; choose stretch='linear'")
+        raise UserError(
+            f"the first {KEEP} of {learnt} positions of texts would stay; choose stretch='linear'"
+        )
     return to_context(table, context, options.stretch)
 
 

@@ -1,8 +1,8 @@
 """Kinds of checkpoints that the transformers library builds: Hugging Face folders, read strictly.
 
-Differs from the library: pixels are normalised inside, padding never counts, the summary of a text is its
-last real token where the library searches for an end token (in one text they are the same), and patches pass
-the same last layers as the summary.
+Pixels are normalised inside, padding never counts, the summary of a text is its last real token where the
+library searches for an end token (in one text they are the same), and patches pass the same last layers as
+the summary.
 """
 
 import json
@@ -22,8 +22,7 @@ from grainline.errors import UserError
 from grainline.files import read_settings
 from grainline.weights import summarize_names
 
-Weights = tuple[dict[str, Tensor], list[str]]
-"""Tensors by name, and the names of those that are left out."""
+Weights = tuple[dict[str, Tensor], list[str]]  # tensors by name, and the names of those that are left out
 
 
 class LibraryKind(Kind):
@@ -68,20 +67,20 @@ class LibraryKind(Kind):
         """The tensors that the library's model reads, and names of others. `options` go into the config."""
         return weights_of(folder), []
 
-    def filled(self, place: Path, config: Mapping[str, Any], given: Mapping[str, Tensor]) -> Weights:
+    def filled(self, place: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Weights:
         """The weights by the names of the installed library, strictly, and what was left out.
 
-        place  a folder of the library, or another file
-        given  weights by the names of any version of the library
+        place    a folder of the library, or another file
+        tensors  weights by the names of any version of the library
         """
         config_class, kind = self.classes()
         # A head may have a norm of the same name as the model inside it.
-        heads = {key for key in given if f"{kind.base_model_prefix}.{key}" in given}
+        heads = {key for key in tensors if f"{kind.base_model_prefix}.{key}" in tensors}
         with quiet(), readable(place):
             model, report = kind.from_pretrained(
                 None,
                 config=config_class.from_dict(config),
-                state_dict={key: x for key, x in given.items() if key not in heads},
+                state_dict={key: x for key, x in tensors.items() if key not in heads},
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
@@ -154,8 +153,7 @@ class TwoSided(LibraryKind):
         )
 
 
-_PLAIN = {"return_dict": True, "chunk_size_feed_forward": 0}
-"""Settings of the form of results, not of their numbers."""
+_PLAIN = {"return_dict": True, "chunk_size_feed_forward": 0}  # settings of the form of results alone
 
 
 def _square(name: str, config: dict[str, Any]) -> None:
@@ -192,8 +190,7 @@ def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
         numbers = (int(x["id"]) for x in tokens if x["content"] == name)
         return next(numbers, int(config.get("pad_token_id") or 0))
     except (TypeError, KeyError, ValueError) as error:
-        wrong = f"names its special tokens in no form that is known: {error!r}"
-        raise UserError(f"the tokenizer of {folder} {wrong}") from None
+        raise UserError(f"the tokenizer of {folder} has special tokens of unknown form: {error!r}") from None
 
 
 def tokenizer_of(folder: Path) -> str | None:

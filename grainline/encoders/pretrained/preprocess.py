@@ -1,4 +1,4 @@
-"""How images are prepared for a checkpoint: mean and std of pixels, the filter, and the way to a square.
+"""Settings of checkpoints: mean and std of pixels, filter, the way to a square; and the config of open_clip.
 
 An architecture holds `mean`, `spread` (the std), `resize` ("crop": the short side is resized and the middle
 cut out; "squash": the whole image becomes a square), `filter` (a name of Pillow's) and `margin` (the size
@@ -7,6 +7,7 @@ from which the middle is cut out, as a multiple of the square; 0: images keep th
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ _OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patch
 def of_hugging_face(
     known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
 ) -> dict[str, Any]:
-    """The settings of an image processor of transformers as ours, and the `size` of squares if it says it.
+    """The settings of an image processor of transformers as ours, and the `size` of squares if it names one.
 
     known       the defaults of its kind, where the settings name no processor
     image_size  what the model reads; UserError where the processor makes another
@@ -65,14 +66,17 @@ def of_hugging_face(
     except UserError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        unknown = f"has settings for images in a form that is not known ({error!r})"
-        raise UserError(f"{where} {unknown}; fetch its settings again") from None
+        raise UserError(
+            f"{where} has settings for images of unknown form ({error!r}); fetch them again"
+        ) from None
     return out
 
 
-def check_known(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+def check_known(settings: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """UserError for settings outside of those that are known, unless they are null or false."""
-    unknown = [f"{name} {x!r}" for name, x in given.items() if name not in known and x not in (None, False)]
+    unknown = [
+        f"{name} {x!r}" for name, x in settings.items() if name not in known and x not in (None, False)
+    ]
     if unknown:
         raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
 
@@ -86,7 +90,7 @@ def _of_processor(
         if processor not in KNOWN:
             raise UserError(f"{where} names {name}, an image processor that is not known here")
         if ("patch_size" in known) != ("patch_size" in KNOWN[processor]):
-            raise UserError(f"{where} names {name}, which is for a model of another kind; fetch both again")
+            raise UserError(f"{where} names {name}, which is for another kind of model; fetch both again")
         known = KNOWN[processor]
     own = {key: settings.get(key, known[key]) for key in _OWN if key in known}
     check_known(settings, _READ | own.keys(), where)
@@ -147,9 +151,8 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         out["mean"] = [x + 1 for x in out["mean"]]
     if settings.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
-    if factor == 1 / 255:
-        return out
-    return {name: [x / (255 * factor) for x in values] for name, values in out.items()}
+    wide = 255 * factor if factor != 1 / 255 else 1.0
+    return {name: [x / wide for x in values] for name, values in out.items()}
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -189,8 +192,7 @@ def of_open_clip(
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
     filter = settings.get("interpolation", "bicubic")
     if filter not in (*_FILTERS, "random"):
-        known_filters = ", ".join(_FILTERS)
-        raise UserError(f"{where} resizes images by interpolation {filter!r}; known are {known_filters}")
+        raise UserError(f"{where} has interpolation {filter!r}; known are {', '.join(_FILTERS)}")
     numbers = {"image_mean": settings.get("mean"), "image_std": settings.get("std")}
     out = of_hugging_face(known, numbers, where) | {"resize": "crop" if mode == "shortest" else "squash"}
     return out | {"filter": "bicubic" if filter == "random" else filter}
@@ -204,3 +206,59 @@ def _side(size: Mapping[str, int] | int, where: str) -> int:
     if len(sides) != 1:
         raise UserError(f"{where} makes images of size {dict(size)}; only squares can be read")
     return sides.pop()
+
+
+# open_clip_config.json
+
+
+def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
+    """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
+
+    plain  the settings of images and texts that are obeyed and that no tensor shows (None: all are)
+    """
+    where = f"open_clip_config.json of {file.parent}"
+    pixels, model = _section(content, "preprocess_cfg", where), content
+    if content.get("model_cfg") is not None:  # else as in open_clip's own list of models
+        check_known(content, ("model_cfg", "preprocess_cfg"), where)
+        model = _section(content, "model_cfg", where)
+    image, text = sides = [_section(model, name, where) for name in plain]
+    for (name, obeyed), side in zip(plain.items(), sides, strict=True):
+        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] not in (None, x)}
+        check_known(rest, ("head_width", "heads", *_FREE, *_SHOWN), f"{where}, {name},")
+    check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
+    numbers = image.get("head_width", 64), text.get("heads", 8)
+    if not all(type(number) is int and number > 0 for number in numbers):
+        raise UserError(f"head_width or heads in {where} is no positive whole number; fetch it again")
+    if not isinstance(model.get("quick_gelu", False), bool):
+        raise UserError(f"quick_gelu in {where} is {model['quick_gelu']!r}; allowed are true and false")
+    return where, pixels, model, image, text
+
+
+def _section(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    section = {} if content.get(name) is None else content[name]
+    if not isinstance(section, dict):
+        raise UserError(f"{name} in {where} is {section!r}, not settings by name; fetch it again")
+    return section
+
+
+def check_agreement(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+    """UserError where the settings of open_clip are not those that the tensors show: pairs of both."""
+    for settings, tensors in sides:
+        for name, ours in _SHOWN.items():
+            shown = tensors.get(ours)
+            if settings.get(name) not in (None, shown, [shown] * 2):
+                wrong = f"{name} is {settings[name]}, in the weights {shown}"
+                raise UserError(f"{where} contradicts the weights: {wrong}; fetch both again")
+
+
+_FREE = (  # settings of open_clip that change no vector of a plain CLIP, or that tensors show
+    "init_logit_scale", "custom_text", "cast_dtype", "output_dict", "nonscalar_logit_scale", "output_tokens",
+    "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool",
+    "timm_proj", "timm_drop", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "pad_id", "eos_id",
+    "mlp_ratio", "init_logit_bias",
+)  # fmt: skip
+_SHOWN = {  # settings of open_clip that the tensors show too, and their names in transformers
+    "width": "hidden_size", "layers": "num_hidden_layers", "patch_size": "patch_size",
+    "image_size": "image_size", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
+    "embed_dim": "projection_dim",
+}  # fmt: skip
