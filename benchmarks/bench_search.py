@@ -19,9 +19,8 @@ import faiss
 import numpy as np
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
-from grainline.index import inverted
-from grainline.index.candidates import Candidates, Exact
-from grainline.index.inverted import Inverted, open_candidates, update_inverted
+from grainline.index import candidates
+from grainline.index.candidates import Candidates, Exact, Inverted, open_candidates, update_inverted
 from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, write_segment
 
 K = 10
@@ -139,7 +138,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    inverted.EXACT = 0  # an index of any size gets its inverted file here
+    candidates.EXACT = 0  # an index of any size gets its inverted file here
     for size in args.sizes:
         measure(make(size, args.width, args.queries), args.repeats)
 

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from indexes import content, photo, photos, texts, tiny_model, tree
 
-from grainline.index import inverted
-from grainline.index.inverted import Inverted, open_candidates
+from grainline.index import candidates
+from grainline.index.candidates import Inverted, open_candidates
 from grainline.index.reader import IndexReader
 from grainline.index.store import ANN, MANIFEST, SEGMENTS, read_manifest
 from grainline.index.sync import add, build, refresh, remove
 
 CHUNK = 2
 KILLS = 6
-FEW, MANY = 2, inverted.EXACT  # images beyond which an inverted file is kept
+FEW, MANY = 2, candidates.EXACT  # images beyond which an inverted file is kept
 CALLS = (
     (os, "fsync"),
     (os, "replace"),
@@ -120,7 +120,7 @@ class Trial:
         self.folder, self.operation = folder, operation
         self.model, self.null = tiny_model(), texts(folder, 20)
         self.root, self.base = photos(folder / "photos", 4), folder / "base"
-        inverted.EXACT = FEW if operation == "near" else MANY
+        candidates.EXACT = FEW if operation == "near" else MANY
         if operation != "build":
             build(self.root, self.base, model=self.model, calibration_texts=self.null, chunk=CHUNK)
             (self.root / "01.png").unlink()
@@ -213,7 +213,7 @@ def randomly(folder: Path, kills: int) -> int:
     """Kill a build with SIGKILL at random times and go on; nothing that was committed may get lost."""
     model, null = tiny_model(), texts(folder, 20)
     root, out = photos(folder / "photos", 24), folder / "out"
-    inverted.EXACT = FEW
+    candidates.EXACT = FEW
     begun = time.perf_counter()
     build(root, folder / "whole", model=model, calibration_texts=null, chunk=1)
     takes = time.perf_counter() - begun

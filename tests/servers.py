@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from grainline.web.app import Server
 from grainline.web.engine import Engine
 from grainline.web.guard import Limits
-from grainline.web.server import listening, program
+from grainline.web.server import Server, listening, program
 
 PATIENCE = 20.0  # seconds
 

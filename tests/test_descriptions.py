@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import description_method
-import numpy as np
 import pytest
 import torch
 from description_method import NAME, Reader, ReaderConfig, recipe
-from indexes import TEXTS, saved, tiny_model
-from indexes import texts as null_texts
+from indexes import TEXTS, tiny_model
 from make import CLOCK, TINY
 from PIL import Image
 from runs import call, complaint, logged
@@ -29,8 +27,7 @@ from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.suite import variant
 from grainline.evaluation.suites.grouped import captions_of
-from grainline.index.search import open_index
-from grainline.index.sync import build, refresh
+from grainline.index.sync import build
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
@@ -348,73 +345,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
     assert "clip reads none" in complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "x", *clip)
 
 
-def photos(folder: Path) -> dict[str, str]:
-    """Four images below a folder, and a description of each."""
-    told = {}
-    for i in range(4):
-        path = folder / ("cats" if i % 2 else "dogs") / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (12, 9), (60 * i, 90, 200 - 40 * i)).save(path)
-        told[path.relative_to(folder).as_posix()] = TEXTS[3 * i]
-    return told
-
-
-def test_an_index_holds_images_as_their_descriptions_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = photos(tmp_path / "photos")
-    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
-    weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
-    begin = ("index", "build", tmp_path / "photos", "--model", weights, "--calibration-texts", null, "--out")
-    assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
-    assert "name files" in complaint(capsys, *begin, tmp_path / "none", "--descriptions", "long")
-    out = tmp_path / "index"
-    assert call(*begin, out, "--descriptions", file) == 0
-    index = open_index(out)
-    asked = [Described(tmp_path / "photos" / path, text) for path, text in told.items()]
-    right = model.encode(images=asked).vector
-    place = [index.reader.numbers[path] for path in told]
-    stored = torch.from_numpy(index.reader.take("vectors", np.array(place)))
-    torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
-    heat = index.heat([(place[0], ["A dog."])])[0]
-    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."], index._heat_null), atol=1e-5, rtol=0)
-    page = tmp_path / "page.html"
-    assert call("search", out, "A red dog. It runs.", "--html", page, "--heat", tmp_path / "heat") == 0
-    assert "image" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
-    known = tmp_path / "photos" / "dogs" / "0.png"
-    assert call("search", out, "--image", known) == 0  # its description lies in the index
-    Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
-    query = ("search", out, "--image", tmp_path / "new.png")
-    assert "has none; name --descriptions FILE" in complaint(capsys, *query)
-    description_method.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
-    assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
-
-
-def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
-    told = photos(tmp_path / "photos")
-    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
-    out = tmp_path / "index"
-    build(
-        tmp_path / "photos",
-        out,
-        model=model,
-        calibration_texts=null_texts(tmp_path),
-        descriptions=[str(file)],
-    )
-    assert refresh(out, model=model).unchanged == 4  # the index remembers the file
-    description_method.file(file, told | {"cats/1.png": TEXTS[20]})
-    report = refresh(out, model=model)
-    assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
-    index = open_index(out, model)
-    row = index.reader.numbers["cats/1.png"]
-    expected = model.encode(images=[Described(tmp_path / "photos" / "cats" / "1.png", TEXTS[20])]).vector
-    torch.testing.assert_close(torch.from_numpy(index.reader.take("vectors", np.array([row]))), expected)
-    copy = tmp_path / "photos" / "cats" / "copy.png"
-    copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
-    with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
-        refresh(out, model=model)
-    description_method.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
-    assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
-    other = open_index(out, model).reader
-    vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
-    assert not np.allclose(vectors[0], vectors[1])
+def test_an_index_of_a_method_that_reads_descriptions_is_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (12, 9)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match="reads a description of each image; an index has none"):
+        build(tmp_path, tmp_path / "index", model=reader())

@@ -15,8 +15,8 @@ from servers import running
 
 from grainline import files
 from grainline.errors import UserError
-from grainline.index import inverted, store
-from grainline.index.inverted import open_candidates
+from grainline.index import candidates, store
+from grainline.index.candidates import open_candidates
 from grainline.index.reader import IndexReader
 from grainline.index.search import Hit, open_index
 from grainline.index.store import Column, new_part, read_manifest, write_manifest
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `photos` and `index`: two segments, and an inverted file where FAISS is."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inverted, "EXACT", 15)
+        patch.setattr(candidates, "EXACT", 15)
         root = photos(folder / "photos", 18)
         build(root, folder / "index", model=MODEL, calibration_texts=texts(folder), chunk=10)
     return folder
@@ -74,7 +74,7 @@ def answers(index: Path, image: Path) -> list[tuple[Hit, ...]]:
 def test_a_flipped_bit_in_any_file_is_detected_or_changes_no_answer(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inverted, "EXACT", 15)
+    monkeypatch.setattr(candidates, "EXACT", 15)
     index, image = made / "index", made / "photos" / "04.png"
     expected = answers(index, image)
     found: dict[str, int] = {}

@@ -127,7 +127,7 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
 def test_an_image_of_the_index_may_be_larger_than_one_that_is_sent(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.web.app.PIXELS", 4)
+    monkeypatch.setattr("grainline.web.server.PIXELS", 4)
     with running(Engine(made / "index", MODEL)) as client:
         hit = ask(client).json()["hits"][0]
         sent = {"image": (made / "photos" / hit["path"]).read_bytes()}
@@ -536,7 +536,7 @@ def test_a_client_that_has_left_costs_nothing(made: Path, monkeypatch: pytest.Mo
 def test_a_request_that_waits_too_long_gets_an_error(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    monkeypatch.setattr("grainline.web.app.PATIENCE", 0.2)
+    monkeypatch.setattr("grainline.web.server.PATIENCE", 0.2)
     with running(engine) as client:
         response = ask(client)
         assert response.status_code == 504

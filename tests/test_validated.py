@@ -46,9 +46,9 @@ def test_the_server_says_it(run: Path, tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
     from grainline.index.sync import build
-    from grainline.web.app import Server
     from grainline.web.engine import Engine
     from grainline.web.guard import Limits
+    from grainline.web.server import Server
 
     _log(run, 271.5)
     build(

@@ -2,8 +2,7 @@
 
 data      `data ...`: check, scenes, features, describe, phrases, pack, superpixels.
 evaluate  `evaluate`, `suites`, `encode` and `show`.
-index     `index ...`, `search`, `serve` and `export`.
+index     `index ...`, `search`, `photos`, `serve` and `export`.
 main      The command line itself, and `train`, `convert` and `demo`.
 options   Options that several commands share, and the progress bar.
-photos    `photos`: from a folder of photographs to its search page.
 """

@@ -1,5 +1,9 @@
-"""The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
+"""The commands `index ...`, `search`, `photos`, `serve` and `export`; main.py mounts them.
 
+They load torch when run.
+"""
+
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -15,12 +19,7 @@ from grainline.progress import progress
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Images, or folders of images, below the folder.")]
 Weights = Annotated[str | None, typer.Option(help="The model of the index, if its folder has moved.")]
-Descriptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Files of `data describe`, for methods that read descriptions; keys are paths below the folder.",
-    ),
-]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
 
 index = typer.Typer(
     help="Index a folder of images, and keep it up to date.",
@@ -39,24 +38,24 @@ def build(images: str, *, model: str, out: Path, **settings: Any) -> None:
     out     folder of the index; an interrupted build is continued
     """
     check_model(model)
-    require_folder(images)
+    _require_folder(images)
     from grainline.index.sync import build as run
 
     started = time.monotonic()
     with progress("indexing") as step:
         report = run(images, out, model=model, **settings, progress=step)
-    print_report(out, report, time.monotonic() - started)
+    _print_report(out, report, time.monotonic() - started)
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
 @index.command()
-def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: Descriptions = None) -> None:
+def add(folder: Folder, paths: Paths, model: Weights = None) -> None:
     """Add images below the image folder of the index."""
     from grainline.index.sync import add as run
 
     with progress("indexing") as step:
-        report = run(folder, paths, model=model, descriptions=descriptions or (), progress=step)
-    print_report(folder, report)
+        report = run(folder, paths, model=model, progress=step)
+    _print_report(folder, report)
 
 
 @index.command()
@@ -64,7 +63,7 @@ def remove(folder: Folder, paths: Paths) -> None:
     """Remove images from the index and exclude them from later refreshes; files are not deleted."""
     from grainline.index.sync import remove as run
 
-    print_report(folder, run(folder, paths))
+    _print_report(folder, run(folder, paths))
 
 
 @index.command()
@@ -75,7 +74,7 @@ def refresh(folder: Folder, *, model: Weights = None, **settings: Any) -> None:
 
     with progress("indexing") as step:
         report = run(folder, model=model, **settings, progress=step)
-    print_report(folder, report)
+    _print_report(folder, report)
 
 
 @index.command()
@@ -100,25 +99,24 @@ def search(  # noqa: PLR0913 - each is an option of the command
     heat: Path | None = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with images and heat maps.")] = None,
     show: Annotated[bool, typer.Option("--open")] = False,
-    descriptions: list[str] | None = None,
 ) -> None:
     """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query.
 
-    shortlist     candidates by vector that are scored exactly; 0: all images
-    heat          write a heat map of each sentence into this folder
-    show          open the page in the browser; without --html a temporary one
-    descriptions  with --image: files of descriptions, for methods that read them
+    shortlist  candidates by vector that are scored exactly; 0: all images
+    heat       write a heat map of each sentence into this folder
+    show       open the page in the browser; without --html a temporary one
     """
-    _check_queries((text, image, queries), image is not None, heat, descriptions)
-    if text is not None and not folder.exists() and Path(text).is_dir():
-        raise UserError(f'the index comes first: grainline search {text} "{folder}"')
-    _require_index(folder)
+    if sum(query is not None for query in (text, image, queries)) != 1:
+        raise UserError("give one query: a text, --image FILE, or --queries FILE")
+    if heat is not None and image is not None:
+        raise UserError("--heat shows sentences; it goes with a text, not with --image")
+    _require_index(folder, text)
     from tempfile import mkdtemp
 
     from grainline.data.formats.parsed import read_lines
     from grainline.evaluation.result import writable
     from grainline.index.output import write_heat, write_html, write_json
-    from grainline.index.search import Options, image_queries, open_index
+    from grainline.index.search import Options, open_index
 
     page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
     if page is not None:
@@ -126,7 +124,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     image_index = open_index(folder, model)
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
-        results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
+        results = image_index.search_images(image, k, options)
     else:
         results = image_index.search([text] if text is not None else read_lines(str(queries)), k, options)
     _print_hits(results, image_index)
@@ -135,13 +133,14 @@ def search(  # noqa: PLR0913 - each is an option of the command
     if json is not None:
         write_json(json, results, image_index)
         _say(f"written: {json}")
-    if page is not None:
-        written = write_html(page, results, image_index, options, images=image is not None)
-        note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
-        _say(f"written: {page}{note}")
-        _open(page, show)
-    else:
+    if page is None:
         next_step("grainline", "serve", folder)
+        return
+    written = write_html(page, results, image_index, options, images=image is not None)
+    note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
+    _say(f"written: {page}{note}")
+    if show:
+        _open(page)
 
 
 def _print_hits(results: Any, image_index: Any) -> None:
@@ -162,26 +161,70 @@ def _print_hits(results: Any, image_index: Any) -> None:
         _say(image_index.validated)
 
 
+def _open(page: Path) -> None:
+    """Open a page in the browser, if there is one."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        print("no browser could be started; open the page by its path", file=sys.stderr)
+
+
 def _say(line: str) -> None:
     """A line about the search, which is no hit: not into the pipe."""
     print(line, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
 
 
-def _open(page: Path, wanted: bool) -> None:
-    """Open a page in the browser, if that is wanted and there is one."""
-    if wanted:
-        import webbrowser
+@from_signature("index/sync.py:build", without=("chunk", "exclude"))
+def photos(
+    folder: str,
+    *,
+    model: str | None = None,
+    index: Path | None = None,
+    calibration_texts: str | None = None,
+    port: Port = 8017,
+    no_browser: bool = False,
+) -> None:
+    """Index a folder of photographs, or bring its index up to date, and search it in the browser.
 
-        if not webbrowser.open(page.resolve().as_uri()):
-            print("no browser could be started; open the page by its path", file=sys.stderr)
+    folder      folder of photographs
+    model       run folder or checkpoint; default: SigLIP 2 (1.5 GB), or a CLIP that is there
+    index       folder of the index; default: FOLDER.index beside the folder
+    no_browser  print the address only
+    """
+    _require_folder(folder)
+    root = Path(folder).resolve()
+    place = index or root.with_name(f"{root.name}.index")
+    if index is None and not place.exists() and not os.access(root.parent, os.W_OK):
+        raise UserError(f"the index cannot be written beside {root}; give another place with --index")
+    if model is not None:
+        check_model(model)
+    _require_server()
+    from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
+    from grainline.index import store, sync
+    from grainline.index.reader import model_of
+    from grainline.web.guard import Limits
+    from grainline.web.server import serve as run
 
-
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
-
-
-def require_server() -> None:
-    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
+    known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()
+    if known:
+        manifest = store.read_manifest(place)
+        if Path(manifest.root) != root:
+            raise UserError(f"{place} is an index of {manifest.root}, not of {root}; choose another --index")
+        if calibration_texts is not None:
+            raise UserError(
+                f"{place} has its calibration texts from when it was built; choose another --index"
+            )
+        loaded = model_of(place, manifest, model)
+    name = manifest.model_id.path if known else model or public_checkpoint()
+    print(f"model: {name}" + (f" ({PUBLIC[name]})" if name in PUBLIC else ""), flush=True)
+    with progress("indexing") as step:
+        report = (
+            sync.refresh(place, model=loaded, progress=step)
+            if known
+            else sync.build(root, place, model=name, calibration_texts=calibration_texts, progress=step)
+        )
+    _print_report(place, report, time.monotonic() - started)
+    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)
 
 
 @from_signature()
@@ -208,7 +251,7 @@ def serve(
     from grainline.config import parse
     from grainline.web.guard import Limits
 
-    require_server()
+    _require_server()
     from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
@@ -237,33 +280,25 @@ def export(
     print(f"written: {out}")
 
 
-def _check_queries(
-    queries: tuple[Any, ...], by_image: bool, heat: Path | None, descriptions: list[str] | None
-) -> None:
-    if sum(query is not None for query in queries) != 1:
-        raise UserError("give one query: a text, --image FILE, or --queries FILE")
-    if descriptions and not by_image:
-        raise UserError("--descriptions are of images that are searched for; they go with --image")
-    if heat is not None and by_image:
-        raise UserError("--heat shows sentences; it goes with a text, not with --image")
-
-
-def _require_index(folder: Path) -> None:
+def _require_index(folder: Path, text: str | None = None) -> None:
+    if text is not None and not folder.exists() and Path(text).is_dir():
+        raise UserError(f'the index comes first: grainline search {text} "{folder}"')
     if not folder.exists():
-        raise UserError(
-            f"no index at {folder} (from {Path.cwd()}); `grainline index build IMAGES --model MODEL --out"
-            " FOLDER` makes one"
-        )
+        how = "`grainline index build IMAGES --model MODEL --out FOLDER` makes one"
+        raise UserError(f"no index at {folder} (from {Path.cwd()}); {how}")
 
 
-def require_folder(images: str) -> None:
+def _require_folder(images: str) -> None:
     if not Path(images).is_dir():
-        raise UserError(
-            f"no folder of images at {images} (from {Path.cwd()}); name the folder that they lie in"
-        )
+        raise UserError(f"no folder of images at {images} (from {Path.cwd()}); name the one they lie in")
 
 
-def print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
+def _require_server() -> None:
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
+        raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
+
+
+def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
     counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
     counts = [f"{number} {name}" for name, number in counted if number]
     speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""

@@ -32,7 +32,6 @@ from grainline.cli.options import (
     names_of,
     next_step,
 )
-from grainline.cli.photos import photos
 from grainline.errors import UserError, escape_controls, path_of
 from grainline.stop import Stopped
 
@@ -85,7 +84,7 @@ def demo(
     )
 
 
-app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(photos)
+app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(index.photos)
 
 
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")

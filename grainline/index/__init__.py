@@ -10,9 +10,8 @@ result.hits[0].path, result.hits[0].score, result.match
     calibration        p of a hit and of a sentence in a hit, from the scores of calibration texts in this
                        index.
     calibration_texts  The calibration texts: texts that describe other images.
-    candidates         The interface of a candidate search, and the exact search.
+    candidates         The interface of a candidate search, the exact search, and that of FAISS.
     image_files        The images below a folder: list, stat and read them.
-    inverted           Candidates among very many images: an inverted file (FAISS).
     output             Results of a search as table, JSON, heat maps and a page.
     reader             An index opened for reading.
     search             Search by text or by image, and its results as tuples and as JSON.

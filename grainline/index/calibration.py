@@ -68,15 +68,15 @@ class Calibration:
     _null: dict[int, np.ndarray] = field(default_factory=dict)
     _best: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def p(self, count: int, score: np.ndarray, of: Standard, tested: np.ndarray) -> np.ndarray:
+    def p(self, count: int, score: np.ndarray, spread: Standard, tested: np.ndarray) -> np.ndarray:
         """p of the sentences of one query in its hits: [K, S]
 
         count   sentences of the query
         score   [K] of the hits
-        of      mean and std of the query's scores, [1] each
+        spread  mean and std of the query's scores, [1] each
         tested  [K, S] scores of the sentences in the hits, minus their levels
         """
-        margin = score - (of.mean + of.std * self.usual_best(count))
+        margin = score - (spread.mean + spread.std * self.usual_best(count))
         return share_below(self.null(count), self.help(tested, margin[:, None], count))
 
     def help(self, tested: np.ndarray, margin: np.ndarray, count: int | np.ndarray) -> np.ndarray:
@@ -122,9 +122,9 @@ class Calibration:
         for i in np.flatnonzero(self.true_rank < RANKS):
             text = self.true_text[i]
             if self.counts[text] > 1:
-                of = Standard(*(values[text : text + 1] for values in self.standard))
+                spread = Standard(*(values[text : text + 1] for values in self.standard))
                 score, tested = self.true_score[i : i + 1], self.true_tested[i : i + 1, None]
-                p.append(self.p(int(self.counts[text]), score, of, tested)[0, 0])
+                p.append(self.p(int(self.counts[text]), score, spread, tested)[0, 0])
         return np.array(p)
 
     def power(self, level: float) -> float | None:

@@ -70,11 +70,14 @@ def relative(root: Path, path: str | Path) -> str:
     >>> relative(Path("/photos"), "/photos/cats/../a.jpg"), relative(Path("/photos"), "cats/b.jpg")
     ('a.jpg', 'cats/b.jpg')
     """
-    here = Path(os.path.abspath(path_of(path, "a path of images")))
-    if _real(here) == root:
+    absolute = Path(os.path.abspath(path_of(path, "a path of images")))
+    if _real(absolute) == root:
         return "."
-    there = Path(os.path.normpath(root / path))
-    for whole in (_real(here.parent) / here.name, there):  # a link at the end is checked when it is read
+    below = Path(os.path.normpath(root / path))
+    for whole in (
+        _real(absolute.parent) / absolute.name,
+        below,
+    ):  # a link at the end is checked when it is read
         if whole.is_relative_to(root):
             return whole.relative_to(root).as_posix()
     raise UserError(f"{path} lies outside {root}, the folder of this index")
@@ -126,13 +129,13 @@ def _read_errors(path: str) -> Iterator[None]:
         raise CorruptSample(UNREADABLE_FILE, f"{path} ({error})") from error
 
 
-def paths_below(paths: Iterable[str], by: Sequence[str]) -> list[str]:
-    """The paths that are among `by`, or lie in a folder that is.
+def paths_below(paths: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The paths that are among `names`, or lie in a folder that is.
 
     >>> paths_below(["a/b.jpg", "a/c.jpg", "ab.jpg"], ["a"])
     ['a/b.jpg', 'a/c.jpg']
     """
-    folders = set(by)
+    folders = set(names)
     return [path for path in paths if not folders.isdisjoint((path, *map(str, Path(path).parents)))]
 
 

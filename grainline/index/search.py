@@ -5,7 +5,6 @@ of candidates with their stored tokens; a shortlist of all images is an exact se
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,17 +14,15 @@ import torch
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
-from grainline.index.candidates import CandidateSearch
-from grainline.index.image_files import read_indexed, relative
-from grainline.index.inverted import open_candidates
+from grainline.index.candidates import CandidateSearch, open_candidates
+from grainline.index.image_files import read_indexed
 from grainline.index.reader import IndexReader, model_of
 from grainline.index.store import VECTORS
 from grainline.methods.heat import heat_of
-from grainline.model import ImageLike, Model, given
+from grainline.model import ImageLike, Model
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
 from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
@@ -111,7 +108,7 @@ class Index:
     """An open index with its model: a snapshot of the time when it was opened."""
 
     def __init__(self, reader: IndexReader, model: Model, finder: CandidateSearch | None = None) -> None:
-        """finder  the candidate search; None: exact or FAISS, by the number of images"""
+        """finder: the candidate search; None: exact or FAISS, by the number of images"""
         self.reader, self.model, self.root = reader, model, Path(reader.manifest.root)
         self.finder = finder or open_candidates(reader.folder, reader.segments)
 
@@ -136,8 +133,8 @@ class Index:
         standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
         candidates = self._candidates(encoded, k, options)
         hits_of = [
-            self._hits(numbers, score, self.reader.null_scores(len(parts)), k, options, of)
-            for parts, of, (numbers, score) in zip(split, standards, candidates, strict=True)
+            self._hits(numbers, score, self.reader.null_scores(len(parts)), k, options, spread)
+            for parts, spread, (numbers, score) in zip(split, standards, candidates, strict=True)
         ]
         notes = self.notes()
         if options.sentences or options.heat:
@@ -145,7 +142,7 @@ class Index:
         if options.sentences:
             notes += self._sentence_notes(options)
         out = []
-        assert encoded.truncated is not None, "`Model.encode` says it of texts"
+        assert encoded.truncated is not None, "`Model.encode` gives it for texts"
         for text, hits, truncated in zip(texts, hits_of, encoded.truncated.tolist(), strict=True):
             own = ["the text was longer than the model reads, and truncated"] if truncated else []
             own += [] if hits else ["no candidates were found"]
@@ -168,8 +165,7 @@ class Index:
             if len(row):
                 score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
                 hits = self._hits(row, score, self.reader.null_image_scores, k, options, plain)
-            query = image.image if isinstance(image, Described) else image
-            name = str(query) if isinstance(query, str | Path) else f"image {i}"
+            name = str(image) if isinstance(image, str | Path) else f"image {i}"
             out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
         return out
 
@@ -206,24 +202,25 @@ class Index:
         return torch.cat(parts).double().cpu().numpy()
 
     def _hits(
-        self, numbers: np.ndarray, score: np.ndarray, null: np.ndarray, k: int, options: Options, of: Standard
+        self,
+        numbers: np.ndarray,
+        score: np.ndarray,
+        null: np.ndarray,
+        k: int,
+        options: Options,
+        spread: Standard,
     ) -> list[Hit]:
         """The k best hits. numbers, score: candidates [K]
 
-        null  sorted scores of queries without a match, standardised
-        of    mean and std of the scores of the query over the background
+        null    sorted scores of queries without a match, standardised
+        spread  mean and std of the scores of the query over the background
         """
         order = np.lexsort((numbers, -score))[:k]
-        p = p_value(null, of.apply(score[order])).tolist()
-        return [
-            Hit(
-                self.reader.rows[numbers[i]].path,
-                float(score[i]),
-                share,
-                "sure" if share <= options.level else "none",
-            )
-            for i, share in zip(order, p, strict=True)
-        ]
+        hits = []
+        for i, p in zip(order, p_value(null, spread.apply(score[order])).tolist(), strict=True):
+            match: Match = "sure" if p <= options.level else "none"
+            hits.append(Hit(self.reader.rows[numbers[i]].path, float(score[i]), p, match))
+        return hits
 
     def _add_sentences(
         self, hits_of: list[list[Hit]], split: list[list[str]], standards: list[Standard], options: Options
@@ -234,14 +231,14 @@ class Index:
         encoded = self.model.encode(texts=distinct)
         levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
         power = self._power(options)
-        for hits, texts, of in zip(hits_of, split, standards, strict=True):
+        for hits, texts, spread in zip(hits_of, split, standards, strict=True):
             if not hits:
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
             places = [place[text] for text in texts]
             score = self.score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
             tested = score - levels[places]
-            p = self._sentence_p(hits, tested, of)
+            p = self._sentence_p(hits, tested, spread)
             p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
@@ -254,13 +251,14 @@ class Index:
                 partly = hit.match == "sure" and "does not" in verdicts
                 hits[j] = hit._replace(sentences=tuple(parts), match="in part" if partly else hit.match)
 
-    def _sentence_p(self, hits: list[Hit], tested: np.ndarray, of: Standard) -> np.ndarray:
+    def _sentence_p(self, hits: list[Hit], tested: np.ndarray, spread: Standard) -> np.ndarray:
         """p of each sentence in each hit of a query: [K, S]. tested [K, S]: scores minus levels"""
         if len(self) < MIN_IMAGES:
             return np.ones(tested.shape)
         if tested.shape[1] == 1:  # the sentence is the query
             return np.array([[hit.p] for hit in hits])
-        return self.reader.calibration.p(tested.shape[1], np.array([hit.score for hit in hits]), of, tested)
+        score = np.array([hit.score for hit in hits])
+        return self.reader.calibration.p(tested.shape[1], score, spread, tested)
 
     def _power(self, options: Options) -> float | None:
         """Share of true sentences with the verdict "shows"; None if no images with captions measure it."""
@@ -295,9 +293,11 @@ class Index:
             raise UserError(f"the image tokens of {self.model.description.method} have no places")
         numbers = list(dict.fromkeys(row for row, _ in queries))
         texts = list(dict.fromkeys(text for _, own in queries for text in own))
-        of = [self.reader.rows[i] for i in numbers]
-        images = self.model.encode(images=[given(self._read(row.path), row.description) for row in of])
-        encoded = self.model.encode(texts=texts)
+        try:
+            data = [read_indexed(self.root, self.reader.rows[i]) for i in numbers]
+        except CorruptSample as error:
+            raise UserError(f"{error}; refresh the index") from None
+        images, encoded = self.model.encode(images=data), self.model.encode(texts=texts)
         out = []
         for row, own in queries:
             image = rows(images, torch.tensor([numbers.index(row)]))
@@ -313,14 +313,6 @@ class Index:
         pool = null.sentences if len(null.sentences) >= FEWEST_NULL else null.texts
         places = np.linspace(0, len(pool) - 1, min(NULL_TEXTS, len(pool))).astype(int)
         return self.model.encode(texts=[pool[i] for i in places])
-
-    def _read(self, path: str) -> bytes:
-        try:
-            return self.read(path)
-        except CorruptSample:
-            raise UserError(
-                f"{self.root / path} has changed since it was indexed; refresh the index"
-            ) from None
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
         """Limits of all searches of this index, by text or by image."""
@@ -367,28 +359,3 @@ def open_index(
 def check(folder: str | Path) -> int:
     """Compare every file of an index with its sha256; the number of images. UserError for damage."""
     return len(IndexReader(Path(folder), thorough=True))
-
-
-def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[str]) -> list[ImageLike]:
-    """Image files as queries, with their descriptions if the model of the index reads them.
-
-    descriptions  files of descriptions, by the path of an image or by its name; an image of the index has its
-                  description there
-
-    Raises UserError for an image without a description, and for files that the model does not read.
-    """
-    name = index.model.description.method
-    files = Descriptions(descriptions) if descriptions else None
-    if not index.model.method.reads_descriptions:
-        require_fit(name, False, files, "--descriptions")
-        return list(images)
-    out: list[ImageLike] = []
-    for image in images:
-        text = None if files is None else files.of_file(image)
-        if text is None:
-            with suppress(UserError, KeyError):  # it lies elsewhere, or is not indexed
-                text = index.reader.rows[index.reader.numbers[relative(index.root, image)]].description
-        if text is None:
-            raise UserError(f"{name} reads descriptions, and {image} has none; name --descriptions FILE")
-        out.append(Described(image, text))
-    return out

@@ -11,7 +11,7 @@
                              also null_sentences.npy and null_spans.npy
         state.json           size and sha256 of each of these, and of itself; "pages": crc32 of each page
       calibration/00000000/  texts.json: the calibration texts; null_texts-X.npy: field X of them encoded
-      ann/00000001/          an inverted file for many images, derived from the segments (inverted.py)
+      ann/00000001/          an inverted file for many images, derived from the segments (candidates.py)
       lock                   locked by the process that writes; the system frees it when that process ends
 
 A change writes new folders first and then replaces the manifest, in one rename. A process killed before that
@@ -50,7 +50,7 @@ from grainline.files import (
 )
 from grainline.system import read_plain
 
-VERSION = 6
+VERSION = 7
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
 MANIFEST, SEGMENTS, CALIBRATION, ANN, ROWS = "manifest.json", "segments", "calibration", "ann", "rows.jsonl"
 VECTORS, TOKENS, MASK = "vectors", "tokens", "mask"
@@ -95,7 +95,6 @@ class Manifest(NamedTuple):
     next: int = 1  # number of the next folder
     corrupt: tuple[CorruptImage, ...] = ()
     excluded: tuple[str, ...] = ()  # paths that the user removed
-    descriptions: tuple[str, ...] = ()  # files that were read last, where the method reads descriptions
     exclude: tuple[str, ...] = ()  # patterns of images that are left out
 
 
@@ -106,8 +105,7 @@ class CorruptIndex(UserError):
         super().__init__(f"index {folder} is corrupt: {error}; build it anew in another folder")
 
 
-AGAIN = "run the command again: the index has not changed"
-"""Advice where the disk is full or read-only."""
+AGAIN = "run the command again: the index has not changed"  # where the disk is full or read-only
 _MANIFESTS = TypeAdapter(Manifest)
 
 
@@ -144,10 +142,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
-    """A folder to fill; when the block ends it is sealed and on the disk at target. OSError leaves nothing.
-
-    body  what `seal` writes in addition to the digests
-    """
+    """A folder to fill; after the block it is sealed, with `body`, on the disk. OSError leaves nothing."""
     discard(temporary_path(target))
     discard(target)  # no manifest names it, else it would have another number
     with drafted(target) as folder:
@@ -190,10 +185,7 @@ class Column:
     """An array of a sealed folder, [R, ...]. Only `[]` and `whole` read it, and they check what they read."""
 
     def __init__(self, path: Path, sealed: Mapping[str, Any]) -> None:
-        """sealed  the body of the state.json in its folder
-
-        Raises Corrupt where there is no array, and CorruptIndex where the page with its shape is damaged.
-        """
+        """sealed: the state.json of its folder. Raises Corrupt, and CorruptIndex for a damaged header."""
         self.path = path
         size = sealed["files"][path.name]["bytes"]
         self._sums = sealed["pages"][path.name]
@@ -273,12 +265,6 @@ class Row(NamedTuple):
     sha256: str  # of its bytes
     size: int
     mtime_ns: int
-    description: str | None = None  # read with its pixels; None: the model reads none
-
-    @property
-    def content(self) -> tuple[str, str | None]:
-        """Rows of the same content have the same arrays."""
-        return self.sha256, self.description
 
 
 class Segment(NamedTuple):
@@ -302,8 +288,8 @@ def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.nda
     with new_part(target, {"rows": len(rows)}) as folder:
         for name, array in arrays.items():
             save_array(folder / f"{name}{NPY}", array)
-        bodies = ({name: x for name, x in row._asdict().items() if x is not None} for row in rows)
-        (folder / ROWS).write_text("".join(json.dumps(body) + "\n" for body in bodies), encoding="utf-8")
+        lines = [json.dumps(row._asdict()) + "\n" for row in rows]
+        (folder / ROWS).write_text("".join(lines), encoding="utf-8")
         sync(folder / ROWS)
     return Part(target.name, seal_of(target), len(rows))
 

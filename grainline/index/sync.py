@@ -13,18 +13,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from grainline.data.decode import now_decodable
-from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.files import LOCK, Corrupt, one_writer, temporary_path, writing
+from grainline.files import LOCK, one_writer, temporary_path, writing
 from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration_texts import (
-    CalibrationTexts,
     encode_calibration,
     gather_texts,
-    read_calibration,
     with_image_scores,
     write_calibration,
 )
@@ -66,7 +63,6 @@ def build(
     *,
     model: Model | str,
     calibration_texts: str | None = None,
-    descriptions: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
@@ -76,8 +72,6 @@ def build(
     calibration_texts  texts like the queries, about other images: a source with captions, or a .txt file
                        with one text a line (default: built-in descriptions of everyday photographs, or of
                        drawn scenes for a model that was trained on these alone)
-    descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
-                       the folder
     exclude            patterns of images and folders to leave out, now and in every refresh: private,
                        *-copy.jpg (default: those of the index)
     """
@@ -86,9 +80,12 @@ def build(
         raise UserError(f"{images} holds no images; name the folder that the images lie in")
     path = model if isinstance(model, str) else ""
     model = load(model) if isinstance(model, str) else model
+    if model.method.reads_descriptions:
+        raise UserError(f"{model.description.method} reads a description of each image; an index has none")
     _prepare_folder(folder)
     with one_writer(folder, f"index {folder}"):
-        if not (folder / store.MANIFEST).is_file():
+        fresh = not (folder / store.MANIFEST).is_file()
+        if fresh:
             path = str(Path(path).resolve()) if path and Path(path).exists() else path  # or a name of the hub
             model_id = store.ModelId(path, model.description.method, fingerprint(model))
             texts = gather_texts(calibration_texts, model.run)
@@ -97,28 +94,19 @@ def build(
             with writing(folder, store.AGAIN):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))
-        elif calibration_texts is not None:
-            _require_same_texts(folder, gather_texts(calibration_texts))
         manifest = store.read_manifest(folder)
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
         writer = Writer(folder, manifest, model, chunk)
+        if calibration_texts is not None and not fresh:
+            known, texts = writer.calibration_texts, gather_texts(calibration_texts)
+            if known.texts != texts.texts:
+                raise UserError(
+                    f"{folder} keeps its texts of {known.source}; for {texts.source} choose another --out"
+                )
         if exclude and tuple(exclude) != manifest.exclude:
             writer.put(manifest._replace(exclude=tuple(exclude)))
-        return Update(writer, descriptions, progress).all_images(full=False)
-
-
-def _require_same_texts(folder: Path, texts: CalibrationTexts) -> None:
-    """Raises UserError if an index was calibrated with other texts than these."""
-    part = store.read_manifest(folder).calibration
-    try:
-        there = read_calibration(folder / store.CALIBRATION / part.name)
-    except Corrupt as error:
-        raise store.CorruptIndex(folder, error) from None
-    if there.texts != texts.texts:
-        raise UserError(
-            f"{folder} keeps its texts of {there.source}; for {texts.source} choose another --out"
-        )
+        return Update(writer, progress).all_images(full=False)
 
 
 @checked()
@@ -127,18 +115,17 @@ def add(
     paths: Sequence[str | Path],
     *,
     model: Model | str | None = None,
-    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
     """Add images, or folders of images, below the root of the index."""
     with _open_writer(index, model, chunk) as writer:
-        images, remarks = without(expand_paths(root_of(writer.manifest.root), paths), writer.manifest.exclude)
-        update = Update(writer, descriptions, progress)
-        excluded = tuple(path for path in writer.manifest.excluded if path not in set(images))
-        if excluded != writer.manifest.excluded:
-            writer.put(writer.manifest._replace(excluded=excluded))
-        return update.images(images, False, remarks)
+        manifest = writer.manifest
+        images, remarks = without(expand_paths(root_of(manifest.root), paths), manifest.exclude)
+        excluded = tuple(path for path in manifest.excluded if path not in set(images))
+        if excluded != manifest.excluded:
+            writer.put(manifest._replace(excluded=excluded))
+        return Update(writer, progress).images(images, False, remarks)
 
 
 @checked()
@@ -168,37 +155,24 @@ def refresh(
     *,
     model: Model | str | None = None,
     full: bool = False,
-    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
     """Bring the index up to date with its folder: encode new and changed images, remove those without a file.
 
-    full          read and hash every image, instead of only those whose size or time is another
-    descriptions  files of `grainline data describe` to read from now on (default: those of the index); an
-                  image with another description has changed
+    full  read and hash every image, instead of only those whose size or time is another
     """
     with _open_writer(index, model, chunk) as writer:
-        return Update(writer, descriptions, progress).all_images(full)
+        return Update(writer, progress).all_images(full)
 
 
 class Update:
     """An update of an index from the files below its root."""
 
-    def __init__(self, writer: Writer, descriptions: Sequence[str], progress: Progress | None) -> None:
-        """descriptions  files of descriptions, which the index remembers; () for those that it remembers"""
+    def __init__(self, writer: Writer, progress: Progress | None) -> None:
         self.writer, self.root, self.progress = writer, root_of(writer.manifest.root), progress
         self.counts: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []  # cause, path
-        if LONG_CAPTIONS in descriptions:
-            raise UserError(f"--descriptions {LONG_CAPTIONS}: a folder has no captions; name files")
-        files = tuple(str(Path(name).resolve()) for name in descriptions) or writer.manifest.descriptions
-        self.descriptions = Descriptions(files) if files else None
-        method = writer.model.method
-        name = writer.manifest.model_id.method
-        require_fit(name, method.reads_descriptions, self.descriptions, "--descriptions")
-        if files != writer.manifest.descriptions:
-            writer.put(writer.manifest._replace(descriptions=files))
 
     def all_images(self, full: bool) -> Report:
         """Update from all images below the root; rows without a file are removed."""
@@ -240,14 +214,12 @@ class Update:
         known = self.writer.row(path) or self.writer.corrupt.get(path)
         if full or known is None or file != ImageFile(path, known.size, known.mtime_ns):
             return file
-        if isinstance(known, store.CorruptImage):
-            if now_decodable(known.cause):
-                return file
-            self.failed.append((known.cause, path))
-        elif known.description != self._description(path):
+        if not isinstance(known, store.CorruptImage):
+            self.counts["unchanged"] += 1
+        elif now_decodable(known.cause):
             return file
         else:
-            self.counts["unchanged"] += 1
+            self.failed.append((known.cause, path))
         return None
 
     def _commit(self, files: Sequence[ImageFile]) -> None:
@@ -260,28 +232,21 @@ class Update:
             except CorruptSample as error:
                 self.failed.append((error.cause, file.path))
                 continue
-            row, old = row._replace(description=self._description(file.path)), self.writer.row(file.path)
-            if old is not None and old.content == row.content:
+            old = self.writer.row(file.path)
+            if old is not None and old.sha256 == row.sha256:
                 self.counts["unchanged"] += 1
                 continue
-            known = row.content in self.writer.row_of_content
             try:
-                cropped = None if known else square(self.writer.model, data, file.path)
+                known = row.sha256 in self.writer.row_of_hash
+                new.append(NewImage(row, None if known else square(self.writer.model, data, file.path)))
             except CorruptSample as error:
                 self.failed.append((error.cause, file.path))
-                one = store.CorruptImage(file.path, error.cause, row.sha256, file.size, file.mtime_ns)
-                corrupt.append(one)
+                corrupt.append(store.CorruptImage(cause=error.cause, **row._asdict()))
                 continue
-            if self.descriptions is not None:
-                self.descriptions.require(file.path)  # a corrupt image needs none
             self.counts["added" if old is None else "changed"] += 1
-            new.append(NewImage(row, cropped))
-        self.counts["encoded"] += len({one.row.content for one in new if one.square is not None})
+        self.counts["encoded"] += len({one.row.sha256 for one in new if one.square is not None})
         if new or corrupt:
             self.writer.commit(new, [one.path for one in corrupt], corrupt)
-
-    def _description(self, path: str) -> str | None:
-        return None if self.descriptions is None else self.descriptions.get(path)
 
 
 @contextmanager

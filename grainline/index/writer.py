@@ -16,9 +16,9 @@ from grainline.errors import UserError
 from grainline.files import Corrupt, writing
 from grainline.index import store
 from grainline.index.calibration_texts import read_encoded
-from grainline.index.inverted import update_inverted
+from grainline.index.candidates import update_inverted
 from grainline.index.reader import model_of, read_parts
-from grainline.model import ImageLike, Model, given
+from grainline.model import Model
 from grainline.types import Encoded, finite, to, to_dtype
 
 CHUNK = 512  # images that are committed together: what a kill can cost
@@ -45,7 +45,7 @@ class Writer:
         self.folder, self.manifest, self.chunk, self._model = folder, manifest, chunk, model
         store.clear(folder, manifest)
         try:
-            _, self.segments = read_parts(folder, manifest)
+            self.calibration_texts, self.segments = read_parts(folder, manifest)
         except Corrupt as error:
             raise store.CorruptIndex(folder, error) from None
         self._number()
@@ -83,17 +83,11 @@ class Writer:
         over = {*removed, *(one.row.path for one in new)}
         manifest = self._without(over)
         if new:
-            arrays = self._arrays(new)
-            part = self._write([one.row for one in new], arrays, manifest.next)
-            manifest = manifest._replace(segments=(*manifest.segments, part), next=manifest.next + 1)
+            manifest = self._append(manifest, [one.row for one in new], self._arrays(new))
         images = {path: one for path, one in self.corrupt.items() if path not in over}
         images |= {one.path: one for one in corrupt}
-        self.put(
-            manifest._replace(
-                corrupt=tuple(images[path] for path in sorted(images)),
-                excluded=tuple(sorted({*manifest.excluded, *excluded})),
-            )
-        )
+        out = tuple(sorted({*manifest.excluded, *excluded}))
+        self.put(manifest._replace(corrupt=tuple(images[path] for path in sorted(images)), excluded=out))
 
     def put(self, manifest: store.Manifest) -> None:
         """Write a manifest and open what it names."""
@@ -117,10 +111,8 @@ class Writer:
 
     def compact(self) -> None:
         """Write segments with many removed rows, and many small segments, again."""
-        live = [int(segment.live.sum()) for segment in self.segments]
-        sizes = [len(segment.rows) for segment in self.segments]
-        victims = {i for i, size in enumerate(sizes) if size - live[i] > MAX_DEAD * size}
-        small = {i for i, number in enumerate(live) if number < self.chunk / 2}
+        victims = {i for i, one in enumerate(self.segments) if len(one.part.dead) > MAX_DEAD * len(one.rows)}
+        small = {i for i, one in enumerate(self.segments) if one.live.sum() < self.chunk / 2}
         if len(small) > MAX_SMALL:
             victims |= small
         if not victims:
@@ -128,15 +120,15 @@ class Writer:
         where = np.array(
             [(i, row) for i in sorted(victims) for row in np.flatnonzero(self.segments[i].live)], np.int64
         ).reshape(-1, 2)
-        manifest = self.manifest
-        parts = [part for i, part in enumerate(manifest.segments) if i not in victims]
+        others = tuple(part for i, part in enumerate(self.manifest.segments) if i not in victims)
+        manifest = self.manifest._replace(segments=others)
         for start in range(0, len(where), self.chunk):
             block = where[start : start + self.chunk]
             arrays = {name: self._take(name, block) for name in self.segments[0].arrays}
-            rows = [self.segments[i].rows[row] for i, row in block.tolist()]
-            parts.append(self._write(rows, arrays, manifest.next))
-            manifest = manifest._replace(next=manifest.next + 1)
-        self.put(manifest._replace(segments=tuple(parts)))
+            manifest = self._append(
+                manifest, [self.segments[i].rows[row] for i, row in block.tolist()], arrays
+            )
+        self.put(manifest)
         with writing(self.folder, store.AGAIN):
             store.clear(self.folder, self.manifest)
 
@@ -153,30 +145,31 @@ class Writer:
 
     def _number(self) -> None:
         self.rows: dict[str, tuple[int, int]] = {}  # path -> segment, and row in it; live rows only
-        self.row_of_content: dict[tuple[str, str | None], tuple[int, int]] = {}  # removed rows too
+        self.row_of_hash: dict[str, tuple[int, int]] = {}  # removed rows too
         self.corrupt = {one.path: one for one in self.manifest.corrupt}
         for i, segment in enumerate(self.segments):
             live = segment.live
             for number, row in enumerate(segment.rows):
-                self.row_of_content[row.content] = (i, number)
+                self.row_of_hash[row.sha256] = (i, number)
                 if live[number]:
                     self.rows[row.path] = (i, number)
 
     def _take(self, name: str, where: np.ndarray) -> np.ndarray:
         return store.take([segment.arrays[name] for segment in self.segments], where)
 
-    def _write(self, rows: Sequence[store.Row], arrays: Arrays, number: int) -> store.Part:
+    def _append(self, manifest: store.Manifest, rows: Sequence[store.Row], arrays: Arrays) -> store.Manifest:
+        """The manifest with another segment, which is written first."""
         with writing(self.folder, store.AGAIN):
-            return store.write_segment(self.folder / store.SEGMENTS / f"{number:08d}", rows, arrays)
+            part = store.write_segment(self.folder / store.SEGMENTS / f"{manifest.next:08d}", rows, arrays)
+        return manifest._replace(segments=(*manifest.segments, part), next=manifest.next + 1)
 
     def _arrays(self, new: Sequence[NewImage]) -> Arrays:
-        """Arrays of all rows: known contents are copied, others are encoded once."""
-        known = {x.row.content: self.row_of_content[x.row.content] for x in new if x.square is None}
-        squares = {x.row.content: x.square for x in new if x.square is not None}
-        images = [given(square, content[1]) for content, square in squares.items()]
-        encoded = encode(self.model, images, self.texts)
-        place = {content: i for i, content in enumerate([*known, *squares])}
-        order = [place[x.row.content] for x in new]
+        """Arrays of all rows: those of known bytes are copied, others are encoded once."""
+        known = {x.row.sha256: self.row_of_hash[x.row.sha256] for x in new if x.square is None}
+        squares = {x.row.sha256: x.square for x in new if x.square is not None}
+        encoded = encode(self.model, list(squares.values()), self.texts)
+        place = {sha256: i for i, sha256 in enumerate([*known, *squares])}
+        order = [place[x.row.sha256] for x in new]
         out: Arrays = {}
         for name in encoded or self.segments[0].arrays:
             parts = [self._take(name, np.array(list(known.values())))] if known else []
@@ -192,7 +185,7 @@ def square(model: Model, data: bytes, path: str) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded]) -> Arrays:
+def encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded]) -> Arrays:
     """The arrays of some images, as a segment holds them; {} for none. texts: calibration texts, encoded"""
     parts = []
     for start in range(0, len(images), model.batch):  # batch by batch: tokens are large

@@ -20,20 +20,24 @@ from grainline.data.captions import sentences
 from grainline.data.other_texts import PHOTOGRAPHS, trained_on_scenes
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
+from grainline.index.calibration import MIN_IMAGES
 from grainline.index.image_files import read_indexed
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, NULL_SENTENCES, CorruptIndex
 from grainline.model import Model
-from grainline.web.guard import Limits
+from grainline.web.guard import IMAGE, Limits
 from grainline.web.schema import (
     CHARACTERS,
     DIGITS,
+    HITS,
     HeatOut,
     HeatQuery,
+    IndexOut,
     SearchOut,
     TextQuery,
     heat_out,
+    sample_out,
     search_out,
 )
 
@@ -65,7 +69,8 @@ class Snapshot:
         if len(index):  # every search needs these, and the first one would have to wait for them
             reader = index.reader
             _ = reader.null_sentence_scores, reader.null_image_scores, reader.calibration
-        self.samples = samples(index) if len(index) else []
+        spaced = np.linspace(0, len(index) - 1, min(SAMPLES, len(index))).astype(int).tolist()
+        self.samples = list({index.reader.hashes[row]: row for row in spaced}.values())  # without copies
         self.examples = examples(index)
 
     def read(self, name: str) -> tuple[int, bytes]:
@@ -77,12 +82,6 @@ class Snapshot:
             except CorruptSample:
                 continue
         raise HTTPException(*CHANGED) if rows else HTTPException(404, "no such image in this index")
-
-
-def samples(index: Index) -> list[int]:
-    """Some rows of the index, evenly spread, without copies."""
-    rows = np.linspace(0, len(index) - 1, min(SAMPLES, len(index))).astype(int).tolist()
-    return list({index.reader.hashes[row]: row for row in rows}.values())
 
 
 @torch.no_grad()
@@ -102,8 +101,9 @@ def examples(index: Index) -> list[str]:
         sentences, known = list(PHOTOGRAPHS), np.zeros(len(PHOTOGRAPHS), bool)
         score = index.score(reader.background, index.model.encode(texts=sentences))
     out: dict[int, str] = {}  # by best image
-    best = score.argmax(0).tolist()
-    for i in np.lexsort((-_contrast(score), ~known)).tolist():
+    best, score = score.argmax(0).tolist(), score.astype(np.float64)
+    contrast = (score.max(0) - score.mean(0)) / np.maximum(score.std(0), 1e-9)  # [Q]
+    for i in np.lexsort((-contrast, ~known)).tolist():
         if len(sentences[i]) <= LONGEST and sentences[i] not in out.values():
             out.setdefault(best[i], sentences[i])
         if len(out) == EXAMPLES:
@@ -111,17 +111,11 @@ def examples(index: Index) -> list[str]:
     return list(out.values())
 
 
-def _contrast(score: np.ndarray) -> np.ndarray:
-    """[Q] from scores [B, Q]"""
-    score = score.astype(np.float64)
-    return np.asarray((score.max(0) - score.mean(0)) / np.maximum(score.std(0), 1e-9))
-
-
 class Engine:
     """Answers requests. Any thread may read `now`; only one calls `answer` and `refresh`."""
 
     def __init__(self, folder: Path, model: str | Model | None = None, device: str | None = None) -> None:
-        """model, device  as for `open_index`. Raises UserError."""
+        """model, device: as for `open_index`. Raises UserError."""
         self.folder, self.problem = folder, ""
         self._stamp = _stamp(folder)
         self.now = Snapshot(open_index(folder, model, device=device))
@@ -140,6 +134,25 @@ class Engine:
             self.now, self.problem = Snapshot(Index(reader, model)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
             self.problem = self._message(error)
+
+    def about(self, pixels: int) -> IndexOut:
+        """The index, and the limits of the server. pixels: of an image that is sent"""
+        index = self.now.image_index
+        reader, images = index.reader, len(index)
+        return IndexOut(
+            name=self.folder.resolve().name,
+            images=images,
+            method=reader.manifest.model_id.method,
+            model=Path(reader.manifest.model_id.path).name,
+            heat=index.model.method.has_layout,
+            calibrated_texts=images >= MIN_IMAGES and not reader.built_in_texts,
+            calibrated_images=images >= MIN_IMAGES,
+            validated=index.validated,
+            notes=list(index.notes()) if images else [],
+            samples=[sample_out(reader.rows[row]) for row in self.now.samples],
+            examples=self.now.examples,
+            limits={"characters": CHARACTERS, "hits": HITS, "bytes": IMAGE, "pixels": pixels},
+        )
 
     def _message(self, error: Exception) -> str:
         """An error in one line, without the path of the index, which clients must not see."""

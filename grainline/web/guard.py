@@ -1,4 +1,4 @@
-"""Checks before every route: Host and origin, limits per client, response headers.
+"""Checks before every route, and what a client may cost: requests, bytes, time, decoders; response headers.
 
 Every page in the browser can reach a server on this machine. Three checks keep other sites out:
   1. the Host header must name this machine, so that a foreign name that was pointed at 127.0.0.1 (DNS
@@ -9,23 +9,34 @@ Every page in the browser can reach a server on this machine. Three checks keep 
 One address gets at most a share of requests and bytes. An IPv6 address counts as its network of
 64 bits, since one machine can use all addresses of it. A proxy that the user lists passes on many clients:
 for its requests the address in X-Forwarded-For counts, from the right the first that is no listed proxy.
+
+Images are decoded in processes of their own: a file of a hundred bytes can hold millions of pixels, or a
+thousand scans of them, and no decoder stops in the middle. A process can be killed: when the time is over, or
+when nobody waits for its image any more. It leaves Python's lock to the server, and a decoder that crashes
+ends nothing else. This file loads no torch, so a process starts in a fraction of a second.
 """
 
 import asyncio
+import io
 import socket
 from collections import Counter
-from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
+from weakref import WeakValueDictionary
 
-from pydantic import Field, PlainValidator
+from anyio import BrokenWorkerProcess, CapacityLimiter, to_process, to_thread
+from PIL import Image
+from pydantic import Field, IPvAnyNetwork
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grainline.config import Config
+from grainline.data.decode import FORMATS, Square, decode, formats_of
+from grainline.data.record import CorruptSample, Record
 
 UPLOAD = "/api/search/image"
 HEALTH = "/api/health"
@@ -34,6 +45,9 @@ BODY = 256 * 2**10  # bytes of a request without an image
 IMAGE = 16 * 2**20  # bytes of a request with one
 BUFFERED = 256 * 2**20  # bytes of all bodies together
 SENDING = 20.0  # seconds for sending the body of a request
+DECODERS = 2  # images that are decoded at a time, one of an address at least
+SECONDS = 10.0  # for one image
+QUALITY = 88  # of JPEGs
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -46,31 +60,20 @@ HEADERS = {
 }
 
 
-def _network(value: Any) -> IPv4Network | IPv6Network:
-    """An address or a network of them. Raises ValueError in plain words."""
-    try:
-        return ip_network(value)
-    except ValueError:
-        raise ValueError("an address or a network is needed, such as 10.0.0.1 or 10.0.0.0/8") from None
-
-
-Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_network)]
-
-
 class Limits(Config):
     """Limits that a user may set."""
 
     batch: int = Field(16, gt=0)  # requests that the model answers together
     queue: int = Field(64, gt=0)  # requests that may wait for it
     share: float = Field(0.25, gt=0, le=1)  # of requests, bytes, queue, decoders: for one address
-    behind_proxy: tuple[Network, ...] = ()  # proxies whose X-Forwarded-For counts
+    behind_proxy: tuple[IPvAnyNetwork, ...] = ()  # proxies whose X-Forwarded-For counts
 
 
 class Pool:
     """A resource of limited size."""
 
     def __init__(self, most: int, share: float) -> None:
-        """most: units in all. share: of them, for one address; one unit at least"""
+        """most: units in all; share: of them for one address, one unit at least"""
         self.most, self.most_of_one = most, max(1, int(most * share))
         self.used, self.used_by = 0, Counter[str]()
 
@@ -95,7 +98,7 @@ class Pool:
             del self.used_by[client]
 
 
-def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
+def client_of(scope: Scope, proxies: Sequence[IPvAnyNetwork]) -> str:
     """The name under which a request counts.
 
     >>> def ask(peer, *values):
@@ -106,6 +109,8 @@ def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
     '1.2.3.4'
     >>> ask("10.0.0.1", b"6.6.6.6, 9.9.9.9", b"10.0.0.2:80"), ask("10.0.0.1", b"who?"), ask("10.0.0.1")
     ('9.9.9.9', '10.0.0.1', '10.0.0.1')
+    >>> ask("::ffff:127.0.0.1"), ask("2001:db8::1:2:3:4"), ask("a socket")
+    ('127.0.0.1', '2001:db8::/64', 'a socket')
     """
     address = str((scope.get("client") or ("",))[0])
     values = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
@@ -114,15 +119,6 @@ def client_of(scope: Scope, proxies: Sequence[Network]) -> str:
         if not before or not any(ip_address(address) in network for network in proxies):
             break
         address = str(before)
-    return counted(address)
-
-
-def counted(address: str) -> str:
-    """The name under which an address counts.
-
-    >>> counted("127.0.0.1"), counted("::ffff:127.0.0.1"), counted("2001:db8::1:2:3:4"), counted("a socket")
-    ('127.0.0.1', '127.0.0.1', '2001:db8::/64', 'a socket')
-    """
     parsed = parse_address(address.partition("%")[0])
     if not isinstance(parsed, IPv6Address):
         return address
@@ -173,6 +169,63 @@ def is_own_name(name: str, host: str) -> bool:
     if name in ("localhost", "127.0.0.1", "::1", host.lower()):
         return True
     return not local(host) and (parse_address(name) is not None or name == socket.gethostname().lower())
+
+
+class Decoders:
+    """Processes that decode images, in the order of requests; those of one address wait for each other."""
+
+    def __init__(self, share: float) -> None:
+        self.of_one = max(1, int(DECODERS * share))  # images of one address at a time
+        self.all, self.processes = asyncio.Semaphore(DECODERS), CapacityLimiter(DECODERS)
+        self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
+
+    async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
+        """The result of `work`, of this file, for the bytes from `read`; killed when this is cancelled.
+
+        Raises HTTPException.
+        """
+        own = self.own.setdefault(client, asyncio.Semaphore(self.of_one))
+        async with own, self.all:
+            data = await to_thread.run_sync(read)
+            try:
+                async with asyncio.timeout(SECONDS):
+                    run = to_process.run_sync
+                    return await run(work, data, *args, cancellable=True, limiter=self.processes)
+            except TimeoutError:
+                raise HTTPException(413, f"the image takes longer than {SECONDS:g} s to decode") from None
+            except BrokenWorkerProcess:
+                raise HTTPException(415, "the image ended its decoder") from None
+
+
+def square_of(data: bytes, square: Square, pixels: int) -> Image.Image:
+    """The square that a model reads of an image, with a rim. HTTPException for none or too many pixels."""
+    try:
+        with Image.open(io.BytesIO(data), formats=formats_of("the image", data)) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        width = height = pixels  # Pillow will not say how large it is
+    except CorruptSample as error:  # a HEIC or AVIF without its decoder
+        raise HTTPException(415, f"this server cannot read it: {error.cause}") from None
+    except Exception:
+        raise HTTPException(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
+    if width * height > pixels:
+        raise HTTPException(413, f"the image is too large; at most {pixels:,} pixels are allowed")
+    try:
+        return square.cut(decode(Record("image", data, ())), rim=True)
+    except CorruptSample as error:
+        raise HTTPException(415, f"the image cannot be used: {error.where}") from None
+
+
+def thumbnail(data: bytes, side: int) -> bytes:
+    """An image as a JPEG whose longer side has at most `side` pixels, upright, without its metadata."""
+    out = io.BytesIO()
+    try:
+        image = decode(Record("image", data, ()), draft=side)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+        image.save(out, "JPEG", quality=QUALITY)
+    except (CorruptSample, OSError) as error:
+        raise HTTPException(400, str(error)) from None
+    return out.getvalue()
 
 
 def error_response(status: int, why: str) -> JSONResponse:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from grainline.index.search import Match, QueryHits, Verdict
+from grainline.index.search import Match, QueryHits, Verdict, as_json
 from grainline.index.store import Row
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
@@ -69,9 +69,7 @@ class SentenceOut(BaseModel):
 
     text: str
     score: float
-    p: float = Field(
-        description="Share of sentences about other images that do as well in the best hits of their texts."
-    )
+    p: float = Field(description="Share of sentences about other images that do as well in best hits.")
     verdict: Verdict = Field(description="Whether the image shows it.")
 
 
@@ -104,9 +102,7 @@ class HeatMap(BaseModel):
     """Heat of one sentence: above 0 where it matches more than other texts; row by row from the top left."""
 
     text: str
-    limit: float = Field(
-        description="The largest size of any value, in units in which 1 is what few other texts reach."
-    )
+    limit: float = Field(description="The largest size of a value; 1 is what few other texts reach.")
     values: list[int] = Field(description="-127 to 127, in units of limit / 127.")
 
 
@@ -121,15 +117,6 @@ class HeatOut(BaseModel):
     maps: list[HeatMap]
 
 
-class LimitsOut(BaseModel):
-    """The limits of what the server accepts."""
-
-    characters: int
-    hits: int
-    bytes: int
-    pixels: int
-
-
 class IndexOut(BaseModel):
     """The index that is searched."""
 
@@ -140,19 +127,19 @@ class IndexOut(BaseModel):
     heat: bool = Field(description="Whether the model can show where sentences lie.")
     calibrated_texts: bool = Field(description="Whether `p` rests on texts given when it was built.")
     calibrated_images: bool = Field(description="Whether there are images enough for `p` to mean much.")
-    validated: str = Field(description="At which rank the model finds right images, from its run; or empty.")
+    validated: str = Field(
+        description="That the model's run is near chance on its validation data, or empty."
+    )
     notes: list[str]
     samples: list[SampleOut] = Field(description="Some of its images, evenly spread.")
     examples: list[str] = Field(description="Texts to try, which have matches in it.")
-    limits: LimitsOut
+    limits: dict[str, int] = Field(description="Of a text and an answer, and bytes and pixels of an image.")
 
 
 class Health(BaseModel):
     """State of the server."""
 
-    status: Literal["ok", "stale"] = Field(
-        description="stale: the index on disk cannot be opened, or is damaged."
-    )
+    status: Literal["ok", "stale"] = Field(description="stale: the index on disk cannot be opened, or used.")
     waiting: int
     problem: str
 
@@ -171,12 +158,9 @@ def sample_out(row: Row) -> SampleOut:
 
 def search_out(result: QueryHits, rows: Sequence[Row]) -> SearchOut:
     """The response to a search. rows: of the hits"""
-    hits = []
-    for hit, row in zip(result.hits, rows, strict=True):
-        parts = [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences]
-        values = hit._asdict() | sample_out(row).model_dump() | {"sentences": parts}
-        hits.append(HitOut.model_validate(values))
-    return SearchOut(match=result.match, hits=hits, notes=list(result.notes))
+    values = as_json(result)
+    hits = [hit | sample_out(row).model_dump() for hit, row in zip(values["hits"], rows, strict=True)]
+    return SearchOut.model_validate(values | {"hits": hits})
 
 
 def heat_out(texts: Sequence[str], heat: np.ndarray, squashed: bool) -> HeatOut:

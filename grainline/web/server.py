@@ -1,8 +1,9 @@
-"""`grainline serve`: the uvicorn server, with a limit on the time of headers, and its end.
+"""`grainline serve`: the routes, and the uvicorn server with a limit on the time of headers, and its end.
 
-uvicorn limits the time between two requests alone: it waits without end for the first one, and for the rest
-of headers that have begun. The guard limits the time of bodies, and the system that of a client which reads
-nothing of its response. Nothing limits connections: before a public server belongs a proxy that does.
+Requests that need the model go through one queue. uvicorn limits the time between two requests alone: it
+waits without end for the first one, and for the rest of headers that have begun. The guard limits the time of
+bodies, and the system that of a client which reads nothing of its response. Nothing limits connections:
+before a public server belongs a proxy that does.
 """
 
 import asyncio
@@ -12,25 +13,219 @@ import signal
 import socket
 import sys
 import threading
+import time
 import webbrowser
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
+from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI, File, Form, Query, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from grainline.errors import UserError
+from grainline import __version__
+from grainline.config import plain
+from grainline.data.captions import sentences
+from grainline.data.decode import MAX_PIXELS
+from grainline.data.record import CorruptSample
+from grainline.errors import UserError, amount, escape_controls
 from grainline.model import Model
 from grainline.system import openable
-from grainline.web import app
-from grainline.web.engine import Engine
-from grainline.web.guard import Limits, local
+from grainline.web import schema
+from grainline.web.engine import Batcher, Engine, ImageQuery
+from grainline.web.guard import (
+    Decoders,
+    Guard,
+    Limits,
+    client_of,
+    error_response,
+    local,
+    square_of,
+    thumbnail,
+)
 
+DISCONNECTED = 499  # nobody reads it
+PIXELS = 40_000_000  # of an image that is sent
+SIDE = 2048  # pixels of the longer side of an image that is shown
+PATIENCE = 30.0  # seconds for the answer to a whole request
+GRACE = 3.0  # seconds for requests under way once the server has to end
 HEADERS = 10.0  # seconds for the headers of a request, from the connection or the last response on
 READING = 20.0  # seconds in which a client reads nothing of a response that waits for it
 FILES = 8192  # that may be open: connections, most of all
 QUEUE = 4096  # connections that wait to be accepted; a client without room there tries again after seconds
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": schema.Error}
+    for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
+}
+STATIC = Path(__file__).with_name("static")
+log = logging.getLogger(__name__)
+searches = logging.getLogger("grainline.web.searches")
+
+
+async def respond(_: Request, error: Exception) -> Response:
+    """Every failure as one line."""
+    status, why = 500, "the server failed at this; its log says why"
+    if isinstance(error, HTTPException):
+        status, why = error.status_code, error.detail
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "request"
+        status, why = 422, f"{where}: {plain(first)}"
+        if "UploadFile" in why:
+            why = f"{where}: it must be a file, with a name"
+        if first["type"] == "json_invalid":  # its place is only the number of a byte
+            why = f"the body is no JSON: {first['ctx']['error']}"
+    elif isinstance(error, CorruptSample | UserError):
+        status, why = 400, str(error)
+    else:
+        log.error("a request failed", exc_info=error)
+    return error_response(status, why)
+
+
+class Server:
+    """The application around one index, with its queue and its limits; public methods are its routes."""
+
+    def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
+        self.engine, self.limits = engine, limits
+        self.batcher = Batcher(engine.answer, engine.refresh, limits=limits)
+        self.decoders, self.splitter = Decoders(limits.share), CapacityLimiter(1)
+        errors = RequestValidationError, HTTPException, CorruptSample, UserError, Exception
+        app = FastAPI(
+            title="grainline",
+            description="Search a folder of images by long descriptions. Errors are one line.",
+            version=__version__,
+            docs_url=None,  # FastAPI's pages load their scripts from elsewhere
+            redoc_url=None,
+            lifespan=self._life,
+            responses=ERRORS,
+            exception_handlers=dict.fromkeys(errors, respond),
+        )
+        jpeg: dict[str, Any] = {
+            "response_class": Response,
+            "responses": {200: {"content": {"image/jpeg": {}}}},
+        }
+        app.post("/api/search")(self.search)
+        app.post("/api/search/image")(self.search_image)
+        app.post("/api/heat")(self.heat)
+        app.get("/api/image/{name}", **jpeg)(self.image)
+        app.post("/api/sentences")(self.split)
+        app.get("/api/index")(self.index)
+        app.get("/api/health")(self.health)
+        app.get("/docs", include_in_schema=False)(self.docs)
+        app.mount("/", StaticFiles(directory=STATIC, html=True))
+        self.app = Guard(app, limits, host)
+
+    @asynccontextmanager
+    async def _life(self, _: FastAPI) -> AsyncIterator[None]:
+        self.batcher.start()
+        yield
+        await to_thread.run_sync(self.batcher.close, GRACE)
+
+    async def search(self, request: Request, query: schema.TextQuery) -> schema.SearchOut:
+        """Images for a description, with p of each sentence in each of them."""
+        self._need_images()
+        line = " ".join(query.text.split())
+        async with self._attended(request) as client:
+            return await self._answer(client, query, f'"{line if len(line) <= 60 else f"{line[:59]}…"}"')
+
+    async def search_image(
+        self,
+        request: Request,
+        image: Annotated[UploadFile | None, File()] = None,
+        name: Annotated[schema.Name | None, Form()] = None,
+        k: Annotated[schema.Number, Form()] = 12,
+    ) -> schema.SearchOut:
+        """Images near to an uploaded one, or to one of the index by its name."""
+        self._need_images()
+        if (image is None) == (name is None):
+            raise HTTPException(422, "give an image, or the name of one in the index")
+        now, sent = self.engine.now, b"" if image is None else await image.read()
+        pixels = PIXELS if name is None else MAX_PIXELS
+
+        def read() -> bytes:
+            return sent if name is None else now.read(name)[1]
+
+        async with self._attended(request) as client:
+            square = now.image_index.model.transform.square
+            decoded = await self.decoders.run(client, read, square_of, square, pixels)
+            return await self._answer(client, ImageQuery(decoded, k), "an image")
+
+    async def heat(self, request: Request, query: schema.HeatQuery) -> schema.HeatOut:
+        """Heat of each sentence of a text over an image of the index."""
+        if not self.engine.now.image_index.model.method.has_layout:
+            raise HTTPException(409, "this model cannot show where a sentence lies")
+        async with self._attended(request) as client:
+            return await self._answer(client, query)
+
+    async def image(
+        self, request: Request, name: schema.Name, side: Annotated[int, Query(ge=16, le=SIDE)] = SIDE
+    ) -> Response:
+        """An image of the index as a JPEG whose longer side has at most `side` pixels."""
+
+        def read() -> bytes:
+            return self.engine.now.read(name)[1]
+
+        async with self._attended(request) as client:
+            body = await self.decoders.run(client, read, thumbnail, side)
+        headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
+        return Response(body, media_type="image/jpeg", headers=headers)
+
+    async def split(self, query: schema.TextOnly) -> schema.Sentences:
+        """The sentences of a text, as the search takes them."""
+        parts = await to_thread.run_sync(sentences, query.text, limiter=self.splitter)
+        return schema.Sentences(sentences=[sentence.text for sentence in parts])
+
+    def index(self) -> schema.IndexOut:
+        """The index, and the limits of the server."""
+        return self.engine.about(PIXELS)
+
+    async def docs(self) -> Response:
+        return FileResponse(STATIC / "docs.html")
+
+    async def health(self) -> schema.Health:
+        """Whether the server answers, and how many requests wait for the model."""
+        problem = self.engine.problem
+        return schema.Health(status="stale" if problem else "ok", waiting=len(self.batcher), problem=problem)
+
+    def _need_images(self) -> None:
+        if not len(self.engine.now.image_index):
+            raise HTTPException(409, "this index holds no images yet")
+
+    @asynccontextmanager
+    async def _attended(self, request: Request) -> AsyncIterator[str]:
+        """The client of a request. The block is cancelled when the client is gone, or has waited too long."""
+        why = 504, f"no answer within {PATIENCE:g} s; try again"
+        try:
+            async with asyncio.timeout(PATIENCE) as deadline:
+                gone = asyncio.create_task(_disconnected(request, deadline))
+                try:
+                    yield client_of(request.scope, self.limits.behind_proxy)
+                finally:
+                    if not gone.cancel():  # it has ended
+                        why = DISCONNECTED, "the client has disconnected"
+        except TimeoutError:
+            raise HTTPException(*why) from None
+
+    async def _answer(self, client: str, query: Any, name: str = "") -> Any:
+        """The answer of the model; a query is withdrawn when this is cancelled. name: of a search, logged"""
+        started = time.monotonic()
+        answer = await asyncio.wrap_future(self.batcher.submit(query, client))
+        if name:
+            took, images = 1000 * (time.monotonic() - started), amount(len(answer.hits), "image")
+            searches.info("search %s: %s, %.0f ms", escape_controls(name), images, took)
+        return answer
+
+
+async def _disconnected(request: Request, deadline: asyncio.Timeout) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    deadline.reschedule(0)
 
 
 class Connection(H11Protocol):
@@ -50,7 +245,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
 
-def program(server: app.Server) -> uvicorn.Server:
+def program(server: Server) -> uvicorn.Server:
     """A server that completes running requests before it ends, and after GRACE responds to them with 503."""
     settings = uvicorn.Config(
         server.app,
@@ -62,7 +257,7 @@ def program(server: app.Server) -> uvicorn.Server:
         proxy_headers=False,
         backlog=QUEUE,
         timeout_keep_alive=int(HEADERS),
-        timeout_graceful_shutdown=app.GRACE,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=GRACE,  # type: ignore[arg-type]
     )
     return uvicorn.Server(settings)
 
@@ -77,9 +272,8 @@ def serve(
     UserError where the index cannot be opened, or the address not used.
     """
     openable(FILES)
-    listener = listening(host, port)  # before the model is loaded, which takes longer
-    with listener:
-        server = app.Server(Engine(folder, model), limits, host)
+    with listening(host, port) as listener:  # before the model is loaded, which takes longer
+        server = Server(Engine(folder, model), limits, host)
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/"
         print(f"serving {folder} at {address} (Ctrl-C ends it)", flush=True)
@@ -98,10 +292,9 @@ def serve(
 
 
 def log_searches() -> None:
-    """Print what the application logs of searches: one line each. Nothing else is logged but failures."""
+    """Print a line for each search. Nothing else is logged but failures."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    searches = logging.getLogger(app.SEARCHES)
     searches.handlers, searches.propagate = [handler], False
     searches.setLevel(logging.INFO)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of forms that are broken
