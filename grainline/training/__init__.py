@@ -1,11 +1,10 @@
 """Training: recipes, runs, the loop and its step.
 
 cached      Superpixels, features and texts that training reads instead of computing them.
-callbacks   Callbacks, and early stopping.
 checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
 inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.
-log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases.
+log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases; callbacks.
 loop        The training loop: steps, validation, checkpoints, log.
 optim       AdamW: rules, schedules, weight decay, layer-wise decay.
 parallel    DistributedDataParallel or FSDP2, device and precision.

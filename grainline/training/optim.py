@@ -148,12 +148,6 @@ class OptimizerConfig(Config):
     layer_decay: float | None = Field(default=None, gt=0, le=1)  # times the rate, for each level down
 
 
-class EarlyStopping(Config):
-    """Stop when rSum of validation, which also selects the best checkpoint, no longer improves."""
-
-    patience: int = Field(3, gt=0)  # validations in a row without an improvement
-
-
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that the rules train; the others no longer require gradients.
 

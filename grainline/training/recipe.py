@@ -34,7 +34,7 @@ from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.training.log import LogConfig
-from grainline.training.optim import EarlyStopping, OptimizerConfig, steps_of
+from grainline.training.optim import OptimizerConfig, steps_of
 from grainline.training.parallel import Precision
 from grainline.training.step import LoraConfig
 
@@ -92,6 +92,12 @@ class DataConfig(Config):
                 "features contain the superpixels already: leave data.superpixels out, or data.features"
             )
         return self
+
+
+class EarlyStopping(Config):
+    """Stop when rSum of validation, which also selects the best checkpoint, no longer improves."""
+
+    patience: int = Field(3, gt=0)  # validations in a row without an improvement
 
 
 class TrainConfig(Config):

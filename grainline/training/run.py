@@ -112,8 +112,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
-            notes, train_set.crop.cached,
-            cached_texts(recipe, described, model, resume_from, device), callbacks,
+            notes, cached_texts(recipe, described, model, resume_from, device), callbacks,
             not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
         )  # fmt: skip
         before = log_stamp(out)
