@@ -98,7 +98,7 @@ def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(t
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(grainline.UserError, match="early_stopping reads validations: set validate_every"):
         grainline.train(recipe(tmp_path), tmp_path / "x", early_stopping={"patience": 2})
-    with pytest.raises(grainline.UserError, match="is neither a grainline.Callback nor a function"):
+    with pytest.raises(grainline.UserError, match=r"is neither a grainline\.Callback nor a func"):
         grainline.train(recipe(tmp_path), tmp_path / "z", callbacks=[3])
 
 

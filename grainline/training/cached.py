@@ -22,10 +22,10 @@ from grainline.fingerprint import image_fingerprint, text_fingerprint
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
+from grainline.training.optim import tuned
 from grainline.training.precompute import convolutional, feature_encoder
 from grainline.training.recipe import DataConfig, Recipe
 from grainline.training.text_cache import TEXTS, CachedTexts, make_texts, text_reader
-from grainline.training.tune import tuned
 
 
 def make_crop(

@@ -28,8 +28,7 @@ from grainline.losses.tiled.scores import half_products
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
-from grainline.training.optim import compile_pattern, whole_names
-from grainline.training.tune import encoder_layers, is_under, tuned
+from grainline.training.optim import compile_pattern, encoder_layers, is_under, tuned, whole_names
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
 from grainline.weights import LORA_SCALE
 
@@ -111,7 +110,7 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
 # LoRA (Hu et al., arXiv 2106.09685), by the library peft: a linear layer y = W x + b becomes
 # y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A
 # and B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen,
-# also against the rules; with `tune` (training/tune.py) only encoders that say `lora` are adapted. In rules,
+# also against the rules; with `tune` (training/optim.py) only encoders that say `lora` are adapted. In rules,
 # files and the optimizer state an adapted layer has its old parameter names, and the matrices are
 # `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W when it reads such a file
 # into a model without adapters.
