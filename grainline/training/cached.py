@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grainline.build import Start, image_settings
+from grainline.build import image_settings
 from grainline.data.cache import CachedSuperpixels, Views, place, write_once
 from grainline.data.features import CachedFeatures, cached_features
 from grainline.data.record import Source
@@ -29,20 +29,15 @@ from grainline.training.text_cache import TEXTS, CachedTexts, make_texts, text_r
 
 
 def make_crop(
-    cfg: DataConfig,
-    source: Source,
-    method: Method,
-    start_point: Start,
-    resume_from: Path | None,
-    device: torch.device,
+    cfg: DataConfig, source: Source, model: Model, resume_from: Path | None, device: torch.device
 ) -> Crop:
     """The crop of training images, with cached superpixels or features where the recipe names them.
 
     resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
     device       that computes features
     """
-    description = start_point.description
-    transform, config = EvalTransform(method.size, **image_settings(description)), description.config
+    method, config = model.method, model.description.config
+    transform = EvalTransform(method.size, **image_settings(model.description))
     auto = cfg.features == "auto"
     frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
     if auto and "towers.image" in frozen:
@@ -75,7 +70,7 @@ def make_crop(
         return SameTransform(transform)
     settings = config.image.model_dump(mode="json").get("superpixels")
     if settings is None:
-        wrong = f"the image encoder of {description.method} reads none"
+        wrong = f"the image encoder of {model.description.method} reads none"
         raise UserError(f"data.superpixels is set, but {wrong}: leave it out")
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
     superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
