@@ -42,9 +42,8 @@ def make_crop(
     frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
     if auto and "towers.image" in frozen:
         if cfg.crop is not None and cfg.views <= 1:
-            advice = "set data.crop to null, or data.views to a number of squares of each image"
             wrong = "caches the square that evaluation reads, and a random crop is another"
-            raise UserError(f"data.features: auto {wrong}: {advice}")
+            raise UserError(f"data.features: auto {wrong}: set data.crop to null, or data.views")
         views = Views(transform, max(1, cfg.views), cfg.crop)
         trained = _trained(method, resume_from).to(device).eval()
         encode = feature_encoder(trained, tokens=config.reads_tokens)
@@ -52,15 +51,14 @@ def make_crop(
         one_each = convolutional(trained) and device.type == "cpu"
         return cached_features(source, views, encode, encoder, tokens=config.reads_tokens, one_each=one_each)
     if auto and cfg.views > 1:
-        wrong = f"data.views is {cfg.views}, and the image encoder learns"
-        raise UserError(f"{wrong}: set model.image.tune=frozen")
-    if auto and not any(tower.startswith("towers.text") for tower in frozen):
-        wrong = (
-            "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune to frozen"
+        raise UserError(
+            f"data.views is {cfg.views}, and the image encoder learns: set model.image.tune=frozen"
         )
+    if auto and not any(tower.startswith("towers.text") for tower in frozen):
+        wrong = "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune"
         if frozen:
-            wrong = "does not cache cells that superpixels pool: set model.text.tune to frozen"
-        raise UserError(f"data.features: auto {wrong}")
+            wrong = "does not cache cells that superpixels pool: set model.text.tune"
+        raise UserError(f"data.features: auto {wrong} to frozen")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:
@@ -104,7 +102,6 @@ def cached_texts(
     reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
     kind, out = place(TEXTS, source, encoder, *reading)
     settings = {"encoder": encoder, "width": tower.width}
-
     read = text_reader(model.tokenizer, method, tower)
     write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
     return CachedTexts(kind, out, name, tower.width).install

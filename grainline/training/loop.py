@@ -30,6 +30,7 @@ from grainline.distributed import (
     world_size,
 )
 from grainline.errors import UserError
+from grainline.files import existing_folder
 from grainline.methods.base import Method
 from grainline.methods.shared import clamp_scales
 from grainline.stop import Request, Stopped, requests
@@ -355,7 +356,7 @@ class _Training:
         self.corrupt_stats.restore(dict(state.extra["corrupt"]))
         self.noted = set(state.extra.get("noted", ()))
         if rank() == 0:
-            folder = checkpoint.mark_path(self.out, "best")
+            folder = existing_folder(self.out / "best")
             marked = None if folder is None else checkpoint.step_of(folder)
             if state.extra["best"] and marked != self.step:  # the process died before it marked them
                 checkpoint.mark(self.out, path, "best")

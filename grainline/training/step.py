@@ -136,9 +136,8 @@ def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
     towers = [tower for tower in tune if tune[tower] == "lora"]
     if tune and cfg and not towers:
         others = " and ".join(f"model.{tower[7:]}.tune is {how}" for tower, how in tune.items())
-        raise UserError(
-            f"train.lora is set, and {others}: set tune: lora for a side, or leave train.lora out"
-        )
+        advice = "set tune: lora for a side, or leave train.lora out"
+        raise UserError(f"train.lora is set, and {others}: {advice}")
     if cfg is None and not towers:
         return
     cfg = cfg or LoraConfig()
@@ -147,9 +146,8 @@ def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise UserError(
-            f"train.lora needs peft ({error}); install it with `pip install 'grainline[lora]'`"
-        ) from None
+        advice = "install it with `pip install 'grainline[lora]'`"
+        raise UserError(f"train.lora needs peft ({error}); {advice}") from None
     settings: dict[str, Any] = {"r": cfg.rank, "lora_alpha": cfg.alpha, "lora_dropout": cfg.dropout}
     pattern = "|".join(map(re.escape, targets))
     inject_adapter_in_model(PeftConfig(target_modules=pattern, **settings), method)
@@ -178,10 +176,8 @@ def _lora_targets(method: nn.Module, targets: str | None, towers: list[str]) -> 
         pattern = re.compile(rf"{re.escape(place.path)}\.\d+\.(?:{place.encoder.attention})")
         projections = [name for name in linear if pattern.fullmatch(name)]
         if not projections:
-            raise UserError(
-                f"train.lora finds no projections of attention in {place.name}; name linear layers in "
-                "train.lora.targets"
-            )
+            wrong = f"train.lora finds no projections of attention in {place.name}"
+            raise UserError(f"{wrong}; name linear layers in train.lora.targets")
         names += projections
     return names
 
@@ -193,17 +189,12 @@ def _lora_targets(method: nn.Module, targets: str | None, towers: list[str]) -> 
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Activation checkpointing: the backward pass computes each layer again, with the same noise.
-
-    UserError for a model without layers, and for layers whose running statistics would count twice.
-    """
+    """Activation checkpointing: the backward pass computes each layer again, with the same noise."""
     for name, layer in _layers(model, "train.activation_checkpointing"):
         counts = (isinstance(x, _BatchNorm) and not isinstance(x, FixedNorm) for x in layer.modules())
         if any(counts):
-            raise UserError(
-                f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
-                "count each batch twice; leave it out"
-            )
+            wrong = f"train.activation_checkpointing cannot compute {name} twice"
+            raise UserError(f"{wrong}: its running statistics would count each batch twice; leave it out")
         layer.forward = partial(_recomputed, layer.forward)
 
 
