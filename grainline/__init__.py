@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from grainline.evaluation.result import Result
     from grainline.loading import from_pretrained, load
     from grainline.model import Model
-    from grainline.training.callbacks import Callback, StopTraining
+    from grainline.training.log import Callback, StopTraining
     from grainline.training.run import train
 
 __version__ = "0.1.0"
@@ -64,9 +64,9 @@ if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 
 _MODULES = {
-    "Callback": "grainline.training.callbacks",
+    "Callback": "grainline.training.log",
     "Model": "grainline.model",
-    "StopTraining": "grainline.training.callbacks",
+    "StopTraining": "grainline.training.log",
     "UserError": "grainline.errors",
     "Result": "grainline.evaluation.result",
     "compare": "grainline.evaluation.compare",

@@ -104,7 +104,9 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
         _complete(values["image"], {"architecture": image.architecture, "size": image.image.size})
     if text is not None and text.text is not None:
         _complete(values["text"], {"architecture": text.architecture, "context": text.text.context})
-    direct = (image if _is_direct(config.image) else None), (text if _is_direct(config.text) else None)
+    # The summary of a side that is itself the encoder of a checkpoint leads into the shared space of that.
+    pairs = (config.image, image), (config.text, text)
+    direct = (checkpoint if isinstance(side, PretrainedConfig) else None for side, checkpoint in pairs)
     values["width"] = config.width or _width(*direct)
     if image is not None and text is not None and _same(config):
         values |= _logits(values, image)
@@ -142,11 +144,10 @@ def build(description: Description) -> Method:
     try:
         return cls(description.config)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or any(message in str(error) for message in TOO_LARGE):
-            raise UserError(
-                f"this {description.method} is too large for the memory here: lower its sizes"
-            ) from None
-        raise
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in TOO_LARGE):
+            raise
+        wrong = f"this {description.method} is too large for the memory here"
+        raise UserError(f"{wrong}: lower its sizes") from None
 
 
 def shared_config(value: Any) -> Any:
@@ -165,11 +166,7 @@ def write_description(folder: Path, description: Description, *, shared: bool = 
 
 
 def read_description(folder: Path) -> Description:
-    """Read `model.json`.
-
-    Raises UserError for a missing or damaged file, for one of another format, and for one that names a class
-    outside grainline, unless that is trusted (`config.trusting`).
-    """
+    """Read `model.json`. UserError for a class outside grainline, unless trusted (`config.trusting`)."""
     where = folder / "model.json"
     try:
         values = json.loads(read_plain(where))
@@ -177,14 +174,11 @@ def read_description(folder: Path) -> Description:
     except OSError as error:
         raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(
-            f"{where} is no model description, so it is damaged or was changed; put back a copy of it"
-        ) from None
+        wrong = f"{where} is no model description, so it is damaged or was changed"
+        raise UserError(f"{wrong}; put back a copy of it") from None
     if version != FORMAT:
-        raise UserError(
-            f"{where} has format {version}, this grainline reads format {FORMAT}: train again, or use the "
-            "version that wrote it"
-        )
+        wrong = f"{where} has format {version}, this grainline reads format {FORMAT}"
+        raise UserError(f"{wrong}: train again, or use the version that wrote it")
     return Description(name, method_config(name, config, str(where)))
 
 
@@ -210,8 +204,6 @@ def scored(description: Description, scoring: str | None) -> Description:
 
     scoring  the way; for a method that mixes two scores, a colon and the share of the second may follow:
              conditioned:0.7
-
-    Raises UserError where the method has one way only, and for a way that it does not have.
     """
     if scoring is None:
         return description
@@ -246,10 +238,8 @@ def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrain
         if side is None:
             continue
         if side.architecture is not None:
-            place = name if side is whole else f"{name}.encoder"
-            raise UserError(
-                f"field model.{place}.architecture is filled in when {side.pretrained} is read; leave it out"
-            )
+            field = f"model.{name if side is whole else f'{name}.encoder'}.architecture"
+            raise UserError(f"field {field} is filled in when {side.pretrained} is read; leave it out")
         options[name] = {field: getattr(side, field) for field in ("pretrained", "quick_gelu", *fields)}
         if name == "image" and side is not whole:  # it reads the squares that superpixels are made of
             options[name]["size"] = whole.size
@@ -283,11 +273,6 @@ def _same(config: TowersConfig) -> bool:
         and isinstance(text, PretrainedTextConfig)
         and image.pretrained == text.pretrained
     )
-
-
-def _is_direct(side: Config) -> bool:
-    """Whether a side is the encoder of a checkpoint itself, whose summary leads into its shared space."""
-    return isinstance(side, PretrainedConfig)
 
 
 def _complete(side: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -51,11 +51,8 @@ HUB_FILE = re.compile(rf"{HUB_NAME.pattern}|\w[\w.-]*/\w[\w.-]*/\w[\w./-]*\.(pt|
 def require_model_name(name: str | Path) -> None:
     """UserError for a path that is not there and that no model of the hub can have as a name."""
     if HUB_FILE.fullmatch(str(name)) is None:
-        raise UserError(
-            f"no model at {Path(name).resolve()}, and that is no name of the Hugging Face hub; give the"
-            " folder that `grainline train --out` wrote, or a checkpoint of others by its folder, file or"
-            " name"
-        )
+        wrong = f"no model at {Path(name).resolve()}, and that is no name of the Hugging Face hub"
+        raise UserError(f"{wrong}; give the folder of a run, or a checkpoint by its folder, file or name")
 
 
 class Config(BaseModel):
@@ -70,9 +67,8 @@ class Config(BaseModel):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         for name in values if isinstance(values, Mapping) else ():
             if name not in known:
-                raise PydanticCustomError(
-                    "unknown_field", "no field {name}", {"name": str(name), "allowed": known}
-                )
+                facts = {"name": str(name), "allowed": known}
+                raise PydanticCustomError("unknown_field", "no field {name}", facts)
         return values
 
 
@@ -96,10 +92,9 @@ def require_trust(name: str, where: str) -> None:
     """UserError for code outside grainline that came out of a file, unless the user typed its name too."""
     trusted, module = TRUSTED.get(), name.removeprefix("spacy:").partition(":")[0]
     if trusted is not None and name not in trusted:
-        raise UserError(
-            f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
-            "trust its code, give trust_code=True, or --trust-code to the command"
-        )
+        wrong = f"{where}: {name} would import the module {module}, which is no part of grainline"
+        advice = "if you trust its code, give trust_code=True, or --trust-code to the command"
+        raise UserError(f"{wrong}; {advice}")
 
 
 def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> C:
@@ -110,24 +105,25 @@ def parse(cls: type[C], values: dict[str, Any], where: str, field: str = "") -> 
 
     true and false are no numbers, and numbers no true and false.
     """
+    above = [field] if field else []
     try:
         config = cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first(error, values, [field] * bool(field))}") from None
-    for path, value, kind in _swapped(values, config, [field] * bool(field)):
+        raise UserError(f"{where}: {_first(error, values, above)}") from None
+    for path, value, kind in _swapped(values, config, above):
         raise UserError(f"{where}: field {'.'.join(path)!r} is {_short(value)}: it must be {kind}")
     return config
 
 
 def load_class(name: str, base: type, table: Mapping[str, str], where: str) -> Any:
-    """Import the class of a name in a table, or of "my_module:MyClass".
+    """The class of a name in a table, or of "my_module:MyClass" on sys.path or in the working directory.
 
     base   base class that is required
     table  names, and "module:Class" of each
     where  the option, or file and field, of the name, for the message
 
-    Modules are found on sys.path and in the working directory. Raises UserError for an unknown name, a module
-    that cannot be imported, another kind of class, and before the import for a name that nobody typed.
+    Raises UserError for an unknown name, a module that cannot be imported, another kind of class, and before
+    the import for a name that nobody typed.
     """
     module, attribute = class_path(name, base.__name__.lower(), table, where)
     package, _, inside = module.partition(".")
@@ -151,10 +147,8 @@ def class_path(name: str, kind: str, table: Mapping[str, str], where: str) -> tu
     """
     module, sign, attribute = str(table.get(str(name), name)).partition(":")
     if not sign or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(
-            f"{where}: unknown {kind} {_short(name)}{suggestion(str(name), table)};"
-            f" allowed are {', '.join(table)}, or module:Class"
-        )
+        allowed = f"allowed are {', '.join(table)}, or module:Class"
+        raise UserError(f"{where}: unknown {kind} {_short(name)}{suggestion(str(name), table)}; {allowed}")
     return module, attribute
 
 
@@ -167,9 +161,8 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for change in changes:
         path, sign, text = change.partition("=")
         if not sign or not path.strip() or path.count(".") >= MAX_DEPTH:
-            raise UserError(
-                f"--set {_short(change)}: write it as name.of.field=value, such as train.max_steps=500"
-            )
+            advice = "write it as name.of.field=value, such as train.max_steps=500"
+            raise UserError(f"--set {_short(change)}: {advice}")
         values = _replaced(values, path.strip().split("."), _value(text, change))
     return values
 
@@ -183,9 +176,7 @@ def deep_merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
     out = dict(values)
     for name, value in changes.items():
         old = out.get(name)
-        if isinstance(old, dict) and isinstance(value, dict):
-            value = deep_merge(old, value)
-        out[name] = value
+        out[name] = deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
 
 
@@ -207,10 +198,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = _load(read_plain(path).decode())
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {_problem(error)}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} cannot be read: byte {error.start} is no UTF-8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
     if not isinstance(values, dict):
         kind = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
         raise UserError(f"{path} holds {kind}, not a mapping of field names to values")
@@ -218,10 +207,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_whole(
-    path: Path,
-    find: Callable[[str], Path],
-    typed: list[Any] | None = None,
-    above: tuple[Path, ...] = (),
+    path: Path, find: Callable[[str], Path], typed: list[Any] | None = None, above: tuple[Path, ...] = ()
 ) -> dict[str, Any]:
     """The fields of a recipe over those of its `base`, a path relative to the file or a name.
 
@@ -232,9 +218,8 @@ def read_whole(
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
-        raise UserError(
-            f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
-        )
+        circle = " -> ".join(map(str, chain))
+        raise UserError(f"recipe {above[0]} has itself as a base: {circle}; drop a base")
     values = read_yaml(path)
     folders = (*path.absolute().parents[:3], *chain[-1].parents[:3])  # it may be a link
     if any(os.path.lexists(folder / "model.json") for folder in folders):

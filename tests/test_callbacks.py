@@ -10,7 +10,7 @@ from runs import logged, recipe
 
 import grainline
 from grainline.training import loop
-from grainline.training.callbacks import TrainingState
+from grainline.training.log import TrainingState
 
 VALIDATED: dict[str, Any] = {"validation": "scenes:dev?count=4", "validate_every": 1, "save_every": 1}
 
@@ -98,7 +98,7 @@ def test_early_stopping_waits_for_its_patience_and_a_resumed_run_does_the_same(t
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(grainline.UserError, match="early_stopping reads validations: set validate_every"):
         grainline.train(recipe(tmp_path), tmp_path / "x", early_stopping={"patience": 2})
-    with pytest.raises(grainline.UserError, match="is neither an object of a class derived from"):
+    with pytest.raises(grainline.UserError, match=r"is neither a grainline\.Callback nor a func"):
         grainline.train(recipe(tmp_path), tmp_path / "z", callbacks=[3])
 
 

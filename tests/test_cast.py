@@ -14,8 +14,8 @@ from grainline.encoders.cast import Cast, CastConfig, CastTokens, Stage, segment
 from grainline.errors import UserError
 from grainline.nn.grouping import GraphPool
 from grainline.nn.superpixels import inside, label_of
+from grainline.training.optim import depth_levels
 from grainline.training.step import LoraConfig, add_lora, recompute_layers
-from grainline.training.tune import depth_levels
 
 SIZE, CELL = 16, 4
 SMALL: dict[str, Any] = {

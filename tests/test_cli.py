@@ -62,43 +62,12 @@ def train(folder: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("train clip/fi", ["clip/finetune"]),
-        ("recipes himo/pa", ["himo/paper"]),
-        ("suites retr", ["retrieval"]),
-        ("evaluate x --suite long", ["long-retrieval"]),
-        ("evaluate x --suite retrieval --set pro", ["protocol="]),
-        ("train tgt/scenes --set data.wor", ["data.workers="]),
-        ("train tgt/scenes --set model.text.gro", ["model.text.groups="]),
-    ],
-)
-def test_the_shell_completes_recipes_suites_and_fields(
-    typed: str, offered: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["grainline", *typed.split()]
-    monkeypatch.setenv("_GRAINLINE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(words))
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    assert call() == 0
-    assert capsys.readouterr().out.split() == offered
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["trian"], "No such command 'trian'"),
         (["data"], "Missing command"),
         (["train"], "Missing argument 'recipe'"),
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
-        (["train", "clip/scenes", "more.csv", "--out", "x"], "Data is given by --data more.csv."),
-        (["evaluate", "x", "val.csv"], "Data is given by --data val.csv."),
-        (
-            ["train", "clip/scenes", "--max-steps", "5"],
-            "Fields of the recipe go by --set train.max_steps=VALUE.",
-        ),
-        (["train", "clip/scenes", "--lr", "5"], "by --set train.optimizer.lr=VALUE."),
-        (["evaluate", "x", "--protocol", "coco-5k"], "Options of a suite go by --set protocol=VALUE."),
         (["suites", "a", "b"], "Got unexpected extra argument(s) (b). See"),
         (
             ["evaluate", "x", "--batch-size", "many"],
@@ -405,10 +374,6 @@ def test_wrong_options_of_evaluate_are_one_line(
     arguments: list[str], said: str, trained: Path, capsys: Capture
 ) -> None:
     assert said in complaint(capsys, "evaluate", trained, "--data", "scenes:dev?count=4", *arguments)
-
-
-def test_a_model_behind_the_data_comes_first(trained: Path, capsys: Capture) -> None:
-    assert "The model comes first. See" in complaint(capsys, "evaluate", "val.csv", trained)
 
 
 def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys: Capture) -> None:

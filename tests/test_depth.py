@@ -12,14 +12,16 @@ from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.training.optim import (
     Constant,
+    EncoderLayers,
     OptimizerConfig,
     ParamRule,
     build_optimizer,
+    depth_levels,
+    encoder_layers,
     param_groups,
     rates,
     set_rates,
 )
-from grainline.training.tune import EncoderLayers, depth_levels, encoder_layers
 
 ALL = ParamRule(pattern=".*")
 

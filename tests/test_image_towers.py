@@ -14,8 +14,8 @@ from grainline.encoders.pretrained import KINDS, build_pretrained, kind_of, load
 from grainline.encoders.pretrained.image_towers import TOWERS
 from grainline.errors import UserError
 from grainline.nn.attention import layer_lists
+from grainline.training.optim import depth_levels, encoder_layers
 from grainline.training.step import recompute_layers
-from grainline.training.tune import depth_levels, encoder_layers
 
 SIDES = {"swin": 32, "swinv2": 32, "efficientnet": 72, "mobilenet_v1": 64, "mobilenet_v2": 64}
 SIDES |= {"convnext": 64, "convnextv2": 64, "dinov3_convnext": 224, "resnet": 224, "regnet": 224}

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,38 +214,17 @@ def test_plain_lines_come_every_so_often_and_always_at_the_end(tmp_path: Path) -
     assert [line.split("  ")[0] for line in lines] == ["step 1/8", "step 8/8", "validation: better"]
 
 
-def test_a_terminal_shows_a_bar_that_ends_full(tmp_path: Path) -> None:
-    console = Console(
-        file=io.StringIO(), force_terminal=True, width=120, color_system=None, legacy_windows=False
-    )
-    text = shown(console, tmp_path, step=5)
-    assert "6/8" in text
-    assert "8/8" in text
-    assert "\x1b[" in text, "the bar is redrawn in place"
-    assert "loss 0.125  i2t nan  123 images/s  ETA 0:00:00" in text
-    assert "validation: better" in text
-
-
-def test_a_bar_starts_no_thread(tmp_path: Path) -> None:
-    import threading
-
+@pytest.mark.parametrize("where", ["terminal", "jupyter"])
+def test_a_terminal_and_a_notebook_show_a_bar_that_ends_full_without_a_thread(
+    tmp_path: Path, where: str
+) -> None:
     before = threading.active_count()
-    console = Console(file=io.StringIO(), force_terminal=True)
-    with open_log(tmp_path, console=console) as log:
-        log.progress(1, {}, 0.0)
-        assert threading.active_count() == before
-
-
-def test_a_notebook_shows_a_bar_with_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(file=io.StringIO(), force_jupyter=True)
-    with Log(tmp_path, LogConfig(plain_every=0), 3, console=console) as log:
-        log.note("a remark", 0, 0.0)
-        log.progress(3, {"loss": 1.5}, 40.0)
-    bar = capsys.readouterr().err
-    assert "training" in bar
-    assert "3/3" in bar
-    assert "loss 1.500  40 images/s" in bar
-    assert console.file.getvalue() == "a remark\n"  # type: ignore[attr-defined]
+    options: dict[str, Any] = {f"force_{where}": True}
+    text = shown(Console(file=io.StringIO(), **options), tmp_path, step=5)
+    assert threading.active_count() == before
+    assert "6/8" in text
+    assert "8/8 loss 0.125  i2t nan  123 images/s  ETA 0:00:00" in text
+    assert "\rvalidation: better\n" in re.sub(" +\r", "\r", text)
 
 
 def test_the_time_left_follows_the_speed_since_this_process_began(

@@ -21,10 +21,10 @@ from grainline.training.optim import (
     rates,
     set_rates,
     train_mode,
+    tuned,
 )
 from grainline.training.recipe import read_recipe
 from grainline.training.step import LoraConfig, add_lora
-from grainline.training.tune import tuned
 
 
 class Small(nn.Module):

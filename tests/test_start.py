@@ -498,7 +498,7 @@ def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
 @pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])
 def test_a_path_that_is_not_there_says_what_was_tried(path: str) -> None:
     with pytest.raises(
-        UserError, match="that is no name of the Hugging Face hub; give the folder that"
+        UserError, match="that is no name of the Hugging Face hub; give the folder of"
     ) as error:
         load(path)
     assert str(error.value).startswith("no model at ")

@@ -27,7 +27,7 @@ from grainline.nn.hashing import number_places, rows_of
 from grainline.nn.pooling import mean_pool
 from grainline.nn.positions import stretch_linear
 from grainline.training.checkpoint import process_rng_modules
-from grainline.training.tune import depth_levels, encoder_layers
+from grainline.training.optim import depth_levels, encoder_layers
 from grainline.types import Clock
 
 CLOCK = Clock(seed=3)

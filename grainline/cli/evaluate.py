@@ -16,9 +16,7 @@ from grainline.cli.options import (
     check_model,
     check_sources,
     check_suite,
-    fields_of,
     from_signature,
-    names_of,
     next_step,
 )
 from grainline.errors import UserError
@@ -33,8 +31,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     vectors: list[str] | None = None,
     pairs: Path | None = None,
     scores: Path | None = None,
-    suite: Annotated[str, typer.Option(autocompletion=names_of)] = "retrieval",
-    changes: Annotated[list[str] | None, typer.Option("--set", autocompletion=fields_of)] = None,
+    suite: str = "retrieval",
+    changes: Annotated[list[str] | None, typer.Option("--set")] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     batch_size: BatchSize = 64,
@@ -58,9 +56,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if model is not None:
         check_model(model)
     elif not vectors and scores is None:
-        raise UserError(
-            "no MODEL and no --vectors; give a run folder or a checkpoint, or vectors of another program"
-        )
+        advice = "give a run folder or a checkpoint, or vectors of another program"
+        raise UserError(f"no MODEL and no --vectors; {advice}")
     check_sources(data)
     from grainline.evaluation.evaluate_model import as_text
     from grainline.evaluation.evaluate_model import evaluate as run
@@ -75,19 +72,16 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     print(as_text(result))
     for path in filter(None, (settings["json"], settings["html"])):
         print(f"written: {path}")
-    what = (
-        [model] if vectors is None and scores is None else ["--vectors", *(vectors or ()), "--pairs", pairs]
-    )
-    what += ["--data", *data] if data else []
-    if settings["json"] is None:
-        next_step("grainline", "evaluate", *what, "--suite", suite, "--html", "out.html")
+    more = ["--data", *(data or ()), "--suite", suite]
+    if model is not None and settings["json"] is not None:
+        next_step("grainline", "evaluate", "ANOTHER_MODEL", *more, "--compare-to", settings["json"])
     elif model is not None:
-        next_step("grainline", "evaluate", "ANOTHER_MODEL", *what[1:], "--compare-to", settings["json"])
+        next_step("grainline", "evaluate", model, *more, "--html", "out.html")
 
 
 @from_signature()
 def suites(
-    name: Annotated[str | None, typer.Argument(autocompletion=names_of, show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
 ) -> None:
     """List the suites of `grainline evaluate`, or the options of one.
 
@@ -164,11 +158,11 @@ def encode(
     from grainline.training.recipe import descriptions_for
 
     loaded = load(model)
-    settings["descriptions"] = (
-        None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
-    )
+    own = None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
     with progress("encoding") as step:
-        counts = write_vectors(loaded, source, out, batch=batch_size, progress=step, **settings)
+        counts = write_vectors(
+            loaded, source, out, batch=batch_size, descriptions=own, progress=step, **settings
+        )
     skipped = counts.pop("skipped")
     written = ", ".join(f"{number} {name}" for name, number in counts.items())
     note = f"; {skipped} samples were skipped, see notes.jsonl" if skipped else ""

@@ -2,9 +2,7 @@
 
 import itertools
 import os
-import re
 import sys
-from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -29,7 +27,6 @@ from grainline.cli.options import (
     check_recipe,
     check_sources,
     from_signature,
-    names_of,
     next_step,
 )
 from grainline.errors import UserError, escape_controls, path_of
@@ -90,7 +87,7 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 @from_signature()
 def recipes(
-    name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
+    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
 ) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too.
 
@@ -121,7 +118,7 @@ def recipes(
 )
 @from_signature("training/run.py:train", without=("callbacks",))
 def train(
-    recipe: Annotated[str, typer.Argument(autocompletion=names_of)],
+    recipe: str,
     *,
     out: Path | None = None,
     data: Data = None,
@@ -222,7 +219,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{error.format_message().rstrip('.')}. {_hint(error)}See {command} --help.")
+        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -250,24 +247,6 @@ def _run(arguments: list[str]) -> Any:
         if error.filename is None:
             raise
         raise UserError(f"{error.filename}: {error.strerror}") from error
-
-
-def _hint(error: Any) -> str:
-    """The place that a command has for a wrong option or argument; "" where it has none."""
-    options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
-    extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
-    if extra and "data" in options:
-        is_model = os.path.isfile(os.path.join(extra[1], "model.json"))
-        return "The model comes first. " if is_model else f"Data is given by --data {extra[1]}. "
-    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-    if name and "suite" in options and not getattr(error, "possibilities", None):
-        return f"Options of a suite go by --set {name}=VALUE. "
-    if name and "changes" in options and "suite" not in options:
-        from grainline.training.recipe import field_of
-
-        with suppress(UserError):
-            return f"Fields of the recipe go by --set {field_of(name)}=VALUE. "
-    return ""
 
 
 def _switches_first(arguments: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """Options of commands from the signatures of functions, checks that need no torch, and the line "next:".
 
-A mistake that can be found without loading torch is reported before that: `check_recipe`, `check_model`,
-`check_sources`, `check_changes`, `check_suite`.
+The checks report a mistake that can be found without loading torch.
 """
 
 import ast
@@ -10,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import cache
@@ -115,32 +113,9 @@ MaxCorrupt = Annotated[float, typer.Option(min=0, max=1, help="Share of samples 
 SamplesPerShard = Annotated[int, typer.Option(min=1, help="Records in each tar.")]
 
 
-def names_of(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The recipes, or the suites, that begin so, for the shell."""
-    from grainline import recipes
-    from grainline.evaluation import SUITES
-
-    names = recipes.names() if ctx.info_name in ("recipes", "train") else SUITES
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def fields_of(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The fields of the recipe, or the options of the suite, that begin so, for the shell."""
-    names: list[str] = []
-    with suppress(UserError):  # of an unknown name
-        from grainline.evaluation.suite import suite_class
-        from grainline.training.recipe import read_recipe
-
-        if "suite" in ctx.params:
-            names += suite_class(ctx.params["suite"] or "retrieval").Options.model_fields
-        else:
-            names += read_recipe([*ctx.args, "maxsim/scenes"][0], []).settings()
-    return [f"{name}=" for name in names if name.startswith(incomplete)]
-
-
 RecipeChanges = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2", autocompletion=fields_of),
+    typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2"),
 ]
 
 

@@ -1,13 +1,12 @@
 """Training: recipes, runs, the loop and its step.
 
 cached      Superpixels, features and texts that training reads instead of computing them.
-callbacks   Callbacks, and early stopping.
 checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
 inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.
-log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases.
+log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases; callbacks.
 loop        The training loop: steps, validation, checkpoints, log.
-optim       AdamW: rules, schedules, weight decay, layer-wise decay.
+optim       AdamW: rules, `tune`, schedules, weight decay, layer-wise decay.
 parallel    DistributedDataParallel or FSDP2, device and precision.
 precompute  Features of an image encoder and superpixels, written by commands.
 recipe      The fields of a recipe, and reading one.
@@ -15,5 +14,4 @@ report      Validation, and OUT/report.html: curves, corrupt samples, settings.
 run         `grainline.train`: from a recipe to a run in its folder.
 step        One training step, GradCache, LoRA, activation checkpointing, compilation.
 text_cache  What a frozen text encoder gives for the texts of a source, in front of the encoder in training.
-tune        `tune` of a pretrained side as rules of the optimizer; layers by depth; what adapters freeze.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grainline.build import Start, image_settings
+from grainline.build import image_settings
 from grainline.data.cache import CachedSuperpixels, Views, place, write_once
 from grainline.data.features import CachedFeatures, cached_features
 from grainline.data.record import Source
@@ -22,34 +22,28 @@ from grainline.fingerprint import image_fingerprint, text_fingerprint
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
+from grainline.training.optim import tuned
 from grainline.training.precompute import convolutional, feature_encoder
 from grainline.training.recipe import DataConfig, Recipe
 from grainline.training.text_cache import TEXTS, CachedTexts, make_texts, text_reader
-from grainline.training.tune import tuned
 
 
 def make_crop(
-    cfg: DataConfig,
-    source: Source,
-    method: Method,
-    start_point: Start,
-    resume_from: Path | None,
-    device: torch.device,
+    cfg: DataConfig, source: Source, model: Model, resume_from: Path | None, device: torch.device
 ) -> Crop:
     """The crop of training images, with cached superpixels or features where the recipe names them.
 
     resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
     device       that computes features
     """
-    description = start_point.description
-    transform, config = EvalTransform(method.size, **image_settings(description)), description.config
+    method, config = model.method, model.description.config
+    transform = EvalTransform(method.size, **image_settings(model.description))
     auto = cfg.features == "auto"
     frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
     if auto and "towers.image" in frozen:
         if cfg.crop is not None and cfg.views <= 1:
-            advice = "set data.crop to null, or data.views to a number of squares of each image"
             wrong = "caches the square that evaluation reads, and a random crop is another"
-            raise UserError(f"data.features: auto {wrong}: {advice}")
+            raise UserError(f"data.features: auto {wrong}: set data.crop to null, or data.views")
         views = Views(transform, max(1, cfg.views), cfg.crop)
         trained = _trained(method, resume_from).to(device).eval()
         encode = feature_encoder(trained, tokens=config.reads_tokens)
@@ -57,15 +51,14 @@ def make_crop(
         one_each = convolutional(trained) and device.type == "cpu"
         return cached_features(source, views, encode, encoder, tokens=config.reads_tokens, one_each=one_each)
     if auto and cfg.views > 1:
-        wrong = f"data.views is {cfg.views}, and the image encoder learns"
-        raise UserError(f"{wrong}: set model.image.tune=frozen")
-    if auto and not any(tower.startswith("towers.text") for tower in frozen):
-        wrong = (
-            "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune to frozen"
+        raise UserError(
+            f"data.views is {cfg.views}, and the image encoder learns: set model.image.tune=frozen"
         )
+    if auto and not any(tower.startswith("towers.text") for tower in frozen):
+        wrong = "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune"
         if frozen:
-            wrong = "does not cache cells that superpixels pool: set model.text.tune to frozen"
-        raise UserError(f"data.features: auto {wrong}")
+            wrong = "does not cache cells that superpixels pool: set model.text.tune"
+        raise UserError(f"data.features: auto {wrong} to frozen")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
     if cfg.features is not None and not auto:
@@ -75,7 +68,7 @@ def make_crop(
         return SameTransform(transform)
     settings = config.image.model_dump(mode="json").get("superpixels")
     if settings is None:
-        wrong = f"the image encoder of {description.method} reads none"
+        wrong = f"the image encoder of {model.description.method} reads none"
         raise UserError(f"data.superpixels is set, but {wrong}: leave it out")
     del settings["checkpoint"]  # the path of the weights does not change the superpixels
     superpixels = CachedSuperpixels(Path(cfg.superpixels), source, transform, settings)
@@ -109,7 +102,6 @@ def cached_texts(
     reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
     kind, out = place(TEXTS, source, encoder, *reading)
     settings = {"encoder": encoder, "width": tower.width}
-
     read = text_reader(model.tokenizer, method, tower)
     write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
     return CachedTexts(kind, out, name, tower.width).install

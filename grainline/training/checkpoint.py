@@ -60,7 +60,7 @@ def save(
 
     All processes call it, because sharded tensors have to be gathered; the first one writes.
 
-    method     the module itself, not wrapped by DDP or torch.compile, so that its parameters have their names
+    method     the module itself, not wrapped by DDP, so that its parameters have their names
     optimizer  from `build_optimizer`: its groups carry the names of their parameters
 
     A checkpoint of the same step is replaced. Those of later steps are removed, `best` and `last` too,
@@ -70,38 +70,30 @@ def save(
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
     saving = files.temporary_path(target)
-    weights, moments = (
-        {name: full_tensor_on_first(x) for name, x in tensors.items()}
-        for tensors in (plain_state_dict(method), _moments(optimizer))
-    )
+    weights = {name: full_tensor_on_first(x) for name, x in plain_state_dict(method).items()}
+    moments = {name: full_tensor_on_first(x) for name, x in _moments(optimizer).items()}
     if rank() != 0:
         return target
+    parameters, values = _parameters(optimizer), state._asdict()
+    rngs = {f"{i}/{k}": x for i, rng in enumerate(values.pop("rng")) for k, x in rng.items()}
+    body = {"version": VERSION, "state": values, "ranks": len(state.rng), "trained": list(parameters)}
+    # Trained parameters without a gradient so far; AdamW creates their state with the first one.
+    body["untouched"] = [name for name, p in parameters.items() if p not in optimizer.state]
     try:
         saving.parent.mkdir(parents=True, exist_ok=True)
         files.clear_leftovers(saving.parent)
         saving.mkdir()
         write_weights(saving / MODEL, method, weights)
         files.write_tensors(saving / OPTIMIZER, moments, {})
-        rngs = {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}
         files.write_tensors(saving / RNG, rngs, {})
-        parameters = _parameters(optimizer)
-        body = {
-            "version": VERSION,
-            "state": {key: value for key, value in state._asdict().items() if key != "rng"},
-            "ranks": len(state.rng),
-            "trained": list(parameters),
-            # Trained parameters without a gradient so far; AdamW creates their state with the first one.
-            "untouched": [name for name, p in parameters.items() if p not in optimizer.state],
-        }
         files.seal(saving, body)
         files.move_into_place(target)
         steps = _steps(out)
         latest = [step for step in steps if step <= state.step][-keep:]
         for step in set(steps) - set(latest):
             files.remove(steps[step])
-        for name in MARKS:
-            path = files.existing_folder(out / name)
-            if path is not None and step_of(path) > state.step:
+        for path in filter(None, (files.existing_folder(out / name) for name in MARKS)):
+            if step_of(path) > state.step:
                 files.remove(path)
     except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
@@ -121,11 +113,6 @@ def mark(out: Path, checkpoint: Path, name: str) -> Path:
     except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
-
-
-def mark_path(out: Path, name: str) -> Path | None:
-    """The weights that `mark` linked under a name; None without any."""
-    return files.existing_folder(out / name)
 
 
 def step_of(folder: Path) -> int:
@@ -151,19 +138,14 @@ def find(out: Path, name: str) -> Path:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check format, sizes and sha256 sums of a checkpoint; returns the content of state.json.
-
-    UserError where something does not fit; it names the newest good checkpoint of the run.
-    """
+    """The content of state.json, once format, sizes and sha256 sums of a checkpoint are checked."""
     try:
         body = files.unseal(path)
     except files.Corrupt as error:
         raise _corrupt(path, str(error)) from None
     if body.get("version") != VERSION:
-        raise UserError(
-            f"checkpoint {path} has format {body.get('version')}, this grainline reads format {VERSION}: "
-            "train again, or use the version that wrote it"
-        )
+        wrong = f"checkpoint {path} has format {body.get('version')}, this grainline reads format {VERSION}"
+        raise UserError(f"{wrong}: train again, or use the version that wrote it")
     return body
 
 
@@ -198,18 +180,19 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
 def _tensors(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint."""
     try:
-        tensors: dict[str, Tensor] = load_file(path / name)
+        return dict(load_file(path / name))
     except (OSError, SafetensorError) as error:
         raise _corrupt(path, f"{name} cannot be read ({files.reason(error)})") from None
-    return tensors
 
 
 def _corrupt(path: Path, reason: str) -> UserError:
     """The error about a damaged checkpoint, with a good one of its run."""
-    other = _good_of_run(path, other_than=path)
-    offer = "the run has no other good checkpoint: train again into a new folder"
-    if other is not None:
-        offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
+    good, offer = (
+        _good_of_run(path, path),
+        "the run has no other good checkpoint: train again into a new folder",
+    )
+    if good is not None:
+        offer = f"continue from the last good one with --resume --checkpoint {files.original_name(good)}"
     return UserError(f"checkpoint {path} is corrupt: {reason}; {offer}")
 
 
@@ -217,9 +200,8 @@ def _cannot_write(error: Exception, target: Path) -> NoReturn:
     files.discard(files.temporary_path(target))
     good = _good_of_run(target)
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
-    raise UserError(
-        f"cannot write {target}: {files.reason(error)}; {last}; make it writable, then train with --resume"
-    ) from None
+    wrong = f"cannot write {target}: {files.reason(error)}; {last}"
+    raise UserError(f"{wrong}; make it writable, then train with --resume") from None
 
 
 def _steps(out: Path) -> dict[int, Path]:
@@ -233,10 +215,10 @@ def _steps(out: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def _good_of_run(path: Path, other_than: Path | None = None) -> Path | None:
+def _good_of_run(path: Path, besides: Path | None = None) -> Path | None:
     """The newest checkpoint that is intact, of the run that a checkpoint belongs to."""
     out = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    for step in (step for step in reversed(_steps(out).values()) if step != other_than):
+    for step in (step for step in reversed(_steps(out).values()) if step != besides):
         with contextlib.suppress(files.Corrupt):
             files.unseal(step)
             return step
@@ -257,10 +239,8 @@ def _check_moments(
             expected[f"step/{name}"] = torch.zeros((), dtype=torch.float32)
         wrong = state_dict_mismatch(moments, expected)
     if wrong:
-        raise UserError(
-            f"the optimizer state of {path} does not fit this run: {wrong}; "
-            "resume with the rules that it was started with"
-        )
+        wrong = f"the optimizer state of {path} does not fit this run: {wrong}"
+        raise UserError(f"{wrong}; resume with the rules that it was started with")
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -326,10 +306,10 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
 
 
 def process_rng_modules(model: nn.Module) -> list[str]:
-    """Names of the modules in training mode whose noise comes from the generator of their process.
+    """Names of the modules in training mode whose noise depends on the number of processes.
 
     These are the dropout in the attention of GroupViT (transformers library) and the dropout of adapters
-    outside the encoders. Their noise depends on the number of processes.
+    outside the encoders: it comes from the generator of their process.
     """
     attention = set(draws_by_process(model))
     modules = {name: module for name, module in model.named_modules() if module.training}

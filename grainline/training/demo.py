@@ -55,15 +55,12 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     """
     console = Console()
     recipe = read_recipe(RECIPE, changes)
-    console.print(
-        f"Training {RECIPE} on drawn scenes, {recipe.train.max_steps} steps of "
-        f"{recipe.train.global_batch_size}."
-    )
+    steps = f"{recipe.train.max_steps:,} steps of {recipe.train.global_batch_size}"
+    console.print(f"Training {RECIPE} on drawn scenes, {steps}.")
     model = load(train(recipe, out, resume=(out / "recipe.yaml").is_file()))
     size = model.method.size
-    unseen, composed = (
-        open_source(f"scenes:{split}?count={scenes}", size=size) for split in ("dev", "compose")
-    )
+    unseen = open_source(f"scenes:dev?count={scenes}", size=size)
+    composed = open_source(f"scenes:compose?count={scenes}", size=size)
     retrieval, probes = load_suite("retrieval"), load_suite("probes")
     encodings, compared = retrieval.encode(model, unseen), probes.encode(model, unseen)
     results = {
@@ -76,9 +73,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     *tables, novel = results.values()
     tables.append(novel._replace(suite=f"{novel.suite}, combinations never trained on"))
     page = out / REPORT_FILE
-    numbers = _numbers(
-        results, encodings, f"{recipe.train.max_steps:,} steps of {recipe.train.global_batch_size}"
-    )
+    numbers = _numbers(results, encodings, steps)
     evaluation = Evaluation(model, unseen, encodings, results["retrieval"])
     others = retrieval.sections(evaluation)
     others += probes.sections(evaluation._replace(data=compared, result=results["probes"]))
@@ -158,11 +153,9 @@ def _query(evaluation: Evaluation) -> list[Section]:
             verdict = "shows" if p <= SUPPORT else "does not" if p > ABSENT else "cannot tell"
             judged.append(one._replace(place=f"p {p:.3f}", verdict=verdict))
         number = sum(one.verdict == "shows" for one in judged)
-        right = (
-            "the scene that it describes" if row == int(data.texts.image[data.strings.index(text)]) else ""
-        )
+        own = row == int(data.texts.image[data.strings.index(text)])
         title = f"{rank}. shows {number} of {len(parts)} sentences"
-        cases.append(Case(title, right, look=look._replace(sentences=judged)))
+        cases.append(Case(title, "the scene that it describes" * own, look=look._replace(sentences=judged)))
     quote = render("rows.html", kind="hits", lead=text, parts=[cases_html(cases, "hit")])
     return [Section("A query of several sentences", hint(FINDS.format(images=len(data.keys))) + quote)]
 

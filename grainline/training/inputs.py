@@ -4,12 +4,11 @@ recipe.yaml, model.json and tokenizer.json are written before the first step. Du
 log.jsonl grow; best/ and last/ hold the weights to use.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from grainline.build import (
 )
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.joined import without_images
-from grainline.data.open_source import open_sources, register
+from grainline.data.open_source import open_sources
 from grainline.data.record import CorruptSample, Source
 from grainline.data.tokenizers.tokenizer import CONFIG, CONTENT, META, TextTokenizer, Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer, read_tokenizer
@@ -35,28 +34,7 @@ from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.training.log import LOG_FILE
-from grainline.training.recipe import Recipe, field_of, read_recipe
-
-
-def as_changes(
-    changes: Sequence[str] | Mapping[str, Any], settings: Mapping[str, Any], **sources: Any
-) -> list[str]:
-    """The arguments of `grainline.train` as changes of recipe fields.
-
-    changes   of fields by path, or as `--set` takes them
-    settings  by the names of `field_of`
-    sources   data and validation, registered where they are no paths, and images; None leaves out
-    """
-    fields = {
-        {"data": "data.paths"}.get(name, f"data.{name}"): value if name == "images" else register(value)
-        for name, value in sources.items()
-        if value is not None
-    }
-    fields |= {field_of(name): value for name, value in settings.items()}
-    if isinstance(changes, Mapping):
-        fields, changes = {**changes, **fields}, ()
-    return [*changes, *(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())]
-
+from grainline.training.recipe import Recipe, read_recipe
 
 MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so a resumed run may change them."""
@@ -159,25 +137,17 @@ def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
     names = sorted(before.keys() | now.keys())
     differ = [x for x in names if before.get(x) != now.get(x) and not x.startswith(MAY_CHANGE)]
     if differ:
-        raise UserError(
-            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; resume with the same"
-            f" recipe and settings, or choose another --out (with its weights: --set init_from={out})"
-        )
-
-
-class Beginning(NamedTuple):
-    """The data and the model that training starts from."""
-
-    source: Source
-    described: Source  # the same with the descriptions of the recipe
-    start_point: Start
-    model: Model
+        advice = f"resume with the same, or choose another --out (with its weights: --set init_from={out})"
+        raise UserError(f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; {advice}")
 
 
 def begin(
     recipe: Recipe, out: Path, resume_from: Path | None, descriptions: Descriptions | None
-) -> Beginning:
-    """Data, tokenizer and first weights of a run. The first process writes the tokenizer of a new run."""
+) -> tuple[Source, Source, Model]:
+    """The data of a run, these with descriptions, and the model that training starts from.
+
+    The first process writes the tokenizer of a new run.
+    """
     start_point, earlier = read_start(recipe, out, resume_from), None
     if recipe.init_from and resume_from is None:
         earlier = load(recipe.init_from, device="cpu")
@@ -196,36 +166,34 @@ def begin(
         start_point = start_point._replace(description=resized)
     torch.manual_seed(recipe.train.seed)
     model = Model(start_point.description, start_point.method(), tokenizer)
-    require_data_fits(source, descriptions, model)
+    if model.method.uses_images and (without := without_images(source)):
+        wrong = f"{without} has captions without images, and {type(model.method).__name__} uses images"
+        raise UserError(f"{wrong}; name data that has some, or train tgt with model.contrastive=0")
+    require_fit(recipe.method, model.method.reads_descriptions, descriptions, "data.descriptions")
     if earlier is not None:
         copy_weights(model.method, earlier.method.state_dict(), str(recipe.init_from))
-    return Beginning(source, described, start_point, model)
-
-
-TOWERS = "towers."  # encoders and projections: the part that an earlier run must provide completely
+    return source, described, model
 
 
 @torch.no_grad()
 def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> list[str]:
     """Copy the tensors of an earlier run; returns the names of those that stay as initialised.
 
-    One line on stderr is about these. Raises UserError where the run lacks a tensor of the encoders, or has a
-    tensor of another shape.
+    Raises UserError where the run lacks a tensor of the encoders, or has a tensor of another shape.
     """
     state, added = method.state_dict(), method.new_parameters
-    missing = [x for x in state if x.startswith(TOWERS) and not x.startswith(added) and x not in weights]
+    # Encoders and projections: the part that an earlier run must provide completely.
+    missing = [x for x in state if x.startswith("towers.") and not x.startswith(added) and x not in weights]
     if missing:
-        raise UserError(
-            f"{path} has no {missing[0]} ({len(missing)} tensors are missing): init_from needs a model with "
-            "the same encoders; a checkpoint of others brings its own as model.pretrained"
-        )
+        wrong = f"{path} has no {missing[0]} ({len(missing)} tensors are missing)"
+        advice = "init_from needs a model with the same encoders, or give model.pretrained"
+        raise UserError(f"{wrong}: {advice}")
     common = [name for name in state if name in weights]
     for name in common:
-        if weights[name].shape != state[name].shape:
-            raise UserError(
-                f"{name} is {tuple(weights[name].shape)} in {path} and {tuple(state[name].shape)} "
-                "here; give the model the sizes that the run has"
-            )
+        before, now = tuple(weights[name].shape), tuple(state[name].shape)
+        if before != now:
+            wrong = f"{name} is {before} in {path} and {now} here"
+            raise UserError(f"{wrong}; give the model the sizes that the run has")
     for name in common:
         state[name].copy_(weights[name])
     new = [name for name in state if name not in weights]
@@ -262,17 +230,6 @@ def new_tokenizer(
         return load_tokenizer(name)
     config: Any = start_point.description.config
     return Tokenizer.train(_captions(source, recipe.data.tokenizer_samples), config.text.vocab)
-
-
-def require_data_fits(source: Source, descriptions: Descriptions | None, model: Model) -> None:
-    """UserError where the method uses images and the data have none, and likewise for descriptions."""
-    method, without = model.method, without_images(source)
-    if method.uses_images and without:
-        raise UserError(
-            f"{without} has captions without images, and {type(method).__name__} uses images; name data "
-            "that has some, or train tgt with model.contrastive=0"
-        )
-    require_fit(model.description.method, method.reads_descriptions, descriptions, "data.descriptions")
 
 
 def _captions(source: Source, max_records: int) -> Iterator[str]:

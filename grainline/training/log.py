@@ -1,4 +1,4 @@
-"""The log of a run: OUT/log.jsonl, a progress bar, and on request TensorBoard and Weights & Biases.
+"""The log of a run: OUT/log.jsonl, a progress bar, TensorBoard and Weights & Biases; callbacks.
 
 Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "corrupt", "note", ...),
 `step`, `epoch`, `time` (seconds since 1970), and further fields such as `terms`, `lr`, `images_per_s`.
@@ -12,23 +12,23 @@ import importlib
 import json
 import math
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor
+from tqdm.std import tqdm  # plain text, in notebooks too
 
 from grainline.config import Config, flatten
 from grainline.errors import UserError
 from grainline.files import read_plain, writing
+from grainline.methods.base import Method
 
 LOG_FILE = "log.jsonl"
 TIMES = ("time", "images_per_s")
@@ -224,45 +224,37 @@ class _Wandb:
 
 def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
     """The loggers that the config selects. UserError if a package is missing, before the log is written."""
-    selected: list[tuple[str, str, str, type[_TensorBoard] | type[_Wandb]]] = []
+    selected: list[tuple[Any, str, str, str]] = []
     if cfg.tensorboard:
-        selected.append(("tensorboard=true", "torch.utils.tensorboard", "tb", _TensorBoard))
+        selected.append((_TensorBoard, "tensorboard", "torch.utils.tensorboard", "tb"))
     if cfg.wandb:
-        selected.append((f"wandb={cfg.wandb}", "wandb", "wandb", _Wandb))
-    for setting, module, extra, _ in selected:
+        selected.append((_Wandb, "wandb", "wandb", "wandb"))
+    for _, name, module, extra in selected:
         try:
             importlib.import_module(module)
         except ImportError:
-            package = setting.partition("=")[0]
-            raise UserError(
-                f"{setting} needs the package {package}, which is not installed: "
-                f"pip install 'grainline[{extra}]'"
-            ) from None
-    return [board for *_, board in selected]
+            wrong = f"train.log.{name} needs the package {name}, which is not installed"
+            raise UserError(f"{wrong}: pip install 'grainline[{extra}]'") from None
+    return [board for board, *_ in selected]
+
+
+class _Bar(tqdm):
+    """A bar without a monitoring thread: threads do not survive the forks of the data loader."""
+
+    monitor_interval = 0
 
 
 class _Display:
-    """The progress of a run: a bar in a terminal and a notebook, else a plain line every `every` seconds.
-
-    The bar has no refresh thread, because threads do not survive the forks of the data loader.
-    """
+    """The progress of a run: a bar in a terminal and a notebook, else a plain line every `every` seconds."""
 
     def __init__(self, console: Console, total: int, step: int, every: float) -> None:
-        self.console, self.total, self.first, self.every = console, total, step, every
+        self.file, self.total, self.first, self.every = console.file, total, step, every
         self.start, self.refreshed = time.monotonic(), -math.inf
-        self.bar: Progress | None = None
-        self.notebook: Any = None
-        if console.is_jupyter:
-            from tqdm.std import tqdm  # as in grainline/progress.py: plain text works without ipywidgets
-
-            self.notebook = tqdm(total=total, initial=step, desc="training", unit=" steps", file=sys.stderr)
+        self.bar: Any = None
+        if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal):
+            form = "{bar:24} {n_fmt}/{total_fmt} {desc}"
+            self.bar = _Bar(total=total, initial=step, file=self.file, bar_format=form, dynamic_ncols=True)
             self.every = 0.1
-        if console.is_terminal and not console.is_dumb_terminal:
-            texts = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
-            self.bar = Progress(BarColumn(bar_width=24), *texts, console=console, auto_refresh=False)
-            self.every = 0.1
-            self.task = self.bar.add_task("", total=total, completed=step)
-            self.bar.start()
 
     def update(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
         now = time.monotonic()
@@ -271,27 +263,21 @@ class _Display:
         self.refreshed = now
         left = (now - self.start) / max(step - self.first, 1) * max(self.total - step, 0)
         text = _line(terms, images_per_s, left)
-        if self.notebook is not None:
-            self.notebook.set_postfix_str(text.rpartition("  ETA")[0], refresh=False)
-            self.notebook.update(step - self.notebook.n)
-        elif self.bar is None:
+        if self.bar is None:
             self.print(f"step {step}/{self.total}  {text}")
         else:
-            self.bar.update(self.task, completed=step, description=text, refresh=True)
+            self.bar.n = step
+            self.bar.set_description_str(text)
 
     def print(self, text: str) -> None:
-        if self.notebook is not None:
-            self.notebook.write(text, file=self.console.file)
-        elif self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
+        if self.bar is not None:
+            self.bar.write(text, file=self.file)
         else:
-            print(text, file=self.console.file, flush=True)
+            print(text, file=self.file, flush=True)
 
     def close(self) -> None:
-        if self.notebook is not None:
-            self.notebook.close()
         if self.bar is not None:
-            self.bar.stop()
+            self.bar.close()
 
 
 def _line(terms: Mapping[str, float], images_per_s: float, left: float) -> str:
@@ -304,3 +290,77 @@ def _line(terms: Mapping[str, float], images_per_s: float, left: float) -> str:
     return "  ".join(
         [*values, f"{images_per_s:.0f} images/s", f"ETA {minutes // 60}:{minutes % 60:02}:{seconds:02}"]
     )
+
+
+class StopTraining(Exception):
+    """Raised or returned by a callback: the run ends after this step, with a checkpoint and OUT/last."""
+
+
+class TrainingState(NamedTuple):
+    """The state of a run, for callbacks."""
+
+    step: int  # updates made
+    max_steps: int
+    epoch: float
+    terms: Mapping[str, float]  # "loss" and its terms in the last line of the log; empty before the first
+    out: Path  # folder of the run
+    method: Method  # as it is trained: call .eval() to measure, and .train() after it
+
+
+class Callback:
+    """Base of callbacks; each method may raise or return StopTraining. The first process calls them."""
+
+    def on_step(self, state: TrainingState) -> Any:
+        """After every update."""
+
+    def on_validation(self, state: TrainingState, metrics: dict[str, float]) -> Any:
+        """After every validation, with its metrics by name, recalls in %, and each again with ", chance"."""
+
+    def on_end(self, state: TrainingState) -> Any:
+        """Once OUT/last is there; not after an error or a signal."""
+
+
+class Callbacks:
+    """The callbacks of a run with its early stopping. A plain function is called after every step."""
+
+    def __init__(self, callbacks: Sequence[Any], patience: int | None) -> None:
+        for one in callbacks:
+            if isinstance(one, type) or not (isinstance(one, Callback) or callable(one)):
+                raise UserError(f"callbacks: {one!r} is neither a grainline.Callback nor a function")
+        self.callbacks, self.patience = callbacks, patience
+        self.reason = ""  # why the run shall stop
+        self.best: float | None = None  # rSum
+        self.waited = 0  # validations since then
+
+    def call(self, name: str, state: TrainingState, *more: Any) -> None:
+        """Call the method `name` of every callback."""
+        for one in self.callbacks:
+            if not isinstance(one, Callback) and name != "on_step":
+                continue
+            try:
+                answer = getattr(one, name)(state, *more) if isinstance(one, Callback) else one(state)
+            except StopTraining as stop:
+                answer = stop
+            if isinstance(answer, StopTraining) or answer is StopTraining:
+                self.reason = self.reason or str(answer if answer is not StopTraining else "") or "a callback"
+
+    def measure(self, value: float) -> None:
+        """Count a validation with its rSum for early stopping."""
+        better = self.best is None or value > self.best
+        self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
+        self._stop_early()
+
+    def state(self) -> dict[str, Any]:
+        """The entry of a checkpoint, as JSON; empty without early stopping."""
+        entry = {"best": self.best, "waited": self.waited}
+        return {} if self.patience is None else {"early_stopping": entry}
+
+    def restore(self, extra: Mapping[str, Any]) -> None:
+        """Continue from the `state` in a checkpoint; a run that early stopping ended stays ended."""
+        if "early_stopping" in extra:
+            self.best, self.waited = extra["early_stopping"]["best"], extra["early_stopping"]["waited"]
+            self._stop_early()
+
+    def _stop_early(self) -> None:
+        if self.patience is not None and self.waited >= self.patience:
+            self.reason = f"early stopping, rSum did not improve in {self.waited} validations"

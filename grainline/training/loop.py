@@ -1,4 +1,4 @@
-"""The training loop: it reads batches and makes steps, checkpoints and a log. A killed run can be resumed.
+"""The training loop: it reads batches and makes steps, checkpoints and a log.
 
 A step never waits for the device. The terms of the loss stay there and are read every `log_every` steps and
 before every checkpoint, so no checkpoint holds weights from after a loss that was not finite.
@@ -30,13 +30,13 @@ from grainline.distributed import (
     world_size,
 )
 from grainline.errors import UserError
+from grainline.files import existing_folder
 from grainline.methods.base import Method
 from grainline.methods.shared import clamp_scales
 from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
-from grainline.training.callbacks import Callbacks, TrainingState
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
-from grainline.training.log import Log
+from grainline.training.log import Callbacks, Log, TrainingState
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
@@ -74,17 +74,9 @@ class Run(NamedTuple):
     max_corrupt: float  # share of samples that may be corrupt
     validate: Callable[[Method], Validation] | None  # all processes call it (`divided`)
     remarks: tuple[str, ...] = ()  # about the data, for the log
-    cached_features: bool = False  # training reads cached features, so the image encoder must be frozen
     cached_texts: Callable[[Method], None] | None = None  # puts them in front of the frozen text encoder
     callbacks: tuple[Any, ...] = ()  # as in `grainline.train`
     from_files: bool = True  # so that the command line can resume it
-
-    def how_to_resume(self) -> str:
-        """The call that continues the run."""
-        if self.callbacks or not self.from_files:
-            return "the same call of grainline.train and resume=True"
-        torchrun = f"torchrun --nproc-per-node {world_size()} -m " * (world_size() > 1)
-        return f"{torchrun}grainline train {shlex.quote(str(self.out))} --resume"
 
 
 def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
@@ -109,9 +101,8 @@ class _Training:
         sharded = cfg.fsdp and world_size() > 1
         if run.cached_texts is not None:
             run.cached_texts(run.method)
-        self.validation_copy = (
-            parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None
-        )
+        copies = sharded and run.validate is not None
+        self.validation_copy = parallel.ValidationCopy(run.method) if copies else None
         self.method = run.method.to(device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         if cfg.compile:
@@ -122,7 +113,7 @@ class _Training:
         if sharded:
             parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
-        if run.cached_features:
+        if run.data.crop.cached:
             require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
@@ -133,7 +124,8 @@ class _Training:
         self.pending: list[Tensor] = []  # these numbers of each step that is not logged, on the device
         self.best: float | None = None
         self.log: Log | None = None  # of the first process
-        self.callbacks = Callbacks(run.callbacks, cfg.early_stopping)
+        patience = None if cfg.early_stopping is None else cfg.early_stopping.patience
+        self.callbacks = Callbacks(run.callbacks, patience)
         self.means: dict[str, float] = {}  # terms in the last line of the log
         self.stops = False  # after this step, as a callback or early stopping has it
         self.request = Request()
@@ -143,15 +135,8 @@ class _Training:
         cfg = self.cfg
         state = None if resume is None else self._restore(resume)
         steps = range(self.step * cfg.grad_accum, cfg.max_steps * cfg.grad_accum)
-        plan = Batches(
-            len(self.job.data),
-            cfg.global_batch_size // cfg.grad_accum,
-            cfg.seed,
-            steps,
-            rank=rank(),
-            world_size=world_size(),
-            reshuffle=cfg.reshuffle,
-        )
+        part, shares = cfg.global_batch_size // cfg.grad_accum, {"rank": rank(), "world_size": world_size()}
+        plan = Batches(len(self.job.data), part, cfg.seed, steps, reshuffle=cfg.reshuffle, **shares)
         batches = load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
         before = world_size() if state is None else len(state.rng)
         # Weights are initialised already. Few layers use this generator (`process_rng_modules`).
@@ -161,12 +146,8 @@ class _Training:
         if rank() == 0:
             lines = 0 if state is None else state.log_lines  # 0 drops lines from before a first checkpoint
             self.log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
-        answer = "stopping after this step with a checkpoint; a second signal stops at once"
-        with (
-            requests(answer if rank() == 0 else "") as self.request,
-            self.log or nullcontext(),
-            closing(batches),
-        ):
+        answer = "stopping after this step with a checkpoint; a second signal stops at once" * (rank() == 0)
+        with requests(answer) as self.request, self.log or nullcontext(), closing(batches):
             for remark in self.job.remarks if self.step == 0 else ():
                 self._note(remark)
             train_mode(self.method)
@@ -174,7 +155,6 @@ class _Training:
             self.last_flush = self.step, time.monotonic()
             if state is not None and state.extra.get("validation_pending"):
                 self._save(best=self._validate())
-            self._agree_to_stop()
             while self.step < cfg.max_steps and not self.stops:
                 self._step(batches)
                 self._after()
@@ -197,13 +177,14 @@ class _Training:
         state = TrainingState(self.step, cfg.max_steps, self._epoch(), self.means, self.out, method)
         self.callbacks.call(name, state, *more)
 
-    def _agree_to_stop(self) -> None:
-        """Stop in every process when the callbacks of the first one stop."""
-        if self.callbacks.may_stop:
-            self.stops = bool(all_reduce_max(torch.tensor(int(bool(self.callbacks.reason)))))
+    def _agreed(self, number: int) -> int:
+        """The largest number of all processes. All stop when the callbacks of the first one do."""
+        both = torch.tensor([number, bool(self.callbacks.reason)])
+        largest, self.stops = all_reduce_max(both).tolist()
+        return int(largest)
 
     def _note_processes(self, before: int) -> None:
-        """Log a changed number of processes, and layers whose noise depends on the number of processes."""
+        """Log another number of processes than before, and layers whose noise depends on it."""
         now = world_size()
         if now != before:
             self._note(f"resumed at step {self.step} with {now} processes, before {before}")
@@ -264,35 +245,30 @@ class _Training:
         measure = validates and (step % cfg.validate_every == 0 or end)
         if rank() == 0:
             self._call("on_step")
-        self._agree_to_stop()
-        # Agreed between processes, which have to stop after the same step.
-        signal_number = int(all_reduce_max(torch.tensor(self.request.number)))
+        signal_number = self._agreed(self.request.number)  # all have to stop after the same step
         save = step % cfg.save_every == 0 or end or bool(signal_number) or self.stops
         batch = cfg.global_batch_size
         epoch_ends = step * batch // images > (step - 1) * batch // images
         if step % cfg.log_every == 0 or measure or save or epoch_ends:
             self._flush_log()
-        counted = epoch_ends or end or self.stops
-        if counted:
-            self._log_epoch()
         better = self._validate() if measure and not signal_number else False
-        self._agree_to_stop()
-        if self.stops and not counted:
+        if epoch_ends or end or self.stops:
             self._log_epoch()
         if save or better or self.stops:
             path = self._save(best=better, validation_pending=measure and bool(signal_number))
             if signal_number:
                 how = "interrupted" if signal_number == signal.SIGINT else "terminated"
-                raise Stopped(
-                    signal_number,
-                    f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved; continue "
-                    f"with: {self.job.how_to_resume()}",
-                )
+                torchrun = f"torchrun --nproc-per-node {world_size()} -m " * (world_size() > 1)
+                again = f"{torchrun}grainline train {shlex.quote(str(self.out))} --resume"
+                if self.job.callbacks or not self.job.from_files:
+                    again = "the same call of grainline.train and resume=True"
+                done = f"{how} after step {step} of {cfg.max_steps}; the checkpoint {path} is saved"
+                raise Stopped(signal_number, f"{done}; continue with: {again}")
 
     def _log_epoch(self) -> None:
+        stats = self.corrupt_stats
         if self.log is not None:
-            self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
-            stats = self.corrupt_stats
+            self.log.write("epoch", self.step, self._epoch(), **stats.report())
             kinds = {*stats.causes, *["truncated"] * bool(stats.truncated)}
             if kinds > self.noted:  # each kind once; the lines of epochs have all counts
                 self._note(f"epoch {self._epoch():.2f}: {stats.sentence()}", "corrupt")
@@ -303,10 +279,9 @@ class _Training:
         self.corrupt_stats.settle()
         names, facts = self.names
         numbers: list[list[float]] = all_reduce_mean(torch.stack(self.pending).float()).tolist()
-        for step, row in enumerate(numbers, self.step - len(numbers)):
-            checked = row[: len(names)]
-            if not all(map(math.isfinite, checked)):
-                self._stop_not_finite(step, dict(zip(names, checked, strict=True)))
+        for step, row in enumerate(numbers, self.step - len(numbers) + 1):
+            if not all(map(math.isfinite, row[: len(names)])):
+                self._stop_not_finite(step, dict(zip(names, row, strict=False)))
         self.pending = []
         columns = [sum(column) / len(column) for column in zip(*numbers, strict=True)]
         means = dict(zip(names, columns, strict=False))
@@ -315,30 +290,28 @@ class _Training:
         self.last_flush = self.step, time.monotonic()
         speed = (self.step - last_step) * self.cfg.global_batch_size / max(time.monotonic() - start, 1e-9)
         if self.log is not None:
-            loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
-            self.means = loss
-            fields: dict[str, Any] = {"terms": loss}
+            self.means = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
+            fields: dict[str, Any] = {"terms": self.means}
             if facts:
                 fields["facts"] = dict(zip(facts, columns[len(names) :], strict=True))
             fields |= {"norm": norm, "lr": rates(self.optimizer), "images_per_s": round(speed, 1)}
             self.log.write("train", self.step, self._epoch(), **fields)
-            self.log.progress(self.step, loss, speed)
+            self.log.progress(self.step, self.means, speed)
 
     def _stop_not_finite(self, step: int, terms: dict[str, float]) -> None:
         latest = checkpoint.latest(self.out)
         values = ", ".join(f"{name} {value:g}" for name, value in terms.items())
         offer = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         if self.log is not None:
-            self.log.write("not finite", step + 1, self._epoch(), terms=terms)
-        raise UserError(
-            f"the loss is not finite at step {step + 1}: {values}; {offer}; start again in another --out "
-            "with a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
-        )
+            self.log.write("not finite", step, self._epoch(), terms=terms)
+        advice = "a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
+        wrong = f"the loss is not finite at step {step}: {values}; {offer}"
+        raise UserError(f"{wrong}; start again in another --out with {advice}")
 
     def _validate(self) -> bool:
         """Validate, divided between all processes; whether the metric is the best so far."""
         assert self.job.validate is not None
-        better = torch.zeros((), device=self.device)
+        better = False
         broadcast_buffers(self.method)  # a checkpoint has those of the first process
         copy = self.validation_copy
         with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
@@ -347,9 +320,8 @@ class _Training:
         if rank() == 0:
             metrics, chance, notes, images = validation
             name, value = next(iter(metrics.items()))
-            if self.best is None or value > self.best:
-                self.best = value
-                better += 1
+            better = self.best is None or value > self.best
+            self.best = value if better else self.best
             text = f"validation at step {self.step}: {name} {value:.4g}"
             text += f" (chance {chance[name]:.4g})" if name in chance else ""
             text = "; ".join([f"{text}, the best so far" if better else text, *validation.recalls(), *notes])
@@ -358,23 +330,14 @@ class _Training:
             beside = {f"{name}, chance": value for name, value in chance.items()}
             self._call("on_validation", {**metrics, **beside})
         self.last_flush = self.step, time.monotonic()
-        return bool(all_reduce_max(better))
+        return bool(self._agreed(better))
 
     def _save(self, best: bool, validation_pending: bool = False) -> Path:
-        state = TrainState(
-            step=self.step,
-            rng=tuple(all_gather_objects(rng_state())),
-            best=self.best,
-            log_lines=0 if self.log is None else self.log.sync(),
-            extra={
-                "corrupt": self.corrupt_stats.report(),
-                "noted": sorted(self.noted),
-                "best": best,
-                "images": len(self.job.data),
-                "validation_pending": validation_pending,
-                **self.callbacks.state(),
-            },
-        )
+        extra = {"corrupt": self.corrupt_stats.report(), "noted": sorted(self.noted), "best": best}
+        extra |= {"images": len(self.job.data), "validation_pending": validation_pending}
+        lines = 0 if self.log is None else self.log.sync()
+        rngs = tuple(all_gather_objects(rng_state()))
+        state = TrainState(self.step, rngs, self.best, lines, extra | self.callbacks.state())
         path = checkpoint.save(self.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
         if best and rank() == 0:
             checkpoint.mark(self.out, path, "best")
@@ -383,27 +346,23 @@ class _Training:
 
     def _restore(self, path: Path) -> TrainState:
         state = checkpoint.load(path, self.method, self.optimizer)
-        images = state.extra["images"]
-        if images != len(self.job.data):
-            raise UserError(
-                f"{path} was trained on {images} images, the data hold {len(self.job.data)} now; "
-                "resume with the data it was started with"
-            )
+        images, now = state.extra["images"], len(self.job.data)
+        if images != now:
+            advice = "resume with the data it was started with"
+            raise UserError(f"{path} was trained on {images} images, the data hold {now} now; {advice}")
         self.step, self.best = state.step, state.best
         self.callbacks.restore(state.extra)
-        if rank() == 0:
-            self._mend_best(path, bool(state.extra["best"]))
+        self.stops = bool(self.callbacks.reason)
         self.corrupt_stats.restore(dict(state.extra["corrupt"]))
         self.noted = set(state.extra.get("noted", ()))
+        if rank() == 0:
+            folder = existing_folder(self.out / "best")
+            marked = None if folder is None else checkpoint.step_of(folder)
+            if state.extra["best"] and marked != self.step:  # the process died before it marked them
+                checkpoint.mark(self.out, path, "best")
+            elif marked is None or marked > self.step:
+                self.best = None  # its weights are gone, so the next validation is the best
         return state
-
-    def _mend_best(self, path: Path, is_best: bool) -> None:
-        """Mark the best weights if the process died before it did; drop `best` if a later step set it."""
-        best_path = checkpoint.mark_path(self.out, "best")
-        if is_best and (best_path is None or checkpoint.step_of(best_path) != self.step):
-            checkpoint.mark(self.out, path, "best")
-        elif best_path is None or checkpoint.step_of(best_path) > self.step:
-            self.best = None  # its weights are gone, so the next validation is the best
 
     def _epoch(self) -> float:
         return self.step * self.cfg.global_batch_size / len(self.job.data)

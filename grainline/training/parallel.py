@@ -39,9 +39,7 @@ def data_parallel(objective: Objective, device: torch.device) -> Any:
     if world_size() == 1:
         return objective
     ids = [device.index] if device.type == "cuda" else None
-    with (
-        warnings.catch_warnings()
-    ):  # its successor copies buffers at the start, which differ between processes
+    with warnings.catch_warnings():  # its successor copies buffers, which differ between processes
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(objective, ids, broadcast_buffers=False)
 
@@ -154,9 +152,8 @@ def process_group() -> Iterator[torch.device]:
     except RuntimeError as error:
         if not many or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        raise UserError(
-            f"a process of this run has ended, so process {rank()} ends too: go on with --resume"
-        ) from None
+        wrong = f"a process of this run has ended, so process {rank()} ends too"
+        raise UserError(f"{wrong}: go on with --resume") from None
     finally:
         if many:
             dist.destroy_process_group()
@@ -167,8 +164,7 @@ def spare_core(device: torch.device) -> Iterator[None]:
     """Inside, torch computes on one core less than there are, unless a number of threads was set.
 
     Every operation ends when its slowest thread does. Where a loader or another program needs one of the
-    cores, all threads wait for it many times in a step: two runs that share two cores, with two threads each,
-    make a quarter of the steps of one alone, and with one thread each two thirds (docs/performance.md).
+    cores, all threads wait for it many times in a step (docs/performance.md).
     """
     before, set_by = torch.get_num_threads(), ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     if device.type == "cpu" and not any(name in os.environ for name in set_by):

@@ -34,7 +34,7 @@ from grainline.files import write_text
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.training.log import LogConfig
-from grainline.training.optim import EarlyStopping, OptimizerConfig, steps_of
+from grainline.training.optim import OptimizerConfig, steps_of
 from grainline.training.parallel import Precision
 from grainline.training.step import LoraConfig
 
@@ -66,9 +66,8 @@ class DataConfig(Config):
         cores = usable_cores()
         limit = max(16, 4 * cores)
         if self.workers > limit:
-            raise UserError(
-                f"data.workers is {self.workers}; with the {cores} cores of this machine the limit is {limit}"
-            )
+            wrong = f"data.workers is {self.workers}"
+            raise UserError(f"{wrong}; with the {cores} cores of this machine the limit is {limit}")
 
     @field_validator("descriptions", mode="before")
     @classmethod
@@ -83,15 +82,17 @@ class DataConfig(Config):
         features = None if auto else self.features
         for name, folder in (("superpixels", self.superpixels), ("features", features)):
             if folder and self.crop is not None:
-                raise ValueError(
-                    f"cached {name} are of the square that evaluation reads, and a random crop is another: "
-                    f"set data.crop to null, or leave data.{name} out"
-                )
+                wrong = f"cached {name} are of the square that evaluation reads, and a random crop is another"
+                raise ValueError(f"{wrong}: set data.crop to null, or leave data.{name} out")
         if self.superpixels and self.features:
-            raise ValueError(
-                "features contain the superpixels already: leave data.superpixels out, or data.features"
-            )
+            raise ValueError("features contain the superpixels already: leave data.superpixels out")
         return self
+
+
+class EarlyStopping(Config):
+    """Stop when rSum of validation, which also selects the best checkpoint, no longer improves."""
+
+    patience: int = Field(3, gt=0)  # validations in a row without an improvement
 
 
 class TrainConfig(Config):
@@ -119,10 +120,9 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _divides(self) -> "TrainConfig":
-        if self.global_batch_size % self.grad_accum:
-            raise ValueError(
-                f"batch {self.global_batch_size} is not a multiple of grad_accum {self.grad_accum}"
-            )
+        batch, parts = self.global_batch_size, self.grad_accum
+        if batch % parts:
+            raise ValueError(f"batch {batch} is not a multiple of grad_accum {parts}")
         if self.early_stopping is not None and not self.validate_every:
             raise ValueError("early_stopping reads validations: set validate_every to a number of steps")
         if self.fsdp and self.compile:
@@ -133,14 +133,11 @@ class TrainConfig(Config):
         """Notes on settings that are changed: warm-ups that are longer than the run."""
         fields: dict[str, Any] = {"": self.optimizer.schedule}
         fields |= {f"rules.{i}.": rule.schedule for i, rule in enumerate(self.optimizer.rules)}
-        warmups = {
-            name: steps_of(one.warmup, self.max_steps) for name, one in fields.items() if one is not None
-        }
         return [
             f"warm-up ({steps} steps) is longer than the run ({self.max_steps}): set"
             f" train.optimizer.{name}schedule.warmup={max(1, self.max_steps // 10)}"
-            for name, steps in warmups.items()
-            if steps > self.max_steps
+            for name, one in fields.items()
+            if one is not None and (steps := steps_of(one.warmup, self.max_steps)) > self.max_steps
         ]
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
@@ -148,25 +145,19 @@ class TrainConfig(Config):
 
         contrastive  the loss compares images with texts of others, so each part needs two images
         """
-        parts = self.grad_accum * processes
-        if self.global_batch_size % parts:
-            part = self.global_batch_size // self.grad_accum
+        batch, parts = self.global_batch_size, self.grad_accum * processes
+        wrong = f"train.global_batch_size {batch}"
+        if batch % parts:
+            part = batch // self.grad_accum
             largest = next(number for number in range(processes, 0, -1) if part % number == 0)
-            raise UserError(
-                f"train.global_batch_size {self.global_batch_size} is not a multiple of processes x "
-                f"train.grad_accum = {parts}; the largest number of processes that divides it is {largest}"
-            )
-        if self.global_batch_size > images:
-            raise UserError(
-                f"train.global_batch_size {self.global_batch_size} is more than the {images} images of the "
-                f"data; lower it: train.global_batch_size={images // parts * parts or images}"
-            )
-        if contrastive and self.global_batch_size == self.grad_accum:
-            raise UserError(
-                f"train.global_batch_size {self.global_batch_size} with train.grad_accum {self.grad_accum} "
-                f"leaves a contrastive loss one image and nothing to compare it with: give a batch of "
-                f"{2 * self.grad_accum} at least"
-            )
+            wrong += f" is not a multiple of processes x train.grad_accum = {parts}"
+            raise UserError(f"{wrong}; the largest number of processes that divides it is {largest}")
+        if batch > images:
+            wrong += f" is more than the {images} images of the data"
+            raise UserError(f"{wrong}; lower it: train.global_batch_size={images // parts * parts or images}")
+        if contrastive and batch == self.grad_accum:
+            wrong += f" with train.grad_accum {batch} leaves a contrastive loss one image"
+            raise UserError(f"{wrong} and nothing to compare it with: give a batch of {2 * batch} at least")
 
 
 class Recipe(Config):
@@ -181,9 +172,8 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _checked_names(self) -> "Recipe":
         if self.init_from and self.data.tokenizer:
-            raise ValueError(
-                f"the tokenizer comes from {self.init_from}, with its weights: leave data.tokenizer out"
-            )
+            wrong = f"the tokenizer comes from {self.init_from}, with its weights"
+            raise ValueError(f"{wrong}: leave data.tokenizer out")
         for name, value in self.settings().items():
             texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
             if name != "train.log.wandb" and not all(map(str.strip, texts)):
@@ -201,12 +191,8 @@ class Recipe(Config):
         image = self.model.get("image")
         mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
         others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
-        notes = self.train.remarks()
-        if others and mean == DRAWN_MEAN:
-            notes.append(
-                "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
-            )
-        return tuple(notes)
+        drawn = "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
+        return *self.train.remarks(), *[drawn] * (bool(others) and mean == DRAWN_MEAN)
 
     def settings(self) -> dict[str, Any]:
         """All fields by dotted name."""
@@ -261,10 +247,8 @@ def field_of(name: str) -> str:
     paths = SHORT_NAMES | {x: f"data.{x}" for x in DataConfig.model_fields if x not in ("paths", "images")}
     paths |= {x: f"train.{x}" for x in TrainConfig.model_fields}
     if name not in paths:
-        raise UserError(
-            f"unknown setting {name!r}{suggestion(name, paths)}; allowed are {', '.join(sorted(paths))}, and"
-            " any other field of a recipe in changes={'model.text.context': 128}"
-        )
+        wrong = f"unknown setting {name!r}{suggestion(name, paths)}; allowed are {', '.join(sorted(paths))}"
+        raise UserError(f"{wrong}, and any field of a recipe in changes={{'model.text.context': 128}}")
     return paths[name]
 
 
@@ -284,10 +268,9 @@ def with_descriptions(data: DataConfig) -> tuple[DataConfig, Descriptions | None
         raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
     descriptions = Descriptions(data.descriptions)
     if data.descriptions_sha256 not in ((), descriptions.sha256):
-        raise UserError(
-            f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
-            "give the file that the recipe was written with, or leave the digest out"
-        )
+        wrong = f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256"
+        advice = "give the file that the recipe was written with, or leave the digest out"
+        raise UserError(f"{wrong}: {advice}")
     return data.model_copy(update={"descriptions_sha256": descriptions.sha256}), descriptions
 
 

@@ -41,10 +41,7 @@ class Validator:
     """Measures retrieval on the validation sources of a recipe, and stores the last result."""
 
     def __init__(self, recipe: Recipe, model: Model, descriptions: Descriptions | None, store: bool) -> None:
-        """model  the method that will be trained
-
-        store  the last result, with all that was encoded: for the process that writes the report
-        """
+        """store: keep the last result, with all that was encoded, for the report"""
         paths = recipe.data.validation
         # The folder may be for training data only.
         images = recipe.data.images if any(map(takes_images, paths)) else None
@@ -58,13 +55,8 @@ class Validator:
         model = Model(self.model.description, method, self.model.tokenizer)
         # A description of the record's own is a long caption: an input then, not a query.
         own = self.descriptions is not None and self.descriptions.own
-        encodings = encode_source(
-            model,
-            self.source,
-            captions="each" if own else "auto",
-            descriptions=self.descriptions,
-            max_corrupt=self.max_corrupt,
-        )
+        options: Any = {"descriptions": self.descriptions, "max_corrupt": self.max_corrupt}
+        encodings = encode_source(model, self.source, captions="each" if own else "auto", **options)
         result = load_suite("retrieval").measure(method, encodings, Settings(resamples=100))
         if self.store:
             self.last = Evaluation(model, self.source, encodings, result)
@@ -89,9 +81,8 @@ def make_validator(
     if every and not sources:
         raise UserError("train.validate_every is set, but data.validation names no source to measure on")
     if sources and not every:
-        raise UserError(
-            "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
-        )
+        wrong = "data.validation names a source, but train.validate_every is 0"
+        raise UserError(f"{wrong}; set it to a number of steps")
     return Validator(recipe, model, descriptions, store) if sources else None
 
 
@@ -187,7 +178,10 @@ def _headline(lines: Sequence[Line], recipe: Recipe, images: int, ended: str) ->
     }
     if trained:
         out["Last loss"] = f"{_number(trained[-1]['terms']['loss']):.4g}"
-        out["Time in steps"] = _duration(_seconds(trained, batch))
+        starts = [0, *(line["step"] for line in trained[:-1])]
+        pairs = zip(starts, trained, strict=True)
+        images_of = [((line["step"] - begin) * batch, line["images_per_s"]) for begin, line in pairs]
+        out["Time in steps"] = _duration(sum(number / max(rate, 1e-9) for number, rate in images_of))
     measured = [(*next(iter(line["metrics"].items())), line) for line in lines if line.get("metrics")]
     if measured:
         name, value, line = max(measured, key=lambda one: float(one[1]))
@@ -213,13 +207,11 @@ def _data(lines: Sequence[Line], recipe: Recipe, images: int) -> Section:
             "first corrupt files": "; ".join(last["files"]) or "none",
             "texts truncated": f"{last['truncated']:,} of {last['texts']:,}",
         }
-    texts = [
-        f"step {line['step']:,}: {line['text']}" for line in lines if line["kind"] in ("note", "corrupt")
-    ]
-    for line in lines:
-        if line["kind"] == "not finite":
-            terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
-            texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
+    said = [line for line in lines if line["kind"] in ("note", "corrupt")]
+    texts = [f"step {line['step']:,}: {line['text']}" for line in said]
+    for line in (line for line in lines if line["kind"] == "not finite"):
+        terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
+        texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
     return Section("Data and notes", card([facts(values, "Data"), notes(texts)]))
 
 
@@ -228,20 +220,11 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _seconds(trained: Sequence[Line], batch: int) -> float:
-    """Seconds in training steps, without validation, saving and pauses."""
-    starts = [0, *(line["step"] for line in trained[:-1])]
-    rates = [max(line["images_per_s"], 1e-9) for line in trained]
-    lengths = [line["step"] - start for start, line in zip(starts, trained, strict=True)]
-    return float(sum(steps * batch / rate for steps, rate in zip(lengths, rates, strict=True)))
-
-
 def _duration(seconds: float) -> str:
     """
     >>> _duration(42.4), _duration(3725.0)
     ('42 s', '1 h 2 min')
     """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    short = f"{seconds:.0f} s" if seconds < 60 else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else short

@@ -3,6 +3,7 @@
 It opens the data, makes or reads the tokenizer, builds the method, trains or resumes, and writes report.html.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,22 +14,17 @@ import torch
 from grainline.build import write_description
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
+from grainline.data.open_source import register
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError, amount, checked, path_of
 from grainline.files import writing
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
 from grainline.training.cached import cached_texts, make_crop
-from grainline.training.inputs import (
-    as_changes,
-    begin,
-    has_steps,
-    log_stamp,
-    run_folder,
-)
+from grainline.training.inputs import begin, has_steps, log_stamp, run_folder
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
-from grainline.training.recipe import Recipe, open_recipe, with_descriptions, write_recipe
+from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions, write_recipe
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
 
 
@@ -69,7 +65,7 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     holds something else; before a step is logged the folder then stays as it was, or is not there. Raises
     Stopped after SIGINT or SIGTERM, once a checkpoint of the last step is saved.
     """
-    changes = as_changes(changes, settings, data=data, validation=validation, images=images)
+    changes = _as_changes(changes, settings, data=data, validation=validation, images=images)
     if out is None and (isinstance(recipe, Recipe) or not Path(recipe).is_dir()):
         raise UserError("no folder for the run; give out=..., or a run with resume=True")
     out = path_of(str(recipe) if out is None else out, "the folder of the run")
@@ -82,39 +78,58 @@ def train(  # noqa: PLR0913 - keywords that users give by name
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
     with open_recipe(recipe if isinstance(recipe, Recipe) else str(recipe), changes) as opened:
         if not opened.data.paths:
-            raise UserError(
-                "no data to train on; give --data PATH... (data=PATH in Python), or data.paths in the recipe"
-            )
+            advice = "give --data PATH... (data=PATH in Python), or data.paths in the recipe"
+            raise UserError(f"no data to train on; {advice}")
         return _run(opened, out, resume, checkpoint, tuple(several))
+
+
+def _as_changes(
+    changes: Sequence[str] | Mapping[str, Any], settings: Mapping[str, Any], **sources: Any
+) -> list[str]:
+    """The arguments of `grainline.train` as changes of recipe fields.
+
+    changes   of fields by path, or as `--set` takes them
+    settings  by the names of `field_of`
+    sources   data and validation, registered where they are no paths, and images; None leaves out
+    """
+    fields = {
+        {"data": "data.paths"}.get(name, f"data.{name}"): value if name == "images" else register(value)
+        for name, value in sources.items()
+        if value is not None
+    }
+    fields |= {field_of(name): value for name, value in settings.items()}
+    if isinstance(changes, Mapping):
+        fields, changes = {**changes, **fields}, ()
+    return [*changes, *(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())]
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
     data, descriptions = with_descriptions(recipe.data)
     recipe = recipe.model_copy(update={"data": data})
-    recipe.data.require_workers()
+    data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
     with process_group() as device, spare_core(device), run_folder(recipe, out, resume):
         resume_from = None
         if resume:
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
-        source, described, start_point, model = begin(recipe, out, resume_from, descriptions)
+        source, described, model = begin(recipe, out, resume_from, descriptions)
         method = model.method
         validator = make_validator(recipe, model, descriptions, store=rank() == 0)
         if rank() == 0:
             with writing(out):
                 write_description(out, model.description)
                 write_recipe(out / "recipe.yaml", recipe)
-        crop = make_crop(recipe.data, source, method, start_point, resume_from, device)
+        crop = make_crop(recipe.data, source, model, resume_from, device)
         train_set = TrainSet(
             described, model.tokenizer, crop, recipe.data.texts, context=method.context,
             seed=recipe.train.seed, parts=method.parts, chunking=method.chunking, provider=provider,
         )  # fmt: skip
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
+        texts = cached_texts(recipe, described, model, resume_from, device)
+        paths = *recipe.data.paths, *recipe.data.validation
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
-            notes, train_set.crop.cached,
-            cached_texts(recipe, described, model, resume_from, device), callbacks,
-            not any(path.startswith("python:") for path in (*recipe.data.paths, *recipe.data.validation)),
+            notes, texts, callbacks, from_files=not any(path.startswith("python:") for path in paths),
         )  # fmt: skip
         before = log_stamp(out)
         try:
@@ -141,13 +156,12 @@ def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> 
             f" a tokenizer of {data.tokenizer.vocab:,} tokens",
             flush=True,
         )
-    together = (
-        "several captions of an image are joined to one text; data.texts.captions=random takes one a time"
-    )
-    remark = (
-        f"{cut} of {texts} texts are cut at {data.context} tokens: set model.text.context={2 * data.context}"
-        " or more, or take a recipe for long captions (himo/finetune, beta_clip/finetune)"
-    )
+    one = "data.texts.captions=random takes one a time"
+    together = f"several captions of an image are joined to one text; {one}"
+    reads = f"{data.context} tokens" + f" a part, or behind {data.parts} parts" * (data.parts > 1)
+    longer = f"set model.text.context={2 * data.context} or more"
+    recipes = "take a recipe for long captions (himo/finetune, beta_clip/finetune)"
+    remark = f"{cut} of {texts} texts are cut at {reads}: {longer}, or {recipes}"
     return [together] * (joined > 0) + [remark] * (cut > 0)
 
 

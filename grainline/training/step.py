@@ -28,8 +28,7 @@ from grainline.losses.tiled.scores import half_products
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
-from grainline.training.optim import compile_pattern, whole_names
-from grainline.training.tune import encoder_layers, is_under, tuned
+from grainline.training.optim import compile_pattern, encoder_layers, is_under, tuned, whole_names
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
 from grainline.weights import LORA_SCALE
 
@@ -111,7 +110,7 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
 # LoRA (Hu et al., arXiv 2106.09685), by the library peft: a linear layer y = W x + b becomes
 # y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise and B [out, rank] with zeros. A
 # and B learn, and so do the parameters outside the encoders. All other weights of the encoders are frozen,
-# also against the rules; with `tune` (training/tune.py) only encoders that say `lora` are adapted. In rules,
+# also against the rules; with `tune` (training/optim.py) only encoders that say `lora` are adapted. In rules,
 # files and the optimizer state an adapted layer has its old parameter names, and the matrices are
 # `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. `weights.py` adds B A to W when it reads such a file
 # into a model without adapters.
@@ -137,9 +136,8 @@ def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
     towers = [tower for tower in tune if tune[tower] == "lora"]
     if tune and cfg and not towers:
         others = " and ".join(f"model.{tower[7:]}.tune is {how}" for tower, how in tune.items())
-        raise UserError(
-            f"train.lora is set, and {others}: set tune: lora for a side, or leave train.lora out"
-        )
+        advice = "set tune: lora for a side, or leave train.lora out"
+        raise UserError(f"train.lora is set, and {others}: {advice}")
     if cfg is None and not towers:
         return
     cfg = cfg or LoraConfig()
@@ -148,9 +146,8 @@ def add_lora(method: nn.Module, cfg: LoraConfig | None) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise UserError(
-            f"train.lora needs peft ({error}); install it with `pip install 'grainline[lora]'`"
-        ) from None
+        advice = "install it with `pip install 'grainline[lora]'`"
+        raise UserError(f"train.lora needs peft ({error}); {advice}") from None
     settings: dict[str, Any] = {"r": cfg.rank, "lora_alpha": cfg.alpha, "lora_dropout": cfg.dropout}
     pattern = "|".join(map(re.escape, targets))
     inject_adapter_in_model(PeftConfig(target_modules=pattern, **settings), method)
@@ -179,10 +176,8 @@ def _lora_targets(method: nn.Module, targets: str | None, towers: list[str]) -> 
         pattern = re.compile(rf"{re.escape(place.path)}\.\d+\.(?:{place.encoder.attention})")
         projections = [name for name in linear if pattern.fullmatch(name)]
         if not projections:
-            raise UserError(
-                f"train.lora finds no projections of attention in {place.name}; name linear layers in "
-                "train.lora.targets"
-            )
+            wrong = f"train.lora finds no projections of attention in {place.name}"
+            raise UserError(f"{wrong}; name linear layers in train.lora.targets")
         names += projections
     return names
 
@@ -194,17 +189,12 @@ def _lora_targets(method: nn.Module, targets: str | None, towers: list[str]) -> 
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Activation checkpointing: the backward pass computes each layer again, with the same noise.
-
-    UserError for a model without layers, and for layers whose running statistics would count twice.
-    """
+    """Activation checkpointing: the backward pass computes each layer again, with the same noise."""
     for name, layer in _layers(model, "train.activation_checkpointing"):
         counts = (isinstance(x, _BatchNorm) and not isinstance(x, FixedNorm) for x in layer.modules())
         if any(counts):
-            raise UserError(
-                f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
-                "count each batch twice; leave it out"
-            )
+            wrong = f"train.activation_checkpointing cannot compute {name} twice"
+            raise UserError(f"{wrong}: its running statistics would count each batch twice; leave it out")
         layer.forward = partial(_recomputed, layer.forward)
 
 

@@ -94,7 +94,7 @@ def text_reader(
     def read(captions: list[str]) -> list[Read]:
         encoded = encode_parts(tokenizer, captions, method.context, method.parts, method.chunking)
         reads: list[Read] = []
-        hook = tower.register_forward_hook(lambda _, given, output: reads.append((*given, output)))
+        hook = tower.register_forward_hook(lambda _, inputs, output: reads.append((*inputs, output)))
         try:
             method.encode_texts(to(texts_of(encoded.ids), device))
         finally:
