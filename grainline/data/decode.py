@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What is always read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
@@ -59,11 +59,7 @@ class Patches(NamedTuple):
     ]  # patches; of several numbers the first that holds an image in its own size
 
     def sides(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Width and height of an image, resized: by bisection of the scale, as transformers does it.
-
-        >>> Patches(16, (256,)).sides((640, 480)), Patches(16, (128, 256)).sides((160, 160))
-        ((288, 224), (176, 176))
-        """
+        """Width and height of an image, resized: by bisection of the scale, as transformers does it."""
         own = math.prod(side // self.side for side in image)
         limit = next((number for number in self.max_num_patches if number >= own), self.max_num_patches[-1])
 
@@ -111,10 +107,6 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
     """The image of a record in mode RGB, upright, loaded into memory. Raises CorruptSample("corrupt image").
 
     draft  decode a JPEG at 1/2, 1/4 or 1/8 of its size, with at least so many pixels on the short side
-
-    >>> image = decode(Record("a", as_png(Image.new("RGBA", (3, 2), (255, 0, 0, 0))), ("Nothing.",)))
-    >>> image.mode, image.size, image.getpixel((0, 0))
-    ('RGB', (3, 2), (255, 255, 255))
     """
     with _opened(record) as image:
         if draft is not None and isinstance(record.image, bytes):
@@ -212,7 +204,7 @@ def _opened(record: Record) -> Iterator[Image.Image]:
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
         why = f"none of {', '.join(formats)}" if unknown else _first_line(error)
-        raise CorruptSample(CORRUPT_IMAGE, f"{key} ({why})") from error
+        raise CorruptSample(Cause.CORRUPT_IMAGE, f"{key} ({why})") from error
 
 
 def _orientation(image: Image.Image) -> int:

@@ -110,11 +110,7 @@ def require_fit(method: str, describes: bool, descriptions: Descriptions | None,
 
 
 def read(path: str, data: bytes) -> dict[str, str]:
-    """The texts of a file by the keys of their images. Raises UserError.
-
-    >>> read("a.jsonl", b'{"image_id": "a.jpg", "text": " A dog runs. "}')
-    {'a.jpg': 'A dog runs.'}
-    """
+    """The texts of a file by the keys of their images. Raises UserError."""
     texts: dict[str, str] = {}
     numbers: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):

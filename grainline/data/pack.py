@@ -20,7 +20,7 @@ from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tars import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
+from grainline.data.record import Cause, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
 from grainline.files import drafted, writing
 from grainline.system import open_regular
@@ -102,7 +102,7 @@ class _Writer:
                 record = self.source[index]
                 decode(record, draft=1).close()
                 if not record.captions and not record.regions:
-                    raise CorruptSample(MISSING_CAPTION, record.key)
+                    raise CorruptSample(Cause.MISSING_CAPTION, record.key)
             except CorruptSample as error:
                 faults.append(error)
             else:
@@ -125,11 +125,7 @@ class _Writer:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """The texts and regions of a record in the fields of grainline.data.formats.common.
-
-    >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
-    {'captions': ['A dog.'], 'long': 'A wet dog runs.'}
-    """
+    """The texts and regions of a record in the fields of grainline.data.formats.common."""
     fields: dict[str, Any] = {
         "captions": list(record.captions),
         "long": record.long,

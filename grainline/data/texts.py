@@ -188,11 +188,7 @@ class Chunking(Config):
 
 @lru_cache(maxsize=4096)
 def count_splits(count: int, number: int, largest: int) -> int:
-    """Number of ways in which `count` sentences fall into `number` chunks, in order, of 1 to `largest` each.
-
-    >>> [count_splits(count, 4, 3) for count in range(3, 14)]
-    [0, 1, 4, 10, 16, 19, 16, 10, 4, 1, 0]
-    """
+    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `largest` each."""
     if number == 0 or count < number:
         return int(number == count == 0)
     return sum(count_splits(count - size, number - 1, largest) for size in range(1, min(largest, count) + 1))
@@ -285,12 +281,6 @@ def encode_parts(
 
     parts     1: each text is one part; more: its first sentences
     chunking  each text becomes exactly `parts` chunks of its sentences instead
-
-    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
-    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
-    >>> encoded = encode_parts(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=8, parts=2)
-    >>> [len(ids) for ids in encoded.ids], encoded.truncated_tokens
-    ([2, 1], [4, 0])
     """
     if chunking is not None:
         split = [balanced_chunks(text, parts, chunking) for text in texts]
@@ -322,12 +312,6 @@ def windows(
     """Tokenize texts that fit as one part, longer ones as windows of whole sentences, as full as possible.
 
     A sentence longer than a window fills several. Windows after the first `limit` are truncated and counted.
-
-    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
-    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
-    >>> encoded = windows(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=10)
-    >>> [[len(part) for part in ids] for ids in encoded.ids], encoded.truncated_tokens
-    ([[10, 6], [4]], [0, 0])
     """
     whole = tokenizer.encode(texts, context)
     ids, truncated = [], []
