@@ -185,8 +185,7 @@ class TrainSet(Dataset[Sample]):
                 encoded = windows(self.tokenizer, [record.dense], self.context)
                 dense, truncated = encoded.ids[0], truncated + sum(encoded.truncated)
             regions = self.crop.regions(index, record.key)
-            draw = draw._replace(image=index)
-            slots = self.cfg.slots
+            draw, slots = draw._replace(image=index), self.cfg.slots
             return Sample(pixels, draw, texts, slots, truncated, tuple(corrupt), regions, features, dense)
         cause, where = corrupt[0]
         wrong = f"{TRIES} samples in a row cannot be used, the first for {cause} ({where})"
@@ -223,7 +222,7 @@ class TrainSet(Dataset[Sample]):
         if cfg.splits_captions:
             number, sampling = cfg.sentences, cfg.captions == "sampled"
             captions[0], single, phrases = grains(
-                captions[0], number, cfg.phrases, self.provider, rng, splitter=cfg.splitter, sampled=sampling
+                captions[0], number, cfg.phrases, self.provider, rng, cfg.splitter, sampling
             )
         foils = [pair.text for pair in pairs]
         sampled = self._sampled_captions(record, rng)
@@ -272,11 +271,8 @@ class TrainSet(Dataset[Sample]):
         cfg = self.cfg
         if not cfg.sampled_captions:
             return []
-        captions = [
-            pieces
-            for text in (*record.captions, *record.longs)
-            if (pieces := split_sentences(text, cfg.splitter))
-        ]
+        texts = (*record.captions, *record.longs)
+        captions = [pieces for text in texts if (pieces := split_sentences(text, cfg.splitter))]
         if not captions:
             raise CorruptSample(Cause.MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
         if cfg.drop_first:  # a single sentence is such a first one, unless there is nothing else

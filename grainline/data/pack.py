@@ -87,13 +87,9 @@ class _Writer:
         samples = len(self.keys) - before
         if not samples:
             path.unlink()
-        return {
-            "tar": number,
-            "bytes": path.stat().st_size if samples else 0,
-            "samples": samples,
-            "skipped": Counter(fault.cause for fault in faults),
-            "first": [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]],
-        }
+        line = {"tar": number, "bytes": path.stat().st_size if samples else 0, "samples": samples}
+        first = [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]]
+        return line | {"skipped": Counter(fault.cause for fault in faults), "first": first}
 
     def _files(self, number: int, faults: list[CorruptSample]) -> Iterator[tuple[str, bytes]]:
         first = number * self.size
@@ -138,13 +134,8 @@ def fields_of(record: Record) -> dict[str, Any]:
 
 
 def _region(region: Region) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "phrase": region.phrase,
-        "box": region.box,
-        "mask": None if region.mask is None else run_lengths(region.mask),
-        "span": region.span,
-        "foils": [foil._asdict() for foil in region.foils],
-    }
+    fields = region._asdict() | {"foils": [foil._asdict() for foil in region.foils]}
+    fields |= {} if region.mask is None else {"mask": run_lengths(region.mask)}
     return {name: value for name, value in fields.items() if value is not None and value != []}
 
 
@@ -176,9 +167,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _result(log: Path, resumed: int) -> Written:
     lines = list(_lines(log))
-    skipped: Counter[str] = Counter()
-    for line in lines:
-        skipped.update(line["skipped"])
+    skipped = sum((Counter(line["skipped"]) for line in lines), Counter[str]())
     first = [place for line in lines for place in line["first"]][:NAMED]
     counts = {"tar": sum(line["bytes"] > 0 for line in lines), "sample": sum(x["samples"] for x in lines)}
     return Written(counts, dict(skipped), resumed, "tar", tuple(first))

@@ -52,10 +52,8 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TextsConfig":
-        if max(self.slots, self.chunks) > 1000:
-            raise ValueError(
-                f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
-            )
+        if (most := max(self.slots, self.chunks)) > 1000:
+            raise ValueError(f"an image has {most:,} texts; at most 1,000 are allowed")
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
             raise ValueError("per_image 0 needs sampled_captions above 0, and no foils, sentences or phrases")
         if self.foils and self.per_image == 1 and self.captions != "whole":
@@ -136,14 +134,7 @@ class Grains(NamedTuple):
 
 
 def grains(
-    text: str,
-    number: int,
-    cfg: PhrasesConfig,
-    provider: Provider,
-    rng: Random,
-    *,
-    splitter: Mode,
-    sampled: bool,
+    text: str, number: int, cfg: PhrasesConfig, provider: Provider, rng: Random, splitter: Mode, sampled: bool
 ) -> Grains:
     """Split a caption into sentences and phrases.
 
@@ -158,18 +149,16 @@ def grains(
     caption = text
     if sampled and selected:
         caption = joined([sentence.text for sentence in selected], splitter)
-    texts: list[str] = []
-    if cfg.max_phrases:
-        phrases = provider.phrases(text)
-        if sampled and selected:
-            phrases = [
-                phrase
-                for kind in ("noun", "action", "relation")
-                for sentence in selected
-                for phrase in phrases
-                if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
-            ]
-        texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
+    phrases = provider.phrases(text) if cfg.max_phrases else []
+    if sampled and selected:
+        phrases = [
+            phrase
+            for kind in ("noun", "action", "relation")
+            for sentence in selected
+            for phrase in phrases
+            if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
+        ]
+    texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
     return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 

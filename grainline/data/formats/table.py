@@ -43,8 +43,9 @@ from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "image": tuple(
-        ["image", "image_path", "filepath", "file_name", "filename", "path", "img", "img_path", "image_name"]
+    "image": (
+        *("image", "image_path", "filepath", "file_name", "filename", "path", "img", "img_path"),
+        *("image_name", "image path", "imagepath"),
     ),
     "caption": ("caption", "captions", "text", "title", "sentence", "sentences", "raw_caption"),
     "long": LONG_FIELDS,
