@@ -39,32 +39,23 @@ THINNEST = 200
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 _ORIENTATION, _PHOTOMETRIC = 0x0112, 0x0106  # tags of EXIF and TIFF
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90"
+_UPRIGHT = {i: Image.Transpose[name] for i, name in enumerate(_TURNS.split(), 2)}
 
 
 class Patches(NamedTuple):
     """How SigLIP 2 NaFlex reads an image: in its own shape, as whole patches, as many as fit."""
 
     side: int  # of a patch
-    max_num_patches: tuple[
-        int, ...
-    ]  # patches; of several numbers the first that holds an image in its own size
+    max_num_patches: tuple[int, ...]  # of several numbers the first that holds an image in its own size
 
     def sides(self, image: tuple[int, int]) -> tuple[int, int]:
         """Width and height of an image, resized: by bisection of the scale, as transformers does it."""
         own = math.prod(side // self.side for side in image)
         limit = next((number for number in self.max_num_patches if number >= own), self.max_num_patches[-1])
 
-        def scaled(by: float) -> tuple[int, int]:
-            width, height = (self.side * max(1, math.ceil(side * by / self.side)) for side in image)
+        def scaled(scale: float) -> tuple[int, int]:
+            width, height = (self.side * max(1, math.ceil(side * scale / self.side)) for side in image)
             return width, height
 
         low, high = 1e-6, 100.0
@@ -111,11 +102,8 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
     with _opened(record) as image:
         if draft is not None and isinstance(record.image, bytes):
             image.draft(None, (draft, draft))
-        deep = (
-            image.format in ("PNG", "TIFF")
-            and ";16" in str(getattr(image, "tile", ""))
-            and image.mode[0] != "I"
-        )
+        deep = ";16" in str(getattr(image, "tile", "")) and image.mode[0] != "I"
+        deep = deep and image.format in ("PNG", "TIFF")
         image.load()
         turn = _UPRIGHT.get(_orientation(image))  # after loading, in which Pillow turns a TIFF itself
         out = _rgb(image if turn is None else image.transpose(turn))
@@ -173,11 +161,9 @@ def decodable(kind: str) -> bool:
 def formats_of(key: str, data: bytes) -> tuple[str, ...]:
     """The formats to try on a file, as Pillow names them. CorruptSample(NEEDS_DECODER) without a decoder."""
     kind = kind_of(data)
-    if not kind:
-        return FORMATS
-    if not decodable(kind):
+    if kind and not decodable(kind):
         raise CorruptSample(NEEDS_DECODER.format(kind), key)
-    return ("HEIF" if kind == "HEIC" else kind,)
+    return ("HEIF" if kind == "HEIC" else kind,) if kind else FORMATS
 
 
 def now_decodable(cause: str) -> bool:

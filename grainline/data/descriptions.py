@@ -69,15 +69,14 @@ class Descriptions:
         return self._texts.get(key)
 
     def of_file(self, path: str) -> str | None:
-        """The description of an image file, by its path as given or by its name."""
-        return next((text for key in (path, Path(path).name) if (text := self.get(key)) is not None), None)
+        """The description of an image file, by its path as it is written or by its name; None without one."""
+        return self._texts.get(path, self._texts.get(Path(path).name))
 
     def require(self, key: str) -> str:
         """The description of a key. Raises UserError, which names the key, without one."""
-        text = self.get(key)
-        if text is None:
+        if key not in self._texts:
             raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
-        return text
+        return self._texts[key]
 
     def of(self, record: Record) -> str:
         """The description of a record's image. Raises UserError, which names the image, without one."""

@@ -45,8 +45,7 @@ DRAWS = 7  # random numbers that every crop takes
 class Crop(ABC):
     """Abstract: how training makes a square of an image."""
 
-    cached: ClassVar[bool] = False
-    """Whether features replace the pixels."""
+    cached: ClassVar[bool] = False  # whether features replace the pixels
 
     @abstractmethod
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
@@ -75,10 +74,11 @@ class CropConfig(Config):
 
     @model_validator(mode="after")
     def _ordered(self) -> "CropConfig":
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale} must be two numbers in order, above 0 and at most 1")
-        if not 0 < self.ratio[0] <= self.ratio[1] <= 100:
-            raise ValueError(f"ratio {self.ratio} must be two numbers in order, above 0 and at most 100")
+        for name, (low, high), most in (("scale", self.scale, 1), ("ratio", self.ratio, 100)):
+            if not 0 < low <= high <= most:
+                raise ValueError(
+                    f"{name} {(low, high)} must be two numbers in order, above 0, at most {most}"
+                )
         return self
 
 
@@ -157,12 +157,10 @@ class EvalTransform:
 
 
 class SameTransform(Crop):
-    """The square of evaluation in place of a random crop.
-
-    label  the cached superpixels of the square of a record, by its position and key (`data.superpixels`)
-    """
+    """The square of evaluation in place of a random crop."""
 
     def __init__(self, transform: EvalTransform, label: Callable[[int, str], Tensor] | None = None) -> None:
+        """label: the cached superpixels of a record, by its position and key (`data.superpixels`)"""
         self.transform, self.label = transform, label
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
