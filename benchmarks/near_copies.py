@@ -79,8 +79,8 @@ def main() -> None:
         dev, train = hashed(str(folder / "dev-0000.tar")), hashed(str(folder / "train-*.tar"))
         pairs = near_copies(dev[1], train[1])
         print(f"  dev against training: {len(pairs)} pairs of {len(dev[0]) * len(train[0]):,}")
-        for pair in pairs[:20]:
-            print(f"    {dev[0][pair.first]} = {train[0][pair.second]}, {pair.distance} bits")
+        for i, j, distance in pairs[:20]:
+            print(f"    {dev[0][i]} = {train[0][j]}, {distance} bits")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from test_dataset import CROP, TOKENIZER, Shelf, random_image
 
 from grainline.data.captions import joined, sentences, split_sentences
 from grainline.data.dataset import Draw, Sample, TrainSet
-from grainline.data.record import MISSING_CAPTION, Record
+from grainline.data.record import Cause, Record
 from grainline.data.texts import (
     Chunking,
     TextsConfig,
@@ -139,7 +139,7 @@ def test_the_long_caption_is_one_with_sentences_and_else_all_captions_as_one() -
     assert "circle" in words(blank.texts[0].parts[0])
     assert joined.texts[0] is not None
     assert [words(ids) for ids in joined.texts[0].parts[:2]] == ["a red circle", "stars on grey ground"]
-    assert none.corrupt == ((MISSING_CAPTION, "p2 (no sentence in any caption)"),)
+    assert none.corrupt == ((Cause.MISSING_CAPTION, "p2 (no sentence in any caption)"),)
 
 
 def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from grainline.data.batches import MAX_FILES, Batch, CorruptStats, collate, load_batches
 from grainline.data.captions import sentences
 from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
-from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Foil, Record
+from grainline.data.record import Cause, CorruptSample, Foil, Record
 from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import CropConfig, TrainTransform
@@ -46,7 +46,7 @@ class Shelf:
 
     def __getitem__(self, index: int) -> Record:
         if index in self.silent:
-            raise CorruptSample(MISSING_CAPTION, f"p{index}")
+            raise CorruptSample(Cause.MISSING_CAPTION, f"p{index}")
         image = b"broken" if index in self.broken else random_image(index)
         foils = (TRUE, TRUE._replace(text=LONG.replace("square", "heart"))) if index in self.foils else ()
         return Record(f"p{index}", image, (f"Image {index}.", f"Number {index}."), LONG, foils=foils)
@@ -160,7 +160,7 @@ def test_a_damaged_record_is_replaced_and_its_damage_reported(kind: str) -> None
     source = Shelf(8, **{kind: [3]})
     data = shelf(source)
     sample = data[Draw(11, 0, 3)]
-    cause = CORRUPT_IMAGE if kind == "broken" else MISSING_CAPTION
+    cause = Cause.CORRUPT_IMAGE if kind == "broken" else Cause.MISSING_CAPTION
     assert [got for got, _ in sample.corrupt] == [cause] * len(sample.corrupt)
     assert len(sample.corrupt) >= 1
     where = "p3 (none of JPEG, PNG, WEBP, GIF, BMP, TIFF)" if kind == "broken" else "p3"
@@ -315,12 +315,14 @@ def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
     account.settle()
     causes = [cause for batch in batches for cause, _ in batch.corrupt]
     report = account.report()
-    assert report["corrupt"] == {cause: causes.count(cause) for cause in (CORRUPT_IMAGE, MISSING_CAPTION)}
-    assert report["corrupt"][CORRUPT_IMAGE] >= 4
+    assert report["corrupt"] == {
+        cause: causes.count(cause) for cause in (Cause.CORRUPT_IMAGE, Cause.MISSING_CAPTION)
+    }
+    assert report["corrupt"][Cause.CORRUPT_IMAGE] >= 4
     assert len(set(report["files"])) == len(report["files"]) == MAX_FILES
     assert (report["samples"], report["texts"], report["truncated"]) == (12, 12, 12)
     said = account.sentence()
-    assert f"{causes.count(CORRUPT_IMAGE)} corrupt image" in said
+    assert f"{causes.count(Cause.CORRUPT_IMAGE)} corrupt image" in said
     assert "12 of 12 texts were truncated" in said
     assert all(file in said for file in report["files"])
 

@@ -21,7 +21,7 @@ from grainline.data.annotate import (
     seed_of,
 )
 from grainline.data.descriptions import Descriptions
-from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.encoders.pretrained.llava import PROMPT, TEMPERATURE, TOP_P, Llava
 from grainline.errors import UserError
 
@@ -145,7 +145,7 @@ class Images:
 
     def __getitem__(self, index: int) -> Record:
         if index == 4:
-            raise CorruptSample(CORRUPT_IMAGE, "4.png")
+            raise CorruptSample(Cause.CORRUPT_IMAGE, "4.png")
         captions = (f"zero {index}", "one .", "two")[: 3 if index else 1]
         return Record(
             f"{index}.png", image(index).copy(), captions, long=f"Long {index}." if index > 2 else None
@@ -183,10 +183,10 @@ def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) ->
     assert rows[2]["text"] == f"It is 80. Asked by {seed_of(3, '2.png')}."  # broken off: no half sentence
     assert rows[2]["hit_limit"] is True
     assert rows[0] == {"record": 0, "skipped": "empty description", "where": "0.png"}
-    assert rows[4] == {"record": 4, "skipped": CORRUPT_IMAGE, "where": "4.png"}
+    assert rows[4] == {"record": 4, "skipped": Cause.CORRUPT_IMAGE, "where": "4.png"}
     assert len({row["seed"] for row in rows if "seed" in row}) == 5
     assert made.counts["image"] == 5
-    assert made.skipped == {"empty description": 1, CORRUPT_IMAGE: 1}
+    assert made.skipped == {"empty description": 1, Cause.CORRUPT_IMAGE: 1}
     assert "4 truncated descriptions" in str(made)
     assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
 
@@ -230,7 +230,7 @@ def test_texts_of_the_records_are_descriptions(tmp_path: Path) -> None:
     long = said(ByTexts("long"), tmp_path / "a")
     assert long == {f"{i}.png": f"Long {i}." for i in (3, 5, 6)}
     rows = lines(tmp_path / "a" / "out.jsonl")
-    assert rows[1] == {"record": 0, "skipped": MISSING_CAPTION, "where": "0.png"}
+    assert rows[1] == {"record": 0, "skipped": Cause.MISSING_CAPTION, "where": "0.png"}
     assert rows[4]["model"] is None
     (tmp_path / "b").mkdir()
     two = said(ByTexts("captions:2,0"), tmp_path / "b")
@@ -258,9 +258,9 @@ def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("name,words\na,b\n")
     with pytest.raises(UserError, match="has no image column among name, words"):
         ByTexts(str(tmp_path / "bad.csv"))
-    before = ByTexts(str(table)).by
+    before = ByTexts(str(table)).made_by
     table.write_text("Filename,caption\n1.png,Another\n")
-    assert ByTexts(str(table)).by != before
+    assert ByTexts(str(table)).made_by != before
 
 
 def test_the_command_describes_a_folder_of_bare_images(

@@ -20,7 +20,7 @@ from grainline.data.descriptions import Described, Descriptions, WithDescription
 from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
 from grainline.data.formats.joined import without_images as bare
 from grainline.data.open_source import open_source, open_sources, takes_images
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record
+from grainline.data.record import Cause, CorruptSample, Foil, Record
 from grainline.data.texts import TextsConfig, windows
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
@@ -214,7 +214,7 @@ def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> No
     assert held[0].key == whole[0].key
     with pytest.raises(CorruptSample) as damaged:
         held[1]
-    assert damaged.value.cause == MISSING_CAPTION
+    assert damaged.value.cause == Cause.MISSING_CAPTION
     assert held.fingerprint() != whole.fingerprint()
     assert held.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
     assert open_source(f"{path}?caption=captions&skip=1")[1].captions == ("zero",)

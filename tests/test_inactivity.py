@@ -10,7 +10,7 @@ from make import SEGMENTS, TINY
 from PIL import Image
 from test_suite import InMemory
 
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.data.texts import balanced_chunks
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
@@ -221,7 +221,7 @@ def test_a_image_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -
 
 
 def test_texts_of_damaged_images_can_be_requested_and_order_does_not_depend_on_the_bootstrap() -> None:
-    some: list[Record | CorruptSample] = [*records(), CorruptSample(CORRUPT_IMAGE, "p7")]
+    some: list[Record | CorruptSample] = [*records(), CorruptSample(Cause.CORRUPT_IMAGE, "p7")]
     some.append(Record("p8", b"no image", ("A cat runs.",)))
     some.append(Record("p9", Image.new("RGB", (8, 8)), (" ",)))
     data, result = measure(caft(), InMemory(some), max_corrupt=0.5)

@@ -11,7 +11,7 @@ from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_mode
 from PIL import Image
 
 from grainline.data.formats.common import read_image
-from grainline.data.record import MISSING_IMAGE, CorruptSample
+from grainline.data.record import Cause, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
 from grainline.index import writer
@@ -167,7 +167,7 @@ def test_what_is_no_longer_as_it_was_indexed_is_never_read(copy: Path, tmp_path:
     with (root / "04.png").open("wb") as endless:
         endless.truncate(2**40)
     (root / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[::-1])
-    for row, cause in zip(rows, (OUTSIDE, CHANGED, CHANGED, CHANGED, MISSING_IMAGE), strict=True):
+    for row, cause in zip(rows, (OUTSIDE, CHANGED, CHANGED, CHANGED, Cause.MISSING_IMAGE), strict=True):
         with pytest.raises(CorruptSample, match=cause):
             read_indexed(root, row)
     with pytest.raises(UserError, match=r"changed since it was indexed: 05\.png; refresh the index"):

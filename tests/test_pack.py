@@ -16,11 +16,11 @@ from test_tars import jpeg, samples, write_tar
 
 from grainline.cli.main import main
 from grainline.data.dataset import Draw, TrainSet
-from grainline.data.formats.common import FIELDS, FileSource
+from grainline.data.formats.common import RECAPTIONED, FileSource
 from grainline.data.lines import Written
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.pack import pack
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, Region
+from grainline.data.record import Cause, CorruptSample, Foil, Record, Region
 from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 
@@ -242,7 +242,7 @@ def test_the_command_packs_several_sources(
 
 # Recaptioned data
 
-TEXTS = {name: f"{name} one. And two." for name in FIELDS}
+TEXTS = {name: f"{name} one. And two." for name in RECAPTIONED}
 WANTED = (
     ("raw_caption one. And two.", *(f"short{m}_captions one. And two." for m in ("IB", "SV", "LLA"))),
     tuple(f"long{m}_captions one. And two." for m in ("IB", "SV", "LLA")),
@@ -303,4 +303,4 @@ def test_regions_without_captions_are_nothing_to_train_on(tmp_path: Path) -> Non
     records = [Record("a", random_image(1), (), regions=FULL.regions), Record("b", random_image(2), ("A.",))]
     pack(Listed(records), tmp_path / "out")
     data = TrainSet(open_source(str(tmp_path / "out")), TOKENIZER, CROP, TextsConfig(), context=9, seed=0)
-    assert set(data[Draw(0, 0, 0)].corrupt) == {(MISSING_CAPTION, "a")}
+    assert set(data[Draw(0, 0, 0)].corrupt) == {(Cause.MISSING_CAPTION, "a")}

@@ -15,7 +15,7 @@ import grainline
 from grainline.data.decode import as_png, decode
 from grainline.data.open_source import open_source, register
 from grainline.data.pairs import REGISTERED, Pairs, source_of
-from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample
+from grainline.data.record import Cause, CorruptSample
 from grainline.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -79,7 +79,7 @@ def test_fingerprints_tell_images_captions_and_order_apart() -> None:
 def test_items_that_cannot_be_used_are_corrupt_samples() -> None:
     items = [("gone.png", "A dog."), (image(0), " "), (None, "A dog."), (image(0), "A dog.")]
     source = Pairs(items)
-    for number, cause in enumerate((UNREADABLE_FILE, MISSING_CAPTION, MISSING_IMAGE)):
+    for number, cause in enumerate((Cause.UNREADABLE_FILE, Cause.MISSING_CAPTION, Cause.MISSING_IMAGE)):
         with pytest.raises(CorruptSample) as error:
             source[number]
         assert (error.value.cause, f"item {number}" in error.value.where) == (cause, True)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,10 +166,10 @@ def test_svo_probes_takes_rows_with_one_flag_and_both_images(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"verb_neg": "maybe"}, r"^row 1 of .*: verb_neg is .maybe.; allowed are True and False"),
-        ({"sentence": " "}, r"^row 1 of .*: sentence is . ., not a text"),
-        ({"pos_image_id": "../x"}, r"^row 1 of .*: pos_image_id is .\.\./x., not the id of an image"),
-        ({"neg_image_id": ""}, r"^row 1 of .*: neg_image_id is .., not the id of an image"),
+        ({"verb_neg": "maybe"}, r"^row 1 of .*: verb_neg is .maybe.: it must be a valid boolean"),
+        ({"sentence": " "}, r"^row 1 of .*: sentence is . .: it must be a valid string"),
+        ({"pos_image_id": "../x"}, r"^row 1 of .*: pos_image_id is .\.\./x.: not the id of an image"),
+        ({"neg_image_id": ""}, r"^row 1 of .*: neg_image_id is ..: not the id of an image"),
     ],
 )
 def test_rows_of_svo_probes_that_are_wrong_are_one_line(
@@ -210,7 +209,7 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     path = f"foil-coco:{tmp_path / 'foilv1.0_test_2017.json'}?images={tmp_path / 'coco'}"
     for change, said in (
         ({"image_id": 12}, r"^annotation 1 of .*: its foil is of image 12, the caption of 11"),
-        ({"caption": ""}, r'^annotation 1 of .*: caption is "", not a text'),
+        ({"caption": ""}, r'^annotations\[5\] of .*: caption is ""'),
         ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes": it must be a valid boolean'),
         ({"id": [1]}, r"annotations\[5\] of .*: id is \[1\]: an id is a number or a text"),
     ):
@@ -222,12 +221,10 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     foil_coco(tmp_path, {"annotations": [n for n in content["annotations"] if n["foil"]]})
     with pytest.raises(UserError, match=r"none of 6 foils has the id of a true caption"):
         open_source(path)
-    for number in ("x", [11]):
-        loose = [{**note, "image_id": number} for note in content["annotations"]]
-        foil_coco(tmp_path, {"annotations": loose, "images": [{"id": [1], "file_name": "COCO_a_b.jpg"}]})
-        said = rf"image_id is {re.escape(json.dumps(number))}, not the number of an image of COCO"
-        with pytest.raises(UserError, match=said):
-            open_source(path)
+    loose = [{**note, "image_id": "x"} for note in content["annotations"]]
+    foil_coco(tmp_path, {"annotations": loose, "images": [{"id": [1], "file_name": "COCO_a_b.jpg"}]})
+    with pytest.raises(UserError, match=r'image_id is "x", not the number of an image of COCO'):
+        open_source(path)
 
 
 def test_valse_keeps_items_that_two_of_three_people_took_for_right(tmp_path: Path) -> None:
@@ -243,7 +240,7 @@ def test_valse_keeps_items_that_two_of_three_people_took_for_right(tmp_path: Pat
     with pytest.raises(UserError, match=r"no item of 10 has 2 votes for its caption"):
         open_source(str(file), images=str(tmp_path / "swig"))
     valse(tmp_path, [None] * 10)
-    with pytest.raises(UserError, match=r"^item actions_test_0 of .*without votes for the caption"):
+    with pytest.raises(UserError, match=r"^item actions_test_0 of .*: mturk\.caption is null"):
         open_source(str(file), images=str(tmp_path / "swig"))
     with pytest.raises(
         UserError, match=r"is not a piece of VALSE: items with image_file, caption, foil, mturk"
@@ -267,7 +264,7 @@ def test_sugarcrepe_reads_its_kind_from_the_name_of_the_file(tmp_path: Path) -> 
     ):
         open_source(f"sugarcrepe:{valse(tmp_path)}")
     file.write_text(json.dumps({"0": {"filename": "a.jpg", "caption": ["A."], "negative_caption": "B."}}))
-    with pytest.raises(UserError, match=r"^item 0 of .*: caption is .*, not a text"):
+    with pytest.raises(UserError, match=r"^item 0 of .*: caption is .*: it must be a valid string"):
         open_source(str(file))
 
 

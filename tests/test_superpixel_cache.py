@@ -17,7 +17,7 @@ from grainline.data.batches import collate
 from grainline.data.cache import SUPERPIXELS, CachedSuperpixels, Views, digest, make
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source
-from grainline.data.record import MISSING_CAPTION, Record
+from grainline.data.record import Cause, Record
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
@@ -89,7 +89,7 @@ def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> Non
 
 def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> None:
     image = open_source(SCENES, size=64)[0].image
-    listed = Listed([Record("a", image, ("A.",)), MISSING_CAPTION, Record("c", image, ("C.",))])
+    listed = Listed([Record("a", image, ("A.",)), Cause.MISSING_CAPTION, Record("c", image, ("C.",))])
     made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
     assert (made.counts, made.skipped) == ({"image": 2}, {"without an image": 1})
     found = stored(tmp_path / "maps", listed)

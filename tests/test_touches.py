@@ -14,7 +14,6 @@ EXAMPLES = [
     ("method", "methods/himo.py"),
     ("method", "methods/maxsim.py"),
     ("suite", "evaluation/suites/cola.py"),
-    ("source", "data/benchmarks/entities.py"),
     ("source", "data/formats/parquet.py"),
 ]
 

@@ -9,12 +9,11 @@ dataset       Training samples from a source of records, and which samples stand
 decode        From the bytes of a record to an RGB image.
 descriptions  Dense descriptions of images: one longer text for each.
 features      Features of a frozen image encoder: written once, and read in training.
-image_inputs  What callers may give as an image: paths, bytes, PIL images, arrays.
 lines         Files of JSON Lines that an interrupted run completes later.
 open_source   From a path to the source of its records.
 other_texts   Sentences of other images, which heat is measured against where nobody names any.
 pack          Any source as WebDataset tars: `grainline data pack`.
-pairs         Data as a Python program has them: a path, a source, a list of images with their captions.
+pairs         Images and captions that are given in Python: one image or several, pairs, and data sets.
 record        What every source yields, and why a sample cannot be used.
 texts         The texts of a training sample, and texts as token ids of their parts.
 transforms    From an image of any size to a square of pixels.

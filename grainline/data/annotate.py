@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,11 +29,10 @@ from grainline.data.lines import Progress, Written, as_line, complete, require_s
 from grainline.data.open_source import open_source
 from grainline.data.phrases import providers
 from grainline.data.phrases.patterns import Provider
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
+from grainline.data.record import Cause, CorruptSample, Record, Source, as_sentences
 from grainline.errors import UserError
 
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
-CHUNK = 64  # records whose phrases a process makes at a time
 
 
 class Annotator(ABC):
@@ -113,7 +113,7 @@ def _make(
 class _ByProvider(Annotator):
     """Phrases of all texts."""
 
-    batch = CHUNK
+    batch = 64
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
@@ -159,7 +159,7 @@ def texts_of(record: Record) -> list[str]:
 class Describer(Annotator):
     """Abstract: gives the descriptions of images."""
 
-    by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
+    made_by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
 
     @abstractmethod
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ class Describer(Annotator):
             if fields["text"].strip():
                 yield {"image_id": record.key, "file": source.path, **fields}
             else:
-                cause = MISSING_CAPTION if fields["model"] is None else "empty description"
+                cause = Cause.MISSING_CAPTION if fields["model"] is None else "empty description"
                 yield {"record": index, "skipped": cause, "where": record.key}
 
 
@@ -194,7 +194,7 @@ class ByModel(Describer):
         """seed: from which each image has its own, by its key; tokens: of a description at most"""
         self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
         self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
-        self.by = {**self.settings, "seed": seed, "tokens": tokens}
+        self.made_by = {**self.settings, "seed": seed, "tokens": tokens}
 
     def prepare(self, record: Record) -> Record:
         return Record(record.key, decode(record), ())
@@ -203,11 +203,16 @@ class ByModel(Describer):
         seeds = [seed_of(self.seed, record.key) for record in records]
         images = [record.image for record in records if isinstance(record.image, Image.Image)]
         outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
+        texts = [whole_sentences(one.text) if one.hit_limit else one.text for one in outputs]
         return [
-            {"text": whole_sentences(one.text) if one.hit_limit else one.text}
-            | self.settings
-            | {"seed": seed, "n_tokens": one.n_tokens, "hit_limit": one.hit_limit}
-            for one, seed in zip(outputs, seeds, strict=True)
+            {
+                "text": text,
+                **self.settings,
+                "seed": seed,
+                "n_tokens": one.n_tokens,
+                "hit_limit": one.hit_limit,
+            }
+            for text, seed, one in zip(texts, seeds, outputs, strict=True)
         ]
 
 
@@ -217,7 +222,7 @@ class ByTexts(Describer):
     def __init__(self, texts: str) -> None:
         """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
         captions = re.fullmatch(r"captions(?::(\d{1,18}(?:,\d{1,18})*))?", texts)
-        self.by = {"texts": texts}
+        self.made_by = {"texts": texts}
         self._text: Callable[[Record], str]
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
@@ -227,7 +232,7 @@ class ByTexts(Describer):
         else:
             by_key = texts_by_key(texts)
             content = json.dumps(by_key, sort_keys=True).encode()
-            self.by = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
+            self.made_by = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
             self._text = lambda record: by_key.get(record.key, "")
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -242,12 +247,16 @@ def make_descriptions(
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
-    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": dict(describer.by)}
+    expected = {
+        "grainline": descriptions.FORMAT,
+        "source": source.fingerprint(),
+        "by": dict(describer.made_by),
+    }
 
     def check(path: Path) -> None:
         header = descriptions.read_header(path)
-        by = ", ".join(f"{name} {value}" for name, value in header["by"].items())
-        require_same(path, header, expected, {"source": "from other data", "by": f"with {by}"})
+        how = ", ".join(f"{name} {value}" for name, value in header["by"].items())
+        require_same(path, header, expected, {"source": "from other data", "by": f"with {how}"})
 
     rows, skipped, resumed = _make(source, describer, out, expected, check, 1, progress)
     texts = [row for row in rows if "skipped" not in row]
@@ -264,11 +273,7 @@ def seed_of(seed: int, key: str) -> int:
 
 
 def whole_sentences(text: str) -> str:
-    """A text without the incomplete sentence at its end; a single incomplete sentence stays.
-
-    >>> whole_sentences("A dog runs. The sand is"), whole_sentences("A dog runs on")
-    ('A dog runs.', 'A dog runs on')
-    """
+    """A text without the incomplete sentence at its end; a single incomplete sentence stays."""
     pieces = sentences(text)
     if len(pieces) < 2 or re.search(r"[.!?][\"')\]]*$", text):
         return text
@@ -312,9 +317,7 @@ def _of_table(path: str) -> Iterator[tuple[str, str]]:
 def _of_source(path: str) -> Iterator[tuple[str, str]]:
     source = open_source(path, trust_code=True)
     for index in range(len(source)):
-        try:
+        with suppress(CorruptSample):  # the source that is described reports it
             record = source[index]
-        except CorruptSample:  # the source that is described reports it
-            continue
-        if record.captions:
-            yield record.key, record.whole
+            if record.captions:
+                yield record.key, record.whole

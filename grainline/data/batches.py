@@ -137,10 +137,7 @@ class CorruptStats:
     """Counts of corrupt samples by cause and of truncated texts, over all processes of a run."""
 
     def __init__(self, images: int, max_corrupt: float) -> None:
-        """
-        images       number of images in the data
-        max_corrupt  largest share of the samples that may be corrupt
-        """
+        """images: number of images in the data; max_corrupt: largest share of corrupt samples"""
         self.images, self.max_corrupt = images, max_corrupt
         self.samples, self.texts, self.truncated = 0, 0, 0
         self.causes: Counter[str] = Counter()
@@ -172,24 +169,15 @@ class CorruptStats:
 
     def report(self) -> dict[str, Any]:
         """The counts as JSON, for the log and for checkpoints."""
-        return {
-            "samples": self.samples,
-            "corrupt": dict(self.causes),
-            "files": self.files,
-            "texts": self.texts,
-            "truncated": self.truncated,
-        }
+        counts = {"samples": self.samples, "texts": self.texts, "truncated": self.truncated}
+        return {"corrupt": dict(self.causes), "files": self.files, **counts}
 
     def sentence(self) -> str:
         """The corrupt samples and truncated texts in words; empty without any."""
-        parts = []
-        if self.causes:
-            counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
-            parts.append(f"corrupt samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
-        if self.truncated:
-            counts = f"{self.truncated} of {self.texts} texts"
-            parts.append(f"{counts} were truncated: longer than the model reads")
-        return ". ".join(parts)
+        counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
+        corrupt = f"corrupt samples, replaced by others: {counts} (first: {'; '.join(self.files)})"
+        cut = f"{self.truncated} of {self.texts} texts were truncated: longer than the model reads"
+        return ". ".join([corrupt] * bool(self.causes) + [cut] * bool(self.truncated))
 
     def restore(self, report: dict[str, Any]) -> None:
         """Continue from the `report` in a checkpoint."""

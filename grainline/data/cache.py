@@ -36,6 +36,7 @@ from grainline.system import open_regular, regular
 
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # images that are read and computed at a time
+ELSEWHERE = "set GRAINLINE_CACHE to another folder"
 
 
 class Kind(NamedTuple):
@@ -51,10 +52,6 @@ class Kind(NamedTuple):
     def again(self) -> str:
         remedy = f"delete {self.home}, and training makes them again"
         return remedy if self.home else f"make them again with `grainline data {self.name}`"
-
-    @property
-    def elsewhere(self) -> str:
-        return "set GRAINLINE_CACHE to another folder" if self.home else "choose another --out"
 
     def content(self, record: Record) -> bytes:
         """The image by which a row belongs to a record, in the cache of training; else its key is enough."""
@@ -82,48 +79,46 @@ def make(  # noqa: PLR0913 - each is a choice of the caller
 
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
-    transform, number, reading = views.transform, views.number, Lock()
-    header = {"grainline": kind.format, "records": len(source)} | _origin(source, transform, settings)
+    number, records, reading = views.number, len(source), Lock()
+    header = {"grainline": kind.format, "records": records} | _origin(source, views.transform, settings)
 
-    def read(batch: int) -> tuple[list[int], dict[int, int], list[Tensor]]:
-        """The places of rows, the digests of keys, and the squares."""
-        places: list[int] = []
+    def read(batch: int) -> tuple[dict[int, int], list[Tensor]]:
+        """The digests of the keys of records, and their squares."""
         digests: dict[int, int] = {}
         squares: list[Tensor] = []
-        for index in range(batch * BATCH, min((batch + 1) * BATCH, len(source))):
+        for index in range(batch * BATCH, min((batch + 1) * BATCH, records)):
             with suppress(CorruptSample):
                 with reading:  # a source may have one position in its file
                     record = source[index]
                 squares += views(record)
-                places += range(index * number, (index + 1) * number)
                 digests[index] = digest(record.key, kind.content(record))
-        return places, digests, squares
+        return digests, squares
 
-    def computed(done: Any) -> tuple[dict[int, Any], dict[int, int]]:
-        places, digests, squares = done
+    def computed(digests: dict[int, int], squares: list[Tensor]) -> tuple[dict[int, int], dict[int, Any]]:
         output = compute(torch.stack(squares)).cpu().numpy() if squares else ()
-        return dict(zip(places, output, strict=True)), digests
+        places = (index * number + view for index in digests for view in range(number))
+        return digests, dict(zip(places, output, strict=True))
 
     with all_cores(one_each) as threads, completing(kind, out, header) as folder:
         if folder is not None:
             mode: Any = "r+" if folder.batches else "w+"
-            rows = _Rows(open_memmap(folder.path / kind.rows, mode, kind.dtype, (len(source) * number, *row)))
-            keys = _Rows(open_memmap(folder.path / KEYS, mode, np.uint64, (len(source),)))
-            left, together = range(folder.batches, -(-len(source) // BATCH)), threads > 1
-            work: Any = (lambda batch: computed(read(batch))) if together else read
+            rows = _Rows(open_memmap(folder.path / kind.rows, mode, kind.dtype, (records * number, *row)))
+            keys = _Rows(open_memmap(folder.path / KEYS, mode, np.uint64, (records,)))
+            left, together = range(folder.batches, -(-records // BATCH)), threads > 1
+            work: Any = (lambda batch: computed(*read(batch))) if together else read
             pool = threads if together else max(2, min(8, usable_cores()))
             with closing(in_order(work, left, pool, ahead=pool)) as results:
                 for batch, result in zip(left, results, strict=True):
-                    some, digests = result if together else computed(result)
+                    digests, some = result if together else computed(*result)
                     rows.write(some)
                     keys.write(digests)
                     folder.log.write(as_line({"batch": batch, "images": len(digests)}))
                     folder.log.flush()
                     if progress is not None:
-                        progress(min((batch + 1) * BATCH, len(source)), len(source))
-    resumed = len(source) if folder is None else min(folder.batches * BATCH, len(source))
+                        progress(min((batch + 1) * BATCH, records), records)
+    resumed = records if folder is None else min(folder.batches * BATCH, records)
     images = int((np.load(out / KEYS) != 0).sum())
-    skipped = {"without an image": len(source) - images} if images < len(source) else {}
+    skipped = {"without an image": records - images} if images < records else {}
     return Written({"image": images}, skipped, resumed)
 
 
@@ -147,7 +142,7 @@ def completing(kind: Kind, out: Path, header: Mapping[str, Any]) -> Iterator[Par
         with open_regular(path) as file:
             _require_same(partial, json.loads(file.readline()), header)
 
-    with writing(out, kind.elsewhere):
+    with writing(out, ELSEWHERE if kind.home else "choose another --out"):
         if out.is_dir():
             _require_same(out, _manifest(kind, out), header)
             yield None
@@ -218,8 +213,11 @@ class CachedRows:
             "transform": "were made of other squares of the images than training reads",
             "source": "were made from other data than data.paths names",
         }
-        for words in (words for name, words in wrong.items() if stored[name] != model[name]):
-            raise UserError(f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out")
+        for name, words in wrong.items():
+            if stored[name] != model[name]:
+                raise UserError(
+                    f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out"
+                )
 
     def open(self, row: tuple[int, ...]) -> None:
         """Open the rows, which have this shape. Raises UserError where they do not."""
@@ -327,7 +325,7 @@ def write_once(out: Path, write: Callable[[Progress], Written], records: int) ->
     last = [begin]
     while not out.is_dir():
         try:
-            with writing(out.parent, "set GRAINLINE_CACHE to another folder"):
+            with writing(out.parent, ELSEWHERE):
                 out.parent.mkdir(parents=True, exist_ok=True)
             with one_writer(out.parent, f"the cache {out.parent}", "waiting for it"), progress(what) as bar:
                 if out.is_dir():

@@ -31,11 +31,7 @@ _CUTS = {"period_space": re.compile(r"\. "), "every_period": re.compile(r"\.|\n|
 
 
 def crop_words(text: str, probability: float, rng: Random) -> str:
-    """The text, or with a probability a run of its words, of random length and place.
-
-    >>> crop_words("a dog runs over wet sand", 1.0, Random(3)), crop_words("a dog runs", 0.0, Random(3))
-    ('a dog runs over wet', 'a dog runs')
-    """
+    """The text, or with a probability a run of its words, of random length and place."""
     words = text.split()
     if not probability or rng.random() >= probability or len(words) < 2:
         return text
@@ -144,20 +140,12 @@ def _pieces(text: str, splitter: Mode) -> tuple[str, ...]:
 
 
 def without_first(pieces: Sequence[str]) -> Sequence[str]:
-    """The sentences behind the first, which often sums up the others; a single sentence stays.
-
-    >>> without_first(["A dog.", "It runs."]), without_first(["A dog."])
-    (['It runs.'], ['A dog.'])
-    """
+    """The sentences behind the first, which often sums up the others; a single sentence stays."""
     return pieces[1:] or pieces
 
 
 def joined(pieces: Sequence[str], mode: Mode) -> str:
-    """Sentences that a mode found, as one text again.
-
-    >>> joined(["A dog.", "A cat."], "rules"), joined(["A dog", "A cat"], "every_period")
-    ('A dog. A cat.', 'A dog. A cat')
-    """
+    """Sentences that a mode found, as one text again."""
     return (" " if mode == "rules" else ". ").join(pieces)
 
 

@@ -7,7 +7,6 @@ size, which still reads every byte).
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -36,20 +35,8 @@ LIMIT = 100_000  # images that are compared with each other, at most: pairs grow
 BLOCK = 2048  # images a side whose distances are in memory at once
 
 
-class NearCopy(NamedTuple):
-    """Two images that look the same."""
-
-    first: int  # place in the first list
-    second: int  # in the second list
-    distance: int  # bits that differ
-
-
 def image_hash(image: Image.Image) -> np.ndarray | None:
-    """The hash of an image: [256] bool; None for an image of nearly one colour.
-
-    >>> image_hash(Image.new("RGB", (80, 60), "red")) is None
-    True
-    """
+    """The hash of an image: [256] bool; None for an image of nearly one colour."""
     grey = np.asarray(image.convert("L").resize((PIXELS, PIXELS), Image.Resampling.LANCZOS), np.float64)
     if grey.std() < FLAT:
         return None
@@ -61,8 +48,8 @@ def near_copies(
     first: Sequence[np.ndarray | None],
     second: Sequence[np.ndarray | None] | None = None,
     max_distance: int = MAX_DISTANCE,
-) -> list[NearCopy]:
-    """All pairs of images whose hashes differ in at most `max_distance` bits, by place.
+) -> list[tuple[int, int, int]]:
+    """All pairs of images whose hashes differ in at most `max_distance` bits: their places, and those bits.
 
     first, second  hashes [256] bool; None entries are in no pair. Without `second`: pairs i < j of the first
 
@@ -72,13 +59,11 @@ def near_copies(
     b, places_b = (a, places_a) if second is None else _signs(second, LIMIT)
     out = []
     for i in range(0, len(a), BLOCK):
-        for j in range(0, len(b), BLOCK):
-            if second is None and j + BLOCK <= i:
-                continue
+        for j in range(0 if second else i, len(b), BLOCK):
             differ = ((BITS - a[i : i + BLOCK] @ b[j : j + BLOCK].T) / 2).round().astype(np.int64)
             for x, y in np.argwhere(differ <= max_distance).tolist():
                 if second is not None or i + x < j + y:
-                    out.append(NearCopy(int(places_a[i + x]), int(places_b[j + y]), int(differ[x, y])))
+                    out.append((int(places_a[i + x]), int(places_b[j + y]), int(differ[x, y])))
     return sorted(out)
 
 
@@ -93,79 +78,34 @@ EXAMPLES = 5  # files named for each cause, and longest texts shown
 CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
 
 
-class Spread(NamedTuple):
-    """Quantiles of a number: minimum, 10 %, median, 90 %, maximum, as values that occur."""
-
-    least: int
-    low: int
-    median: int
-    high: int
-    most: int
-
-
-class Fault(NamedTuple):
-    """Samples that cannot be used for the same cause."""
-
-    cause: str
-    number: int
-    first: tuple[str, ...]  # where the first few are
-
-
-SPREADS = {  # fields of the report and their names in the table
+SPREADS = {  # numbers of which the report has quantiles, and their names in the table
     "captions": "captions/image",
-    "words": "words/caption",
+    "words": "words/caption",  # long descriptions are captions here
     "sentences": "sentences/capt.",
-    "subtexts": "subtexts/image",
+    "subtexts": "subtexts/image",  # where the source has its own
     "short_side": "short side, px",
     "long_side": "long side, px",
 }
 
 
-class CheckReport(NamedTuple):
-    """The result of `check`. Spreads are None where no sample could be read."""
+class CheckReport:
+    """What a source holds and what is wrong with it, counted sample by sample."""
 
-    path: str
-    kind: str
-    samples: int  # in the source
-    checked: int  # of them read here
-    fingerprint: str
-    captions: Spread | None  # captions per image
-    words: Spread | None  # words per caption; long descriptions are captions here
-    sentences: Spread | None  # sentences per caption
-    subtexts: Spread | None  # subtexts per image, where the source has its own
-    short_side: Spread | None  # pixels
-    long_side: Spread | None
-    longs: int  # records with a long description beside their captions
-    regions: int  # records with boxes or masks
-    faults: tuple[Fault, ...]
-    same_key: tuple[str, ...]  # keys that come more than once
-    same_image: tuple[tuple[str, ...], ...]  # keys of images that are equal byte by byte
-    near_copies: tuple[tuple[str, str], ...]  # keys of images that look the same; of equal files the first
-    same_caption: int  # captions that stand at more than one image, counted once each
-    longest: tuple[tuple[str, int], ...]  # key and words of the longest texts
-    remarks: tuple[str, ...]  # of the source when it was opened
-    suggestions: tuple[str, ...]
-
-    @property
-    def corrupt(self) -> int:
-        """How many of the samples that were read cannot be used."""
-        return sum(fault.number for fault in self.faults)
-
-
-class _Tally:
-    """Counts while a source is read."""
-
-    def __init__(self) -> None:
+    def __init__(self, source: Source) -> None:
+        self.path, self.kind, self.samples = source.path, type(source).__name__, len(source)
+        self.fingerprint, self.checked = source.fingerprint(), 0  # samples that were read
         self.numbers: dict[str, list[int]] = {name: [] for name in SPREADS}
-        self.longs = self.regions = 0
-        self.faults: dict[str, list[str]] = defaultdict(list)
-        self.keys: Counter[str] = Counter()
-        self.images: dict[bytes, list[str]] = defaultdict(list)
-        self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
-        self.images_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its images
-        self.longest: list[tuple[str, int]] = []
+        self.longs = self.regions = 0  # records with a long description, with boxes or masks
+        self.faults: dict[str, list[str]] = defaultdict(list)  # from a cause to the places of its samples
+        self.longest: list[tuple[str, int]] = []  # key and words of the longest texts
+        self.near_copies: list[tuple[str, str]] = []  # keys of images that look the same
         self.foreign = 0  # captions in other scripts
         self.misplaced: list[str] = []  # the first misplaced region of each image that has one
+        self.keys: Counter[str] = Counter()
+        self.images: dict[bytes, list[str]] = defaultdict(list)  # from an image to its keys
+        self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
+        self.images_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its images
+        self._remarks = remarks(source)
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
         """Count one sample. Raises CorruptSample if its image is."""
@@ -194,6 +134,42 @@ class _Tally:
             self.longest.append((record.key, words))
         self.longest = sorted(self.longest, key=lambda entry: -entry[1])[:EXAMPLES]
 
+    def spread(self, name: str) -> tuple[int, ...]:
+        """Minimum, 10 %, median, 90 % and maximum of a number, as values that occur; () without any."""
+        values = self.numbers[name]
+        shares = (0, 0.1, 0.5, 0.9, 1)
+        return tuple(np.quantile(values, shares, method="nearest").tolist()) if values else ()
+
+    @property
+    def corrupt(self) -> int:
+        """How many of the samples that were read cannot be used."""
+        return sum(map(len, self.faults.values()))
+
+    @property
+    def same_key(self) -> list[str]:
+        """Keys that come more than once."""
+        return [key for key, times in self.keys.items() if times > 1]
+
+    @property
+    def same_image(self) -> list[list[str]]:
+        """Keys of images that are equal byte by byte."""
+        return [keys for keys in self.images.values() if len(keys) > 1]
+
+    @property
+    def same_caption(self) -> int:
+        """How many captions stand at more than one image."""
+        return sum(len(images) > 1 for images in self.images_of.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """Those of the source when it was opened, and what else a user should know."""
+        where = f"in {amount(len(self.misplaced), 'image')}: {some(self.misplaced)}"
+        scripts = (
+            f"{amount(self.foreign, 'caption')} in other scripts than Latin: phrases by rules are English"
+        )
+        out = [f"regions without a place, {where}"] if self.misplaced else []
+        return [*self._remarks, *out, *([scripts] if self.foreign else [])]
+
 
 def check(
     source: Source,
@@ -202,45 +178,18 @@ def check(
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckReport:
     """Read a source, or `limit` samples evenly over it. split: a text to its sentences"""
-    number = len(source) if limit is None else min(limit, len(source))
-    tally = _Tally()
+    number, report = len(source) if limit is None else min(limit, len(source)), CheckReport(source)
+    report.checked = number
     for done in range(number):
-        index = done * len(source) // number
         try:
-            tally.add(source[index], split)
+            report.add(source[done * len(source) // number], split)
         except CorruptSample as error:
-            tally.faults[error.cause].append(error.where)
+            report.faults[error.cause].append(error.where)
         if progress is not None:
             progress(done + 1, number)
-    keys = [same[0] for same in tally.images.values()]
-    other = f"{amount(tally.foreign, 'caption')} in other scripts than Latin: phrases by rules are English"
-    outside = f"regions without a place, in {amount(len(tally.misplaced), 'image')}: {some(tally.misplaced)}"
-    report = CheckReport(
-        path=source.path,
-        kind=type(source).__name__,
-        samples=len(source),
-        checked=number,
-        fingerprint=source.fingerprint(),
-        **{name: spread(values) for name, values in tally.numbers.items()},
-        longs=tally.longs,
-        regions=tally.regions,
-        faults=tuple(
-            Fault(cause, len(places), tuple(places[:EXAMPLES]))
-            for cause, places in sorted(tally.faults.items(), key=lambda entry: -len(entry[1]))
-        ),
-        same_key=tuple(key for key, times in tally.keys.items() if times > 1),
-        same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
-        near_copies=tuple((keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)),
-        same_caption=sum(len(images) > 1 for images in tally.images_of.values()),
-        longest=tuple(tally.longest),
-        remarks=(
-            *remarks(source),
-            *([outside] if tally.misplaced else []),
-            *([other] if tally.foreign else []),
-        ),
-        suggestions=(),
-    )
-    return report._replace(suggestions=tuple(suggestions(report)))
+    keys = [same[0] for same in report.images.values()]
+    report.near_copies = [(keys[i], keys[j]) for i, j, _ in near_copies(report.hashes)]
+    return report
 
 
 def usable(report: CheckReport, max_corrupt: float) -> bool:
@@ -248,42 +197,21 @@ def usable(report: CheckReport, max_corrupt: float) -> bool:
     return report.corrupt < report.checked and report.corrupt <= max_corrupt * report.checked
 
 
-def spread(values: Sequence[int]) -> Spread | None:
-    """Quantiles of whole numbers; None of nothing.
-
-    >>> spread([5, 1, 9, 2, 2])
-    Spread(least=1, low=1, median=2, high=9, most=9)
-    """
-    if not values:
-        return None
-    quantiles = np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="nearest")
-    return Spread(*(int(value) for value in quantiles))
-
-
 def suggestions(report: CheckReport) -> list[str]:
     """Advice for the user, in words."""
     corrupt, read = report.corrupt, report.checked
     share, near, same = corrupt / max(1, read), len(report.near_copies), report.same_caption
     copies = sum(len(keys) - 1 for keys in report.same_image)
-    words, side = (report.words or (0,) * 5)[3], (report.short_side or (128,) * 5)[2]
-    single = report.sentences and report.sentences.median <= 1 and (report.captions or (2,) * 3)[2] == 1
+    words, side = (report.spread("words") or (0,) * 5)[3], (report.spread("short_side") or (128,) * 5)[2]
+    single = report.spread("sentences")[2:3] in [(0,), (1,)] and report.spread("captions")[2:3] == (1,)
     advice = (
         (corrupt == read, "No sample can be used. Mend the first one named above."),
-        (
-            0 < corrupt < read,
-            f"{share:.1%} of the samples cannot be used. Training replaces them.",
-        ),
+        (0 < corrupt < read, f"{share:.1%} of the samples cannot be used. Training replaces them."),
         (report.same_key, "Keys that come twice make reports ambiguous. Give each image a name of its own."),
         (copies, f"{copies} images are copies of others. List all captions under one image."),
-        (
-            near,
-            f"{near} pairs of images look like copies of each other. Across a split they are a leak.",
-        ),
+        (near, f"{near} pairs of images look like copies of each other. Across a split they are a leak."),
         (same, f"{same} captions stand at more than one image. No model can tell those apart."),
-        (
-            words > CLIP_WORDS,
-            f"One caption in ten has {words} words or more. CLIP holds about {CLIP_WORDS}.",
-        ),
+        (words > CLIP_WORDS, f"One caption in ten has {words} words or more. CLIP holds {CLIP_WORDS} or so."),
         (single, "Most captions are a single sentence. Methods that align sentences have little to align."),
         (side < 128, f"Half of the images have a short side of {side} pixels or less, enlarged at 224."),
         (read < report.samples, f"Only {read} of {report.samples} samples were read; check all of them."),
@@ -293,33 +221,32 @@ def suggestions(report: CheckReport) -> list[str]:
 
 def render(report: CheckReport) -> str:
     """The report as lines for a terminal."""
+    some_read = f", {report.checked} read" * (report.checked < report.samples)
     lines = [
         f"{report.path}",
         f"  kind            {report.kind}",
-        f"  samples         {report.samples}"
-        + (f", {report.checked} read" if report.checked < report.samples else ""),
+        f"  samples         {report.samples}{some_read}",
         f"  fingerprint     {report.fingerprint[:16]}",
     ]
-    if report.captions is not None:
+    if report.keys:
         lines += ["", f"  {'':15} {'min':>6} {'10 %':>6} {'median':>6} {'90 %':>6} {'max':>6}"]
         for name, title in SPREADS.items():
-            values = getattr(report, name)
+            values = report.spread(name)
             lines += [f"  {title:15} " + " ".join(f"{v:6d}" for v in values)] if values else []
         lines += ["", f"  with a long description {report.longs}, with regions {report.regions}"]
-        lines.append(
-            "  longest texts   " + ", ".join(f"{key} ({words} words)" for key, words in report.longest)
-        )
+        longest = ", ".join(f"{key} ({words} words)" for key, words in report.longest)
+        lines.append(f"  longest texts   {longest}")
     lines += ["", f"  cannot be used  {report.corrupt} of {report.checked}"]
-    for fault in report.faults:
-        lines.append(f"    {fault.cause}: {fault.number}")
-        lines += [f"      {place}" for place in fault.first]
-        lines += [f"      and {fault.number - len(fault.first)} more"] * (fault.number > len(fault.first))
+    for cause, places in sorted(report.faults.items(), key=lambda entry: -len(entry[1])):
+        lines += [f"    {cause}: {len(places)}", *(f"      {place}" for place in places[:EXAMPLES])]
+        lines += [f"      and {len(places) - EXAMPLES} more"] * (len(places) > EXAMPLES)
     lines += _copies("key of several samples", [(key,) for key in report.same_key])
     lines += _copies("equal images", report.same_image)
     limited = f", among the first {LIMIT:,}" * (report.checked > LIMIT)
     lines += _copies(f"images that look the same{limited}", report.near_copies)
     lines += [f"  note: {remark}" for remark in report.remarks]
-    lines += [""] * bool(report.suggestions) + [f"  * {line}" for line in report.suggestions]
+    advice = suggestions(report)
+    lines += [""] * bool(advice) + [f"  * {line}" for line in advice]
     return "\n".join(map(escape_controls, lines))
 
 

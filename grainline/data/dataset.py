@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from grainline.data.captions import crop_words, split_sentences
 from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.providers import Rules, open_provider
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
+from grainline.data.record import Cause, CorruptSample, Record, Source, as_sentences
 from grainline.data.texts import (
     Chunking,
     TextsConfig,
@@ -30,8 +30,7 @@ from grainline.data.texts import (
     sampled_caption,
     windows,
 )
-from grainline.data.tokenizers.bpe import BEGIN, END
-from grainline.data.tokenizers.tokenizer import TextTokenizer, encode_word_dropout
+from grainline.data.tokenizers.tokenizer import BEGIN, END, TextTokenizer, encode_word_dropout
 from grainline.data.transforms import Crop
 from grainline.errors import UserError, amount
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
@@ -88,12 +87,7 @@ class Batches:
 
 
 def permutation(length: int, seed: int, epoch: int) -> torch.Tensor:
-    """The order of one epoch: [length] int64.
-
-    >>> first, later, other = (permutation(9, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0)))
-    >>> torch.equal(first, later), torch.equal(first, other)
-    (False, False)
-    """
+    """The order of one epoch: [length] int64."""
     # Mixed into 32 bits: torch's generator would silently ignore the upper bits of a larger seed.
     mixed = Random(f"{seed}/{epoch}").getrandbits(32)
     return torch.randperm(length, generator=torch.Generator().manual_seed(mixed))
@@ -191,8 +185,7 @@ class TrainSet(Dataset[Sample]):
                 encoded = windows(self.tokenizer, [record.dense], self.context)
                 dense, truncated = encoded.ids[0], truncated + sum(encoded.truncated)
             regions = self.crop.regions(index, record.key)
-            draw = draw._replace(image=index)
-            slots = self.cfg.slots
+            draw, slots = draw._replace(image=index), self.cfg.slots
             return Sample(pixels, draw, texts, slots, truncated, tuple(corrupt), regions, features, dense)
         cause, where = corrupt[0]
         wrong = f"{TRIES} samples in a row cannot be used, the first for {cause} ({where})"
@@ -214,7 +207,7 @@ class TrainSet(Dataset[Sample]):
     def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
         """The texts of a sample, slot by slot, and how many of them were truncated. Raises CorruptSample."""
         if not record.captions:
-            raise CorruptSample(MISSING_CAPTION, record.key)
+            raise CorruptSample(Cause.MISSING_CAPTION, record.key)
         if self.cfg.chunks:
             return self._chunks(record, rng)
         cfg = self.cfg
@@ -229,7 +222,7 @@ class TrainSet(Dataset[Sample]):
         if cfg.splits_captions:
             number, sampling = cfg.sentences, cfg.captions == "sampled"
             captions[0], single, phrases = grains(
-                captions[0], number, cfg.phrases, self.provider, rng, splitter=cfg.splitter, sampled=sampling
+                captions[0], number, cfg.phrases, self.provider, rng, cfg.splitter, sampling
             )
         foils = [pair.text for pair in pairs]
         sampled = self._sampled_captions(record, rng)
@@ -266,7 +259,7 @@ class TrainSet(Dataset[Sample]):
         texts = [*rng.sample(record.longs, len(record.longs)), as_sentences(record.captions)]
         pieces = next((pieces for text in texts if (pieces := split_sentences(text, cfg.splitter))), [])
         if not pieces:
-            raise CorruptSample(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
+            raise CorruptSample(Cause.MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
         chunks = random_chunks(pieces, cfg.chunks, cfg.max_sentences_per_chunk, rng, cfg.splitter)
         split = [chunks, *([text] for text in self._sampled_captions(record, rng))]
         encoded = encode_split(self.tokenizer, split, self.context, cfg.chunks)
@@ -278,13 +271,10 @@ class TrainSet(Dataset[Sample]):
         cfg = self.cfg
         if not cfg.sampled_captions:
             return []
-        captions = [
-            pieces
-            for text in (*record.captions, *record.longs)
-            if (pieces := split_sentences(text, cfg.splitter))
-        ]
+        texts = (*record.captions, *record.longs)
+        captions = [pieces for text in texts if (pieces := split_sentences(text, cfg.splitter))]
         if not captions:
-            raise CorruptSample(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
+            raise CorruptSample(Cause.MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
         if cfg.drop_first:  # a single sentence is such a first one, unless there is nothing else
             captions = [pieces[1:] for pieces in captions if len(pieces) > 1] or captions
         return [sampled_caption(captions, cfg, rng) for _ in range(cfg.sampled_captions)]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What is always read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
@@ -39,36 +39,23 @@ THINNEST = 200
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 _ORIENTATION, _PHOTOMETRIC = 0x0112, 0x0106  # tags of EXIF and TIFF
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90"
+_UPRIGHT = {i: Image.Transpose[name] for i, name in enumerate(_TURNS.split(), 2)}
 
 
 class Patches(NamedTuple):
     """How SigLIP 2 NaFlex reads an image: in its own shape, as whole patches, as many as fit."""
 
     side: int  # of a patch
-    max_num_patches: tuple[
-        int, ...
-    ]  # patches; of several numbers the first that holds an image in its own size
+    max_num_patches: tuple[int, ...]  # of several numbers the first that holds an image in its own size
 
     def sides(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Width and height of an image, resized: by bisection of the scale, as transformers does it.
-
-        >>> Patches(16, (256,)).sides((640, 480)), Patches(16, (128, 256)).sides((160, 160))
-        ((288, 224), (176, 176))
-        """
+        """Width and height of an image, resized: by bisection of the scale, as transformers does it."""
         own = math.prod(side // self.side for side in image)
         limit = next((number for number in self.max_num_patches if number >= own), self.max_num_patches[-1])
 
-        def scaled(by: float) -> tuple[int, int]:
-            width, height = (self.side * max(1, math.ceil(side * by / self.side)) for side in image)
+        def scaled(scale: float) -> tuple[int, int]:
+            width, height = (self.side * max(1, math.ceil(side * scale / self.side)) for side in image)
             return width, height
 
         low, high = 1e-6, 100.0
@@ -111,19 +98,12 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
     """The image of a record in mode RGB, upright, loaded into memory. Raises CorruptSample("corrupt image").
 
     draft  decode a JPEG at 1/2, 1/4 or 1/8 of its size, with at least so many pixels on the short side
-
-    >>> image = decode(Record("a", as_png(Image.new("RGBA", (3, 2), (255, 0, 0, 0))), ("Nothing.",)))
-    >>> image.mode, image.size, image.getpixel((0, 0))
-    ('RGB', (3, 2), (255, 255, 255))
     """
     with _opened(record) as image:
         if draft is not None and isinstance(record.image, bytes):
             image.draft(None, (draft, draft))
-        deep = (
-            image.format in ("PNG", "TIFF")
-            and ";16" in str(getattr(image, "tile", ""))
-            and image.mode[0] != "I"
-        )
+        deep = ";16" in str(getattr(image, "tile", "")) and image.mode[0] != "I"
+        deep = deep and image.format in ("PNG", "TIFF")
         image.load()
         turn = _UPRIGHT.get(_orientation(image))  # after loading, in which Pillow turns a TIFF itself
         out = _rgb(image if turn is None else image.transpose(turn))
@@ -181,11 +161,9 @@ def decodable(kind: str) -> bool:
 def formats_of(key: str, data: bytes) -> tuple[str, ...]:
     """The formats to try on a file, as Pillow names them. CorruptSample(NEEDS_DECODER) without a decoder."""
     kind = kind_of(data)
-    if not kind:
-        return FORMATS
-    if not decodable(kind):
+    if kind and not decodable(kind):
         raise CorruptSample(NEEDS_DECODER.format(kind), key)
-    return ("HEIF" if kind == "HEIC" else kind,)
+    return ("HEIF" if kind == "HEIC" else kind,) if kind else FORMATS
 
 
 def now_decodable(cause: str) -> bool:
@@ -212,7 +190,7 @@ def _opened(record: Record) -> Iterator[Image.Image]:
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
         why = f"none of {', '.join(formats)}" if unknown else _first_line(error)
-        raise CorruptSample(CORRUPT_IMAGE, f"{key} ({why})") from error
+        raise CorruptSample(Cause.CORRUPT_IMAGE, f"{key} ({why})") from error
 
 
 def _orientation(image: Image.Image) -> int:

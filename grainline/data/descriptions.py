@@ -69,15 +69,14 @@ class Descriptions:
         return self._texts.get(key)
 
     def of_file(self, path: str) -> str | None:
-        """The description of an image file, by its path as given or by its name."""
-        return next((text for key in (path, Path(path).name) if (text := self.get(key)) is not None), None)
+        """The description of an image file, by its path as it is written or by its name; None without one."""
+        return self._texts.get(path, self._texts.get(Path(path).name))
 
     def require(self, key: str) -> str:
         """The description of a key. Raises UserError, which names the key, without one."""
-        text = self.get(key)
-        if text is None:
+        if key not in self._texts:
             raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
-        return text
+        return self._texts[key]
 
     def of(self, record: Record) -> str:
         """The description of a record's image. Raises UserError, which names the image, without one."""
@@ -110,11 +109,7 @@ def require_fit(method: str, describes: bool, descriptions: Descriptions | None,
 
 
 def read(path: str, data: bytes) -> dict[str, str]:
-    """The texts of a file by the keys of their images. Raises UserError.
-
-    >>> read("a.jsonl", b'{"image_id": "a.jpg", "text": " A dog runs. "}')
-    {'a.jpg': 'A dog runs.'}
-    """
+    """The texts of a file by the keys of their images. Raises UserError."""
     texts: dict[str, str] = {}
     numbers: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grainline.data.cache import CachedRows, Kind, Views, make, place, write_once
 from grainline.data.lines import Progress, Written
-from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record, Source
+from grainline.data.record import Cause, CorruptSample, Record, Source
 from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
 from grainline.errors import UserError
 
@@ -100,7 +100,7 @@ class CachedFeatures(CachedRows, Crop):
         """
         draws = [rng.random() for _ in range(DRAWS)]
         if not self.keys[index]:
-            raise CorruptSample(CORRUPT_IMAGE, f"{record.key} (it has no features in {self.folder})")
+            raise CorruptSample(Cause.CORRUPT_IMAGE, f"{record.key} (it has no features in {self.folder})")
         view, first = int(draws[0] * self.views), None if self.tokens else 1
         return torch.from_numpy(
             self.row(index, record.key, first, view, self.kind.content(record)).astype(np.float16)

@@ -114,14 +114,18 @@ def open_sources(paths: Sequence[str], *, images: str | None = None, **options: 
     if not paths:
         raise data_error("no data was named: give at least one path, or 'scenes'")
     with trusting(paths if options.get("trust_code") else ()):
-        by_path = [takes_images(path) for path in paths]
-    if images is not None and not any(by_path):
-        return open_source(paths[0], images=images, **options)  # raises the error
-    opened = [
-        open_source(path, images=images if takes else None, **options)
-        for path, takes in zip(paths, by_path, strict=True)
-    ]
+        by_path = {path: takes_images(path) for path in paths}
+    if not any(by_path.values()):
+        by_path[paths[0]] = True  # which raises the error
+    opened = [open_source(path, images=images if by_path[path] else None, **options) for path in paths]
     return opened[0] if len(opened) == 1 else Joined(opened)
+
+
+def _paths_of(data: Any) -> list[str] | None:
+    """One path or several as a list; None for anything else."""
+    several = [data] if isinstance(data, str | os.PathLike) else data
+    listed = isinstance(several, list | tuple) and all(isinstance(x, str | os.PathLike) for x in several)
+    return [os.fspath(one) for one in several] if listed else None
 
 
 def register(data: Any) -> list[str]:
@@ -129,10 +133,8 @@ def register(data: Any) -> list[str]:
 
     data  a list of (image, captions), a data set of PyTorch or of Hugging Face, a source (`pairs.source_of`)
     """
-    if isinstance(data, str | os.PathLike):
-        return [os.fspath(data)]
-    if isinstance(data, list | tuple) and data and all(isinstance(one, str | os.PathLike) for one in data):
-        return [os.fspath(one) for one in data]
+    if paths := _paths_of(data):
+        return paths
     from grainline.data.pairs import REGISTERED, source_of  # imports torch
 
     source = source_of(data)
@@ -151,14 +153,11 @@ def open_data(data: Any, *, images: str | None = None, size: int | None = None) 
     """
     if images is not None:
         path_of(images, "the folder of the images")
-    if isinstance(data, str | os.PathLike):
-        data = [data]
-    elif isinstance(data, Source):
-        if images is not None:
-            raise data_error("images goes with a path of data; a Source has opened its own")
-        return data
-    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
-        return open_sources([os.fspath(one) for one in data], images=images, size=size, trust_code=True)
+    if isinstance(data, Source) and images is not None:
+        raise data_error("images goes with a path of data; a Source has opened its own")
+    paths = _paths_of(data)
+    if paths is not None:
+        return open_sources(paths, images=images, size=size, trust_code=True)
     from grainline.data.pairs import source_of  # imports torch
 
     return source_of(data, images)
@@ -181,10 +180,9 @@ def _open_json(path: str, images: str | None) -> Source:
     if kind:
         return _load(kind).open(path, images)
     content = json_or_rows(file, read_text(file))
-    cls = _recognise(content)
-    return (
-        cls.from_content(path, images, content) if cls else _from_rows(path, images, json_rows(file, content))
-    )
+    if cls := _recognise(content):
+        return cls.from_content(path, images, content)
+    return _from_rows(path, images, json_rows(file, content))
 
 
 def _from_rows(path: str, images: str | None, rows: list[Row]) -> Source:
@@ -237,7 +235,7 @@ def _kind(path: str) -> tuple[str, str]:
 def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
     files = files_below(path)
     suffixes = {suffix(name) for name in files} & {"tar", "parquet"}
-    table = [name for name in files if name in ("metadata.csv", "metadata.jsonl")]
+    table = [name for name in ("metadata.csv", "metadata.jsonl") if name in files]
     if len(suffixes) > 1:
         raise data_error(f"{path} holds tars and parquet files: say which with tars:{path} or parquet:{path}")
     if suffixes:
@@ -245,7 +243,5 @@ def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
     elif table:
         kind, path = "table", os.path.join(path, table[0])
     else:
-        kind = _recognise_path(path)
-        if not kind:
-            kind = "folder"
+        kind = _recognise_path(path) or "folder"
     return kind, f"{path}?{query}" if query else path

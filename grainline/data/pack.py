@@ -20,7 +20,7 @@ from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tars import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
+from grainline.data.record import Cause, CorruptSample, Record, Region, Source
 from grainline.errors import UserError
 from grainline.files import drafted, writing
 from grainline.system import open_regular
@@ -87,13 +87,9 @@ class _Writer:
         samples = len(self.keys) - before
         if not samples:
             path.unlink()
-        return {
-            "tar": number,
-            "bytes": path.stat().st_size if samples else 0,
-            "samples": samples,
-            "skipped": Counter(fault.cause for fault in faults),
-            "first": [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]],
-        }
+        line = {"tar": number, "bytes": path.stat().st_size if samples else 0, "samples": samples}
+        first = [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]]
+        return line | {"skipped": Counter(fault.cause for fault in faults), "first": first}
 
     def _files(self, number: int, faults: list[CorruptSample]) -> Iterator[tuple[str, bytes]]:
         first = number * self.size
@@ -102,7 +98,7 @@ class _Writer:
                 record = self.source[index]
                 decode(record, draft=1).close()
                 if not record.captions and not record.regions:
-                    raise CorruptSample(MISSING_CAPTION, record.key)
+                    raise CorruptSample(Cause.MISSING_CAPTION, record.key)
             except CorruptSample as error:
                 faults.append(error)
             else:
@@ -125,11 +121,7 @@ class _Writer:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """The texts and regions of a record in the fields of grainline.data.formats.common.
-
-    >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
-    {'captions': ['A dog.'], 'long': 'A wet dog runs.'}
-    """
+    """The texts and regions of a record in the fields of grainline.data.formats.common."""
     fields: dict[str, Any] = {
         "captions": list(record.captions),
         "long": record.long,
@@ -142,13 +134,8 @@ def fields_of(record: Record) -> dict[str, Any]:
 
 
 def _region(region: Region) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "phrase": region.phrase,
-        "box": region.box,
-        "mask": None if region.mask is None else run_lengths(region.mask),
-        "span": region.span,
-        "foils": [foil._asdict() for foil in region.foils],
-    }
+    fields = region._asdict() | {"foils": [foil._asdict() for foil in region.foils]}
+    fields |= {} if region.mask is None else {"mask": run_lengths(region.mask)}
     return {name: value for name, value in fields.items() if value is not None and value != []}
 
 
@@ -180,9 +167,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _result(log: Path, resumed: int) -> Written:
     lines = list(_lines(log))
-    skipped: Counter[str] = Counter()
-    for line in lines:
-        skipped.update(line["skipped"])
+    skipped = sum((Counter(line["skipped"]) for line in lines), Counter[str]())
     first = [place for line in lines for place in line["first"]][:NAMED]
     counts = {"tar": sum(line["bytes"] > 0 for line in lines), "sample": sum(x["samples"] for x in lines)}
     return Written(counts, dict(skipped), resumed, "tar", tuple(first))

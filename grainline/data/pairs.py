@@ -6,10 +6,10 @@
     hf:NAME:SPLIT, hf:NAME:SPLIT?config=X                    of the Hugging Face hub (extra `hf`)
     a folder of datasets.Dataset.save_to_disk                the same, read from the disk
 
-An image is a path, bytes, a PIL image or an array of pixels. Nothing is guessed from a shape: a numpy array is
-[H, W, 3] or [H, W] as PIL and OpenCV have it (RGB), a torch tensor [3, H, W]; one more dimension in front makes
-several images. Arrays are uint8 or floats in 0..1: other ranges might be those of a normalised tensor. A PIL
-image with an EXIF orientation is turned upright, as its file is.
+An image is a path, bytes, a PIL image, which is turned upright by its EXIF, or an array of pixels. Nothing is
+guessed from a shape: a numpy array is [H, W, 3] or [H, W] as PIL and OpenCV have it (RGB), a torch tensor
+[3, H, W]; one more dimension in front makes several images. Arrays are uint8 or floats in 0..1: other ranges
+might be those of a normalised tensor.
 
 Columns have the names that tables have (`formats.table.COLUMNS`); `?image=COL&caption=COL&long=COL` names
 others. Images are decoded when they are used. `open_source.register` gives data a path, which a recipe can
@@ -29,18 +29,17 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.descriptions import Described
-from grainline.data.formats.common import FileSource, described, digest, read_captions, split_query
+from grainline.data.formats.common import (
+    FileSource,
+    described,
+    digest,
+    read_captions,
+    read_image,
+    split_query,
+)
 from grainline.data.formats.parsed import data_error, read_plain, strings
 from grainline.data.formats.table import COLUMNS, choose_columns, fields_of, unnamed
-from grainline.data.record import (
-    MISSING_CAPTION,
-    MISSING_IMAGE,
-    UNREADABLE_FILE,
-    CorruptSample,
-    Record,
-    Source,
-    content_of,
-)
+from grainline.data.record import Cause, CorruptSample, Record, Source, content_of
 from grainline.errors import UserError
 
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor | Described
@@ -50,11 +49,7 @@ FORMS = "a path, the bytes of a file, a PIL image, a numpy array [H, W, 3] or a 
 
 
 def is_one_image(inputs: Any) -> bool:
-    """Whether this is a single image; otherwise it is several.
-
-    >>> is_one_image("a.jpg"), is_one_image(np.zeros((4, 4, 3))), is_one_image(["a.jpg"])
-    (True, True, False)
-    """
+    """Whether this is a single image; otherwise it is several."""
     if isinstance(inputs, np.ndarray | Tensor):
         return inputs.ndim in (2, 3) and not _holds_objects(inputs)
     return isinstance(inputs, ONE)
@@ -145,8 +140,6 @@ def _from_pixels(image: np.ndarray | Tensor) -> Image.Image:
 
 OPTIONS = ("config", *COLUMNS)
 PROBES = 16  # records of a data set without a fingerprint of its own, whose texts are part of ours
-
-
 FORM = 'a pair is (image, caption) or (image, [captions]), such as ("a.jpg", "A dog runs.")'
 
 
@@ -158,13 +151,9 @@ class ImageTextPairs:
     """
 
     def __init__(self, pairs: Iterable[Any], images: str | None = None, path: str = "") -> None:
-        """
-        pairs   (image, caption) or (image, [captions]); images as `Model.encode` takes them
-        images  folder of the images, for relative paths
-        path    the name of the data; "": how many pairs there are
-        """
+        """images: folder of the images, for relative paths; path: the name of the data; "": their number"""
         rows: dict[Any, tuple[ImageLike, list[str]]] = {}
-        number = 0
+        pairs = list(pairs)
         for number, pair in enumerate(pairs, 1):
             if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
                 raise UserError(f"pair {number} is of type {type(pair).__name__}; {FORM}")
@@ -174,50 +163,38 @@ class ImageTextPairs:
                 raise UserError(f"the captions of pair {number} are no strings; {FORM}")
             same = str(image) if isinstance(image, str | Path) else id(image)
             rows.setdefault(same, (image, []))[1].extend(texts)
-        self.path = path or f"a list of {number:,} pairs"
+        self.path = path or f"a list of {len(pairs):,} pairs"
         self._folder, self._rows = Path(images or ""), list(rows.values())
+        keyed = enumerate(image for image, _ in self._rows)
+        self._keys = [str(image) if isinstance(image, str | Path) else str(i) for i, image in keyed]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Record:
-        index = range(len(self))[index]
-        texts = self._rows[index][1]
+        key, (image, texts) = self._keys[index], self._rows[index]
         if texts and not strings(texts):
-            raise CorruptSample(MISSING_CAPTION, self._key(index))
-        return Record(self._key(index), self._image(index), tuple(strings(texts)))
+            raise CorruptSample(Cause.MISSING_CAPTION, key)
+        if not isinstance(image, str | Path):
+            return Record(key, open_image(image), tuple(strings(texts)))
+        path = str(self._folder / image)
+        return Record(key, read_image([path], path), tuple(strings(texts)))
 
     def keys(self) -> list[str]:
         """The keys of all records in order."""
-        return [self._key(i) for i in range(len(self))]
+        return self._keys
 
     def fingerprint(self) -> str:
         """sha256 over keys, captions, and the content of images that are no paths."""
-        of = enumerate(self.keys())
-        return digest(part for i, key in of for part in (key, _identity(self._rows[i][0]), *self._rows[i][1]))
-
-    def _key(self, index: int) -> str:
-        image = self._rows[index][0]
-        return str(image) if isinstance(image, str | Path) else str(index)
-
-    def _image(self, index: int) -> bytes | Image.Image:
-        image = self._rows[index][0]
-        if not isinstance(image, str | Path):
-            return open_image(image)
-        try:
-            return read_plain(self._folder / image)
-        except (OSError, ValueError):  # ValueError: a path with a null character
-            raise CorruptSample(MISSING_IMAGE, str(self._folder / image)) from None
+        rows = zip(self._keys, self._rows, strict=True)
+        return digest(part for key, (image, texts) in rows for part in (key, _identity(image), *texts))
 
 
 class Pairs(FileSource):
     """Items by number: (image, caption or captions), or dicts with columns."""
 
     def __init__(self, items: Any, path: str = "pairs", columns: Mapping[str, str] | None = None) -> None:
-        """
-        items    has a length and items by number
-        columns  of dicts, by role: image, caption, long; None: found by name in the first one
-        """
+        """columns: of dicts, by role: image, caption, long; None: found by name in the first one"""
         self.items, self.path = items, path
         if not len(items):
             raise data_error(f"{path} is empty")
@@ -242,7 +219,7 @@ class Pairs(FileSource):
             raise data_error(f"{where} is of type {type(item).__name__}; {FORM}, or a dict")
         captions = read_captions(fields, where)
         if captions.silent:
-            raise CorruptSample(MISSING_CAPTION, where)
+            raise CorruptSample(Cause.MISSING_CAPTION, where)
         return described(captions, str(number), b"")._replace(image=_opened(image, where))
 
     def keys(self) -> Iterable[str]:
@@ -298,10 +275,9 @@ class Registered(FileSource):
 
     @classmethod
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> Any:  # noqa: ARG003
-        key = path
-        if key not in REGISTERED:
-            raise data_error(f"python:{key} was given in Python, by another process: give it again")
-        return REGISTERED[key]
+        if path not in REGISTERED:
+            raise data_error(f"python:{path} was given in Python, by another process: give it again")
+        return REGISTERED[path]
 
 
 def source_of(data: Any, images: str | None = None) -> Source:
@@ -311,9 +287,8 @@ def source_of(data: Any, images: str | None = None) -> Source:
     if hasattr(data, "column_names") and hasattr(data, "features"):
         columns = choose_columns(data.column_names, {}, "the data set")
         return Pairs(with_bytes(data, columns["image"]), "the data set", columns)
-    if isinstance(data, str | bytes | Mapping) or not all(
-        hasattr(data, x) for x in ("__len__", "__getitem__")
-    ):
+    listed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not listed or isinstance(data, str | bytes | Mapping):
         raise data_error(f"data of type {type(data).__name__}; give a path, a list of pairs or a data set")
     if isinstance(data, list | tuple) and data and not isinstance(data[0], Mapping):
         return ImageTextPairs(data, images)
@@ -336,10 +311,9 @@ def fields_text(texts: Any) -> Iterator[str]:
     if isinstance(texts, str):
         yield texts
     elif isinstance(texts, Mapping):
-        for name, value in texts.items():
-            if isinstance(value, str | list | tuple):
-                yield name
-                yield from fields_text(value)
+        yield from fields_text(
+            [x for one in texts.items() if isinstance(one[1], str | list | tuple) for x in one]
+        )
     elif isinstance(texts, list | tuple):
         for text in texts:
             yield from fields_text(text)
@@ -349,11 +323,11 @@ def _opened(image: Any, where: str) -> Any:
     if isinstance(image, Mapping):  # of the datasets library, not decoded
         image = image.get("bytes") or image.get("path")
     if image is None:
-        raise CorruptSample(MISSING_IMAGE, where)
+        raise CorruptSample(Cause.MISSING_IMAGE, where)
     try:
         return open_image(image)
     except UserError as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from None
+        raise CorruptSample(Cause.UNREADABLE_FILE, f"{where} ({error})") from None
 
 
 def _identity(image: Any) -> str:

@@ -69,19 +69,29 @@ class Record(NamedTuple):
 
 
 def as_sentences(texts: Sequence[str]) -> str:
-    """Several texts as sentences of one text; a single text unchanged.
-
-    >>> as_sentences(["A dog runs .", "It is brown"])
-    'A dog runs. It is brown.'
-    """
+    """Several texts as sentences of one text; a single text unchanged."""
     return texts[0] if len(texts) == 1 else " ".join(text.rstrip(" .") + "." for text in texts)
+
+
+class Cause:
+    """Why a sample cannot be used: `CorruptSample.cause`, also in logs and reports."""
+
+    CORRUPT_IMAGE = "corrupt image"  # the bytes are no image; raised by grainline.data.decode
+    MISSING_IMAGE = "missing image"  # nothing where the image should be
+    MISSING_CAPTION = "missing caption"  # no text, or only white space
+    AMBIGUOUS_KEY = "ambiguous key"  # two images, or two texts of one ending, in a tar
+    TRUNCATED_TAR = "truncated tar"  # the archive ends before the sample does
+    UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk or network that fails
+    CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed
+    CORRUPT_TEXT = "corrupt text"  # a file of texts beside an image that is not UTF-8, or not JSON
+    CORRUPT_REGION = "corrupt region"  # a box, mask, span or foil that makes no sense
 
 
 class CorruptSample(Exception):
     """A sample that cannot be used. It is replaced or skipped, and counted by its cause."""
 
     def __init__(self, cause: str, where: str) -> None:
-        self.cause = cause  # one of the constants below
+        self.cause = cause  # a `Cause`, or other words
         self.where = shorten_words(where)  # the file, and the row or member inside it
         super().__init__(f"{cause}: {self.where}")
 
@@ -121,11 +131,7 @@ class Boxed(Protocol):
 
 
 def box_of(mask: np.ndarray) -> Box:
-    """The smallest box around a mask [H, W] bool with a pixel at least.
-
-    >>> box_of(np.array([[0, 0, 0], [0, 1, 1]], bool))
-    (1.0, 1.0, 3.0, 2.0)
-    """
+    """The smallest box around a mask [H, W] bool with a pixel at least."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
@@ -166,16 +172,3 @@ def region_box(region: Region) -> Box | None:
     if region.box is not None or region.mask is None or not region.mask.any():
         return region.box
     return box_of(region.mask)
-
-
-# Why a sample cannot be used: `CorruptSample.cause`, also in logs and reports.
-
-CORRUPT_IMAGE = "corrupt image"  # the bytes are no image; raised by grainline.data.decode
-MISSING_IMAGE = "missing image"  # nothing where the image should be
-MISSING_CAPTION = "missing caption"  # no text, or only white space
-AMBIGUOUS_KEY = "ambiguous key"  # two images, or two texts of one ending, in a tar
-TRUNCATED_TAR = "truncated tar"  # the archive ends before the sample does
-UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk or network that fails
-CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed
-CORRUPT_TEXT = "corrupt text"  # a file of texts beside an image that is not UTF-8, or not JSON
-CORRUPT_REGION = "corrupt region"  # a box, mask, span or foil that makes no sense

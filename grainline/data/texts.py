@@ -52,10 +52,8 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TextsConfig":
-        if max(self.slots, self.chunks) > 1000:
-            raise ValueError(
-                f"an image has {max(self.slots, self.chunks):,} texts; at most 1,000 are allowed"
-            )
+        if (most := max(self.slots, self.chunks)) > 1000:
+            raise ValueError(f"an image has {most:,} texts; at most 1,000 are allowed")
         if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
             raise ValueError("per_image 0 needs sampled_captions above 0, and no foils, sentences or phrases")
         if self.foils and self.per_image == 1 and self.captions != "whole":
@@ -136,14 +134,7 @@ class Grains(NamedTuple):
 
 
 def grains(
-    text: str,
-    number: int,
-    cfg: PhrasesConfig,
-    provider: Provider,
-    rng: Random,
-    *,
-    splitter: Mode,
-    sampled: bool,
+    text: str, number: int, cfg: PhrasesConfig, provider: Provider, rng: Random, splitter: Mode, sampled: bool
 ) -> Grains:
     """Split a caption into sentences and phrases.
 
@@ -158,18 +149,16 @@ def grains(
     caption = text
     if sampled and selected:
         caption = joined([sentence.text for sentence in selected], splitter)
-    texts: list[str] = []
-    if cfg.max_phrases:
-        phrases = provider.phrases(text)
-        if sampled and selected:
-            phrases = [
-                phrase
-                for kind in ("noun", "action", "relation")
-                for sentence in selected
-                for phrase in phrases
-                if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
-            ]
-        texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
+    phrases = provider.phrases(text) if cfg.max_phrases else []
+    if sampled and selected:
+        phrases = [
+            phrase
+            for kind in ("noun", "action", "relation")
+            for sentence in selected
+            for phrase in phrases
+            if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
+        ]
+    texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
     return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 
@@ -188,11 +177,7 @@ class Chunking(Config):
 
 @lru_cache(maxsize=4096)
 def count_splits(count: int, number: int, largest: int) -> int:
-    """Number of ways in which `count` sentences fall into `number` chunks, in order, of 1 to `largest` each.
-
-    >>> [count_splits(count, 4, 3) for count in range(3, 14)]
-    [0, 1, 4, 10, 16, 19, 16, 10, 4, 1, 0]
-    """
+    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `largest` each."""
     if number == 0 or count < number:
         return int(number == count == 0)
     return sum(count_splits(count - size, number - 1, largest) for size in range(1, min(largest, count) + 1))
@@ -285,12 +270,6 @@ def encode_parts(
 
     parts     1: each text is one part; more: its first sentences
     chunking  each text becomes exactly `parts` chunks of its sentences instead
-
-    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
-    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
-    >>> encoded = encode_parts(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=8, parts=2)
-    >>> [len(ids) for ids in encoded.ids], encoded.truncated_tokens
-    ([2, 1], [4, 0])
     """
     if chunking is not None:
         split = [balanced_chunks(text, parts, chunking) for text in texts]
@@ -322,12 +301,6 @@ def windows(
     """Tokenize texts that fit as one part, longer ones as windows of whole sentences, as full as possible.
 
     A sentence longer than a window fills several. Windows after the first `limit` are truncated and counted.
-
-    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
-    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
-    >>> encoded = windows(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=10)
-    >>> [[len(part) for part in ids] for ids in encoded.ids], encoded.truncated_tokens
-    ([[10, 6], [4]], [0, 0])
     """
     whole = tokenizer.encode(texts, context)
     ids, truncated = [], []

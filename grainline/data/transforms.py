@@ -45,8 +45,7 @@ DRAWS = 7  # random numbers that every crop takes
 class Crop(ABC):
     """Abstract: how training makes a square of an image."""
 
-    cached: ClassVar[bool] = False
-    """Whether features replace the pixels."""
+    cached: ClassVar[bool] = False  # whether features replace the pixels
 
     @abstractmethod
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
@@ -75,10 +74,11 @@ class CropConfig(Config):
 
     @model_validator(mode="after")
     def _ordered(self) -> "CropConfig":
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale} must be two numbers in order, above 0 and at most 1")
-        if not 0 < self.ratio[0] <= self.ratio[1] <= 100:
-            raise ValueError(f"ratio {self.ratio} must be two numbers in order, above 0 and at most 100")
+        for name, (low, high), most in (("scale", self.scale, 1), ("ratio", self.ratio, 100)):
+            if not 0 < low <= high <= most:
+                raise ValueError(
+                    f"{name} {(low, high)} must be two numbers in order, above 0, at most {most}"
+                )
         return self
 
 
@@ -150,23 +150,17 @@ class EvalTransform:
     def place(
         self, box: tuple[float, float, float, float], image: tuple[int, int]
     ) -> tuple[float, float, float, float]:
-        """A box of an image, of this width and height, in pixels of the square; it may reach over the rim.
-
-        >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200))
-        (-25.0, 10.0, 25.0, 60.0)
-        """
+        """A box of an image, of this width and height, in pixels of the square; it may reach over the rim."""
         width, height, left, top = self.square.layout(image)
         across, down = width / image[0], height / image[1]
         return box[0] * across - left, box[1] * down - top, box[2] * across - left, box[3] * down - top
 
 
 class SameTransform(Crop):
-    """The square of evaluation in place of a random crop.
-
-    label  the cached superpixels of the square of a record, by its position and key (`data.superpixels`)
-    """
+    """The square of evaluation in place of a random crop."""
 
     def __init__(self, transform: EvalTransform, label: Callable[[int, str], Tensor] | None = None) -> None:
+        """label: the cached superpixels of a record, by its position and key (`data.superpixels`)"""
         self.transform, self.label = transform, label
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
@@ -181,11 +175,7 @@ class SameTransform(Crop):
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], draws: list[float]
 ) -> Box:
-    """The crop that four numbers in [0, 1) determine: area, ratio, and place from left and top.
-
-    >>> crop_box(400, 300, (0.5, 0.5), (1.0, 1.0), [0.0, 0.0, 0.5, 0.0])
-    Box(left=78, top=0, right=323, bottom=245)
-    """
+    """The crop that four numbers in [0, 1) determine: area, ratio, and place from left and top."""
     area = width * height * (scale[0] + (scale[1] - scale[0]) * draws[0])
     low, high = max(ratio[0], area / height**2), min(ratio[1], width**2 / area)  # ratios that fit inside
     if low <= high:
@@ -200,11 +190,7 @@ def crop_box(
 
 
 def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
-    """The `draft` of `decode` that leaves the crop `size` pixels each way; None for the whole image.
-
-    >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
-    300
-    """
+    """The `draft` of `decode` that leaves the crop `size` pixels each way; None for the whole image."""
     side = min(box.right - box.left, box.bottom - box.top)
     parts = max((part for part in (1, 2, 4, 8) if side // part >= size), default=1)
     return None if parts == 1 else min(width, height) // parts
@@ -230,11 +216,7 @@ def resize(pixels: np.ndarray, sides: tuple[int, int]) -> Tensor:
 
 
 def adjust(square: Tensor, brightness: float, contrast: float) -> Tensor:
-    """Contrast around the image's mean, then brightness; [3, H, W] uint8 both ways.
-
-    >>> adjust(torch.tensor([[[10, 30]]], dtype=torch.uint8), brightness=2.0, contrast=0.5)
-    tensor([[[30, 50]]], dtype=torch.uint8)
-    """
+    """Contrast around the image's mean, then brightness; [3, H, W] uint8 both ways."""
     values = square.numpy()
     mean = values.mean()
     table = ((np.arange(256) - mean) * contrast + mean) * brightness

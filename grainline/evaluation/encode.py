@@ -23,7 +23,7 @@ from grainline.data.descriptions import Described, Descriptions, WithDescription
 from grainline.data.formats.joined import remarks
 from grainline.data.formats.parsed import read_lines
 from grainline.data.open_source import SOURCES, open_source
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
+from grainline.data.record import Cause, CorruptSample, Record, Source
 from grainline.distributed import parts_of_workers, rows_of_workers, span, workers
 from grainline.errors import UserError, amount
 from grainline.files import WRITE_ERRORS, reason
@@ -373,7 +373,7 @@ class Walk:
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
-            raise CorruptSample(MISSING_CAPTION, record.key)
+            raise CorruptSample(Cause.MISSING_CAPTION, record.key)
         read, row = self.read, len(self.read.keys)
         size = (0, 0) if image is None else image.size
         for collector in self.collectors.values():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import files_below, suffix, without
 from grainline.data.formats.parsed import read_plain
-from grainline.data.record import MISSING_IMAGE, UNREADABLE_FILE, CorruptSample
+from grainline.data.record import Cause, CorruptSample
 from grainline.errors import UserError, path_of
 from grainline.index.store import Row
 
@@ -115,7 +115,7 @@ def read_indexed(root: Path, row: Row) -> bytes:
         # Size first: an endless file or a pipe may stand there now.
         data = real.read_bytes() if real.is_file() and real.stat().st_size == row.size else b""
     if hashlib.sha256(data).hexdigest() != row.sha256:
-        raise CorruptSample(CHANGED if real.exists() else MISSING_IMAGE, row.path)
+        raise CorruptSample(CHANGED if real.exists() else Cause.MISSING_IMAGE, row.path)
     return data
 
 
@@ -124,9 +124,9 @@ def _read_errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CorruptSample(MISSING_IMAGE, path) from error
+        raise CorruptSample(Cause.MISSING_IMAGE, path) from error
     except (OSError, ValueError) as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{path} ({error})") from error
+        raise CorruptSample(Cause.UNREADABLE_FILE, f"{path} ({error})") from error
 
 
 def paths_below(paths: Iterable[str], names: Sequence[str]) -> list[str]:

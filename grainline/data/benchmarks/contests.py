@@ -1,27 +1,28 @@
 """Benchmarks of right and wrong pairs of image and text: FOIL-COCO, SugarCrepe, VALSE, SVO-Probes and COLA.
 
 Either the text differs, and the wrong one is a foil of its record; or the image does, and a `Contest` names
-both by their places in the source. COLA compares two images and two captions.
+both by their places in the source. An item of COLA has two images and two captions.
 """
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field, StrictBool
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 
 from grainline.data.formats.common import IMAGE_SUFFIXES, name_of, require_images
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import Entry, ListedImages
-from grainline.data.formats.parsed import Fields, Id, brief_json, checked, data_error, has_rows, strings
-from grainline.data.formats.table import Row, first_fields, read_rows
+from grainline.data.formats.parsed import F, Fields, Id, Text, brief_json, checked, data_error, strings, where
+from grainline.data.formats.table import Table, first_fields
 from grainline.data.record import Foil, Record, Source
 from grainline.data.scenes.source import Scenes
-from grainline.errors import some
 
 SCENES, OTHER_DATA = "scenes", "own data"  # names of sources that are no benchmark
+FOIL_COCO, SUGARCREPE, VALSE, SVO_PROBES = "foil-coco", "sugarcrepe", "valse", "svo-probes"
 
 
 class Contest(NamedTuple):
@@ -48,55 +49,6 @@ class Benchmark(ListedImages):
     contests: tuple[Contest, ...] = ()
 
 
-class Foiled(Benchmark):
-    """Abstract: images whose true texts have foils, in the order in which they first stand in the file.
-
-    The captions of a record are its true texts.
-    """
-
-    @abstractmethod
-    def pairs(self, content: Any) -> Iterable[tuple[str, Foil]]:
-        """Each foil with its image: the name of a file, or where it lies below the folder of the images."""
-
-    def subfolder(self, name: str) -> str:
-        """Another folder where the image may lie."""
-        return os.path.basename(name)
-
-    def parse(self, content: Any) -> list[Entry]:
-        by_image: dict[str, list[Foil]] = {}
-        for name, foil in self.pairs(content):
-            by_image.setdefault(name, []).append(foil)
-        entries = []
-        for name, foils in by_image.items():
-            true = tuple(dict.fromkeys(foil.true for foil in foils))
-            places = (name, os.path.basename(name), self.subfolder(name))
-            entries.append(Entry(Record(name, b"", true, foils=tuple(foils)), places))
-        return entries
-
-    def parts(self) -> Iterator[str | int]:
-        yield self.benchmark
-        for entry in self.entries:
-            foils = entry.record.foils
-            yield entry.record.key
-            yield len(foils)
-            yield from (part for foil in foils for part in foil)
-
-
-def _require_fields(item: Any, fields: Sequence[str], where: str) -> None:
-    """Raise UserError for an item that lacks a field."""
-    missing = [name for name in fields if not isinstance(item, dict) or name not in item]
-    if missing:
-        raise data_error(f"{where} is {brief_json(item)}, without {some(missing)}")
-
-
-def _one_text(value: Any, field: str, where: str) -> str:
-    """The text of a field. Raises UserError where there is none, or several."""
-    texts = strings(value) if isinstance(value, str) else []
-    if not texts:
-        raise data_error(f"{where}: {field} is {brief_json(value)}, not a text")
-    return texts[0]
-
-
 def origins(source: Source, start: int = 0) -> list[Origin]:
     """The records of each benchmark, in their order.
 
@@ -114,6 +66,43 @@ def origins(source: Source, start: int = 0) -> list[Origin]:
     return [Origin(start, source.benchmark, tuple(moved))]
 
 
+class Foiled(Benchmark):
+    """Abstract: images whose true texts, their captions, have foils, in the order of the file."""
+
+    @abstractmethod
+    def pairs(self, content: Any) -> Iterable[tuple[str, Foil]]:
+        """Each foil with its image: the name of a file, or where it lies below the folder of the images."""
+
+    def parse(self, content: Any) -> list[Entry]:
+        by_image: dict[str, list[Foil]] = {}
+        for name, foil in self.pairs(content):
+            by_image.setdefault(name, []).append(foil)
+        entries = []
+        for name, foils in by_image.items():
+            true, base = tuple(dict.fromkeys(foil.true for foil in foils)), os.path.basename(name)
+            year = re.match(
+                r"COCO_([^_]*)_", base
+            )  # a folder of COCO, which may lie below that of the images
+            places = (name, base, os.path.join(year[1] if year else "val2017", base))
+            entries.append(Entry(Record(name, b"", true, foils=tuple(foils)), places))
+        return entries
+
+    def parts(self) -> Iterator[str | int]:
+        yield self.benchmark
+        for entry in self.entries:
+            foils = entry.record.foils
+            yield from (entry.record.key, len(foils))
+            yield from (part for foil in foils for part in foil)
+
+
+def _valid(model: type[F], row: Any, place: str) -> F:
+    """A row of a file. Raises UserError."""
+    try:
+        return model.of(row)
+    except ValueError as error:
+        raise data_error(f"{place}: {error}") from None
+
+
 # FOIL-COCO: captions of COCO and the same with one noun replaced.
 #
 #     foil-coco:foilv1.0_test_2017.json?images=DIR
@@ -122,14 +111,11 @@ def origins(source: Source, start: int = 0) -> list[Origin]:
 # one), target_word and foil_word; a foil has the id of the caption that it was made from. The images are
 # those of COCO val2014 (train2014 for the training file): DIR holds them, or is the folder above.
 
-FOIL_COCO = "foil-coco"
-NOUN = "noun"
-
 
 class _Annotation(Fields):
     id: Id
-    image_id: Any
-    caption: Any
+    image_id: Id
+    caption: Text
     foil: StrictBool
 
 
@@ -143,26 +129,17 @@ class FoilCoco(Foiled):
 
     benchmark = FOIL_COCO
     form = f"a file of FOIL-COCO: annotations[] with {', '.join(_Annotation.model_fields)}"
-
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        return has_rows(content, "annotations", tuple(_Annotation.model_fields))
-
-    def subfolder(self, name: str) -> str:
-        """COCO_val2014_1.jpg may lie in val2014."""
-        return os.path.join(name.split("_")[1], name)
+    lists: ClassVar = {"annotations": tuple(_Annotation.model_fields)}
 
     def pairs(self, content: Any) -> Iterator[tuple[str, Foil]]:
         rows: dict[bool, list[_Annotation]] = {True: [], False: []}  # by whether they are foils
-        for place, row, wrong in checked(_Annotation, content["annotations"], "annotations"):
-            if row is None:
-                raise data_error(f"{place} of {self._file}: {wrong}")
+        for number, one in enumerate(content["annotations"]):
+            row = _valid(_Annotation, one, f"annotations[{number}] of {self._file}")
             rows[row.foil].append(row)
         true = {row.id: row for row in rows[False]}
         paired = [row for row in rows[True] if row.id in true]
         if not paired:
-            number = len(rows[True])
-            raise data_error(f"{self._file}: none of {number} foils has the id of a true caption")
+            raise data_error(f"{self._file}: none of {len(rows[True])} foils has the id of a true caption")
         unpaired = len(rows[True]) - len(paired)
         if unpaired:
             self.remarks = (f"{unpaired} foils without a caption of their id are left out",)
@@ -172,38 +149,33 @@ class FoilCoco(Foiled):
         return (self._pair(true[row.id], row, names) for row in paired)
 
     def _pair(self, true: _Annotation, false: _Annotation, names: dict[Any, str]) -> tuple[str, Foil]:
-        where, number = f"annotation {true.id} of {self._file}", true.image_id
+        place, number = f"annotation {true.id} of {self._file}", true.image_id
         if false.image_id != number:
-            both = f"image {brief_json(false.image_id)}, the caption of {brief_json(number)}"
-            raise data_error(f"{where}: its foil is of {both}")
-        if not isinstance(number, int) and not (isinstance(number, str) and number in names):
-            raise data_error(f"{where}: image_id is {brief_json(number)}, not the number of an image of COCO")
-        foil, caption = (_one_text(row.caption, "caption", where) for row in (false, true))
-        return names.get(number) or f"COCO_val2014_{number:012}.jpg", Foil(foil, caption, NOUN)
+            raise data_error(f"{place}: its foil is of image {false.image_id}, the caption of {number}")
+        if isinstance(number, str) and number not in names:
+            raise data_error(f"{place}: image_id is {brief_json(number)}, not the number of an image of COCO")
+        return names.get(number) or f"COCO_val2014_{number:012}.jpg", Foil(
+            false.caption, true.caption, "noun"
+        )
 
 
 class _Items(Foiled):
     """Abstract: a JSON object of items; the name of the file is the kind of its foils."""
 
-    fields: ClassVar[tuple[str, ...]]  # those of the image, the caption and the foil, then others
+    item: ClassVar[type[Fields]]  # fields: the image, the caption and the foil, then others
 
     @classmethod
     def recognises(cls, content: Any) -> bool:
         rows = content.values() if isinstance(content, dict) else ()
-        return any(isinstance(row, dict) and all(name in row for name in cls.fields) for row in rows)
+        return any(isinstance(row, dict) and all(x in row for x in cls.item.model_fields) for row in rows)
 
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
-        pairs = []
-        for name, item in content.items():
-            where = f"item {name} of {self._file}"
-            _require_fields(item, self.fields, where)
-            if self.usable(item, where):
-                image, true, foil = (_one_text(item[field], field, where) for field in self.fields[:3])
-                pairs.append((image, Foil(foil, true, Path(self._file).stem)))
-        return pairs
+        rows = (_valid(self.item, row, f"item {name} of {self._file}") for name, row in content.items())
+        used = [tuple(row.__dict__.values()) for row in rows if self.usable(row)]
+        return [(image, Foil(foil, true, Path(self._file).stem)) for image, true, foil, *_ in used]
 
-    def usable(self, item: dict[str, Any], where: str) -> bool:  # noqa: ARG002
-        """Whether the benchmark has the item. Raises UserError."""
+    def usable(self, item: Any) -> bool:  # noqa: ARG002
+        """Whether the benchmark has the item."""
         return True
 
 
@@ -214,19 +186,18 @@ class _Items(Foiled):
 # Hsieh et al., arXiv 2306.14610. The name of a file is the kind of its foils: a JSON object of items
 # with filename, caption and negative_caption. DIR holds the images of COCO val2017, or is the folder above.
 
-SUGARCREPE = "sugarcrepe"
+
+class _CrepeItem(Fields):
+    filename: Text
+    caption: Text
+    negative_caption: Text
 
 
 class SugarCrepe(_Items):
     """The images of one file of SugarCrepe. Raises UserError."""
 
-    benchmark = SUGARCREPE
-    fields = ("filename", "caption", "negative_caption")
-    form = f"a file of SugarCrepe: items with {', '.join(fields)}"
-
-    def subfolder(self, name: str) -> str:
-        """COCO's own folder."""
-        return os.path.join("val2017", name)
+    benchmark, item = SUGARCREPE, _CrepeItem
+    form = f"a file of SugarCrepe: items with {', '.join(_CrepeItem.model_fields)}"
 
 
 # VALSE: captions and foils of six linguistic phenomena.
@@ -238,34 +209,38 @@ class SugarCrepe(_Items):
 # two people at least chose the caption. The kind is the name of the file. DIR holds the images of the piece:
 # those of COCO, SWiG, VisDial or Visual7W.
 
-VALSE = "valse"
 VOTES = 2  # of three
+
+
+class _Votes(Fields):
+    caption: int
+
+
+class _ValseItem(Fields):
+    image_file: Text
+    caption: Text
+    foil: Text
+    mturk: _Votes
 
 
 class Valse(_Items):
     """The images of one piece of VALSE. Raises UserError."""
 
-    benchmark = VALSE
-    fields = ("image_file", "caption", "foil", "mturk")
-    form = f"a piece of VALSE: items with {', '.join(fields)}"
+    benchmark, item = VALSE, _ValseItem
+    form = f"a piece of VALSE: items with {', '.join(_ValseItem.model_fields)}"
 
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
-        pairs = super().pairs(content)
+        pairs, all_items = super().pairs(content), len(content)
         if not pairs:
-            raise data_error(f"{self._file}: no item of {len(content)} has {VOTES} votes for its caption")
-        number = len(content) - len(pairs)
-        if number:
+            raise data_error(f"{self._file}: no item of {all_items} has {VOTES} votes for its caption")
+        if number := all_items - len(pairs):
             reason = f"fewer than {VOTES} people chose their caption"
-            self.remarks = (f"{number} of {len(content)} items are left out: {reason}",)
+            self.remarks = (f"{number} of {all_items} items are left out: {reason}",)
         return pairs
 
-    def usable(self, item: dict[str, Any], where: str) -> bool:
+    def usable(self, item: _ValseItem) -> bool:
         """Whether enough people chose the caption."""
-        mturk = item["mturk"]
-        votes = mturk.get("caption") if isinstance(mturk, dict) else None
-        if not isinstance(votes, int):
-            raise data_error(f"{where}: mturk is {brief_json(mturk)}, without votes for the caption")
-        return votes >= VOTES
+        return item.mturk.caption >= VOTES
 
 
 # SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object is another.
@@ -278,19 +253,33 @@ class Valse(_Items):
 # left out and counted. The captions of an image are the sentences that it shows; an image that is only a
 # wrong one has none.
 
-SVO_PROBES = "svo-probes"
 SUBJECT, VERB, OBJECT = "subject", "verb", "object"
-FLAGS = {"subj_neg": SUBJECT, "verb_neg": VERB, "obj_neg": OBJECT}
-SVO_COLUMNS = ("sentence", "pos_image_id", "neg_image_id", *FLAGS)
 UNREADABLE, MIXED = "cannot be read", "do not have exactly one true flag"  # why a row is left out
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+_is_name = where(lambda x: x and os.path.basename(x) == x and "\0" not in x, "not the id of an image")
+ImageId = Annotated[
+    str,
+    BeforeValidator(lambda x: str(x).strip() if isinstance(x, str | int) else x),
+    AfterValidator(_is_name),
+]
 
 
-class _Probe(NamedTuple):
-    text: str
-    right: str  # id of an image
-    wrong: str
-    kind: str
+class _Probe(Fields):
+    sentence: Text
+    pos_image_id: ImageId
+    neg_image_id: ImageId
+    subj_neg: bool
+    verb_neg: bool
+    obj_neg: bool
+
+    @property
+    def kinds(self) -> list[str]:
+        """What the flags say of the wrong image."""
+        flags = {SUBJECT: self.subj_neg, VERB: self.verb_neg, OBJECT: self.obj_neg}
+        return [kind for kind, flag in flags.items() if flag]
+
+
+SVO_COLUMNS = tuple(_Probe.model_fields)
 
 
 class SvoProbes(Benchmark):
@@ -298,40 +287,38 @@ class SvoProbes(Benchmark):
 
     benchmark = SVO_PROBES
     form = f"SVO-Probes: columns {', '.join(SVO_COLUMNS)}"
+    load = Table.load
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        first = first_fields(content)
-        return all(name in first for name in SVO_COLUMNS)
-
-    def load(self) -> list[Row]:
-        return read_rows(self._file)
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
+        return set(SVO_COLUMNS) <= first_fields(content).keys()
 
     def parse(self, content: Any) -> list[Entry]:
-        read = [_read_probe(row, f"row {row.number} of {self._file}") for row in content]
-        probes = [probe for probe in read if isinstance(probe, _Probe)]
+        rows = [row for row in content if not row.error]
+        read = [_valid(_Probe, row.fields, f"row {row.number} of {self._file}") for row in rows]
+        probes = [probe for probe in read if len(probe.kinds) == 1]
         names = _images_of(probes)
         files = self._files(names)
-        used = [probe for probe in probes if probe.right in files and probe.wrong in files]
+        used = [one for one in probes if one.pos_image_id in files and one.neg_image_id in files]
         if not used:
             raise data_error(f"no row of {self._file} has both of its images under {self._root}")
         ids = _images_of(used)
-        at = {name: place for place, name in enumerate(ids)}
-        self.contests = tuple(Contest(p.text, at[p.right], at[p.wrong], p.kind) for p in used)
-        captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each sentence once
-        for probe in used:
-            captions.setdefault(probe.right, {})[probe.text] = None
-        absent = len(names) - len(files)
-        reasons = {
-            UNREADABLE: read.count(UNREADABLE),
-            MIXED: read.count(MIXED),
-            f"lack an image ({absent} of {len(names)} are not under {self._root})": len(probes) - len(used),
-        }
-        self.remarks = tuple(
-            f"{number} of {len(content)} rows are left out: they {what}"
-            for what, number in reasons.items()
-            if number
+        place = {name: number for number, name in enumerate(ids)}
+        self.contests = tuple(
+            Contest(one.sentence, place[one.pos_image_id], place[one.neg_image_id], one.kinds[0])
+            for one in used
         )
+        captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each sentence once
+        for one in used:
+            captions.setdefault(one.pos_image_id, {})[one.sentence] = None
+        absent = f"{len(names) - len(files)} of {len(names)} are not under {self._root}"
+        reasons = {
+            UNREADABLE: len(content) - len(rows),
+            MIXED: len(read) - len(probes),
+            f"lack an image ({absent})": len(probes) - len(used),
+        }
+        out = f"of {len(content)} rows are left out: they"
+        self.remarks = tuple(f"{number} {out} {what}" for what, number in reasons.items() if number)
         return [Entry(Record(name, b"", tuple(captions.get(name, ()))), (files[name],)) for name in ids]
 
     def parts(self) -> Iterator[str | int]:
@@ -354,35 +341,16 @@ class SvoProbes(Benchmark):
 
 
 def _images_of(probes: Sequence[_Probe]) -> list[str]:
-    return list(dict.fromkeys(name for probe in probes for name in (probe.right, probe.wrong)))
+    return list(dict.fromkeys(name for one in probes for name in (one.pos_image_id, one.neg_image_id)))
 
 
-def _read_probe(row: Row, where: str) -> _Probe | str:
-    """A row with exactly one true flag, or why it is left out. Raises UserError."""
-    if row.error:
-        return UNREADABLE
-    _require_fields(row.fields, SVO_COLUMNS, where)
-    wrong = [kind for flag, kind in FLAGS.items() if _flag(row.fields[flag], flag, where)]
-    if len(wrong) != 1:
-        return MIXED
-    sentence = _one_text(row.fields["sentence"], "sentence", where)
-    right, other = (_id(row.fields[name], name, where) for name in SVO_COLUMNS[1:3])
-    return _Probe(sentence, right, other, wrong[0])
-
-
-def _flag(value: Any, flag: str, where: str) -> bool:
-    truth = _TRUTH.get(str(value).strip().lower())
-    if truth is None:
-        raise data_error(f"{where}: {flag} is {brief_json(value)}; allowed are True and False")
-    return truth
-
-
-def _id(value: Any, name: str, where: str) -> str:
-    image_id = str(value).strip() if isinstance(value, str | int) else ""
-    if not image_id or os.path.basename(image_id) != image_id or "\0" in image_id:
-        raise data_error(f"{where}: {name} is {brief_json(value)}, not the id of an image")
-    return image_id
-
+# COLA, multi-object part: items of two images and two captions.
+#
+#     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
+#
+# Ray et al., arXiv 2305.03689. The file is a JSON list of rows [url, caption, url, caption]: two images, each
+# with the caption that describes it. An image has the file name of its URL. An image of several rows is one
+# record with all its captions; `items` holds the rows.
 
 ROW = "[url, caption, url, caption]"
 
@@ -399,8 +367,8 @@ class Cola(ListedImages):
 
     form = f"a file of items: a list of rows {ROW}"
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         rows = content if isinstance(content, list) else []
         return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
 
@@ -408,7 +376,7 @@ class Cola(ListedImages):
         urls: dict[str, str] = {}  # file name -> URL
         rows = enumerate(content, 1)
         self.items = tuple(_item(row, f"row {number} of {self._file}", urls) for number, row in rows)
-        captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each caption once
+        captions: dict[str, dict[str, None]] = {}
         for item in self.items:
             for key, caption in zip(*item, strict=True):
                 captions.setdefault(key, {})[caption] = None
@@ -418,14 +386,13 @@ class Cola(ListedImages):
         return (part for item in self.items for part in (*item.images, *item.captions))
 
 
-def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
+def _item(row: Any, place: str, urls: dict[str, str]) -> Item:
     texts = strings(row)
     if not isinstance(row, list) or len(row) != 4 or len(texts) != 4:
-        raise data_error(f"{where} is {brief_json(row)}, not {ROW}, four texts")
+        raise data_error(f"{place} is {brief_json(row)}, not {ROW}, four texts")
     for url in texts[::2]:
         name = name_of(url)
-        if not name:
-            raise data_error(f"{where}: {url} has no file name, by which its image would be found")
-        if urls.setdefault(name, url) != url:
-            raise data_error(f"{where}: {url} and {urls[name]} have one file name")
+        if not name or urls.setdefault(name, url) != url:
+            which = f"the file name of {urls[name]}" if name else "no file name, by which its image is found"
+            raise data_error(f"{place}: {url} has {which}")
     return Item((name_of(texts[0]), name_of(texts[2])), (texts[1], texts[3]))

@@ -21,8 +21,8 @@ from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import suffix
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
 from grainline.data.formats.parsed import data_error, elements, load_json, printable, read_text, strings
-from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
-from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
+from grainline.data.formats.table import Row, Table, first_fields, json_rows
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError
 
 # A source gives the texts of its files unchanged; evaluation/suites/long_retrieval.py applies the protocols.
@@ -40,10 +40,11 @@ class LongCaptions(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         listed = list(self.rows(content))
-        first = {row.record.key: row for row in reversed(listed)}  # the last one set is the first in the file
-        entries = [row for row in listed if first[row.record.key] is row]
-        again = len(listed) - len(entries)
-        if again:
+        first: dict[str, Entry] = {}
+        for row in listed:
+            first.setdefault(row.record.key, row)
+        entries = list(first.values())
+        if again := len(listed) - len(entries):
             self.remarks = (f"{again} texts beyond the first of their image are left out",)
         if not any(strings(row.record.long) for row in entries):
             raise no_text(self._file, f"of its {len(entries)} rows", entries)
@@ -65,7 +66,7 @@ class LongCaptions(ListedImages):
         """The record at a position with this text instead of its own. Raises CorruptSample."""
         entry = self.entries[index]
         if not strings(text) and not entry.fault:
-            raise CorruptSample(MISSING_CAPTION, f"{self._file}: {entry.record.key}")
+            raise CorruptSample(Cause.MISSING_CAPTION, f"{self._file}: {entry.record.key}")
         return super().__getitem__(index)._replace(captions=(text.strip(),), long=None)
 
     def parts(self) -> Iterator[str | int]:
@@ -126,13 +127,11 @@ class DOCCI(LongCaptions):
 
     options = ("images", "split")
     form = f"DOCCI: rows with {', '.join(DOCCI_FIELDS)}"
+    load = Table.load
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         return _has_texts(first_fields(content), DOCCI_FIELDS)
-
-    def load(self) -> list[Row]:
-        return read_rows(self._file)
 
     def rows(self, content: Any) -> list[Entry]:
         splits = (str(row.fields.get("split")) for row in content if not row.error)
@@ -146,17 +145,13 @@ class Urban1k(LongCaptions):
     """The folder of Long-CLIP, or one JSON file with all captions."""
 
     benchmark = "urban-1k"
-    form = (
-        f"Urban-1k: a folder with caption/NUMBER.txt, or annotations[] of {', '.join(sorted(URBAN_FIELDS))}"
-    )
+    form = "Urban-1k: a folder with caption/NUMBER.txt, or annotations[] of caption, image, image_id"
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         rows = content.get("annotations") if isinstance(content, dict) and len(content) == 1 else None
-        return isinstance(rows, list) and any(
-            isinstance(row, dict) and row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"]))
-            for row in rows
-        )
+        objects = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return any(row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"])) for row in objects)
 
     @staticmethod
     def recognises_path(path: str) -> bool:
@@ -225,42 +220,34 @@ class IIW(LongCaptions):
 
     benchmark = "iiw"
     form = "ImageInWords: rows with IIW and image or image/key"
+    load = Table.load
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         first = first_fields(content)
-        return _has_texts(first, ("IIW",)) and (
-            _has_texts(first, ("image/key",)) or _has_texts(first, ("image",))
-        )
-
-    def load(self) -> list[Row]:
-        return read_rows(self._file)
+        return any(_has_texts(first, ("IIW", name)) for name in ("image/key", "image"))
 
     def rows(self, content: Any) -> Iterator[Entry]:
         """Two of the three files name images without a suffix, and each part has a folder of its own."""
         field = "image/key" if "image/key" in first_fields(content) else "image"
         for row in content:
             entry = _of_row(row, field, "IIW")
-            if not entry.fault:
-                name = entry.record.key
-                name += "" if suffix(name) in IMAGE_SUFFIXES else ".jpg"
-                folders = [folder for start, folder in PARTS.items() if name.startswith(start)]
-                places = (name, *(os.path.join(folder, name) for folder in folders))
-                entry = entry._replace(places=places)
-            yield entry
+            name = entry.record.key
+            name += "" if suffix(name) in IMAGE_SUFFIXES else ".jpg"
+            folders = [folder for start, folder in PARTS.items() if name.startswith(start)]
+            places = (name, *(os.path.join(folder, name) for folder in folders))
+            yield entry if entry.fault else entry._replace(places=places)
 
 
 class Rows(LongCaptions):
     """A table with an image and its text in each row, told from others by the names of its images."""
 
     form = "Long-DCI, nor DCI or DOCCI of GOAL: rows with filepath and title, or with filename and caption"
+    load = Table.load
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         return bool(_set_of_rows(content))
-
-    def load(self) -> list[Row]:
-        return read_rows(self._file)
 
     def rows(self, content: Any) -> Iterator[Entry]:
         """The folders of GOAL's files are those of its authors, so the name of an image is its place."""
@@ -351,8 +338,8 @@ class HimoDocci(Table):
     options = ("root",)
     which = ", the folder of the images of DOCCI"
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         return _is_himo_row(first_fields(content))
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:

@@ -6,12 +6,12 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, no_text, wrong_row
 from grainline.data.formats.parsed import (
     HELP,
     Extent,
@@ -22,28 +22,30 @@ from grainline.data.formats.parsed import (
     around,
     checked,
     data_error,
-    has_rows,
     read_lines,
     read_plain,
     read_text,
 )
 from grainline.data.formats.table import Row, Table, first_fields
-from grainline.data.record import (
-    CORRUPT_REGION,
-    CORRUPT_TEXT,
-    MISSING_CAPTION,
-    MISSING_IMAGE,
-    Box,
-    CorruptSample,
-    Foil,
-    Record,
-    Region,
-)
+from grainline.data.record import Box, Cause, CorruptSample, Foil, Record, Region
 from grainline.errors import UserError, some
+
+# Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official files.
+#
+#     flickr30k-entities:DIR?split=val&images=flickr30k-images/
+#
+# Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
+#     Sentences/ID.txt    the captions of an image, one a line:
+#                         [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
+#     Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
+#     train.txt, val.txt, test.txt   the images of each split
+#
+# A record is an image ID.jpg with its captions, and a region for every bracket, those of number 0
+# ("notvisual") and those without a box included; its span is its place in a caption. The box of a
+# region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
 
 SENTENCES, ANNOTATIONS = "Sentences", "Annotations"
 _OPENED = re.compile(r"\[/EN#(\d+)((?:/[^\s/\[\]]+)+)$")
-_USE = "[/EN#NUMBER/TYPE words]"
 
 
 class _Sides(Fields):
@@ -69,9 +71,8 @@ class Entities(FileSource):
         if not (Path(self._home) / SENTENCES).is_dir():
             raise data_error(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has")
         self._names = _listed(self._home, options.get("split", "val").split(","))
-        self._sentences = [
-            _captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names
-        ]
+        folder = os.path.join(self._home, SENTENCES)
+        self._sentences = [_captions(os.path.join(folder, f"{name}.txt")) for name in self._names]
         if all(isinstance(captions, CorruptSample) for captions in self._sentences):
             raise data_error(f"no caption of {self._home} can be used, the first for {self._sentences[0]}")
         self._root = images or options.get("images")
@@ -92,8 +93,8 @@ class Entities(FileSource):
         image, boxes = b"", {}
         if self._with_images:
             if self._root is None:
-                where = f"{name}.jpg of {self._home} (say where with --images DIR)"
-                raise CorruptSample(MISSING_IMAGE, where)
+                why = "say where with --images DIR"
+                raise CorruptSample(Cause.MISSING_IMAGE, f"{name}.jpg of {self._home} ({why})")
             boxes = self._boxes(name)
             image = read_image([self._place(name)], f"{self._home}: {name}")
         regions = tuple(
@@ -119,7 +120,7 @@ class Entities(FileSource):
                 for number in thing.iter("name"):
                     entity_boxes.setdefault(str(number.text).strip(), []).append(pixels)
         except (ElementTree.ParseError, ValueError, OSError) as error:
-            raise CorruptSample(CORRUPT_REGION, f"{file} ({error})") from error
+            raise CorruptSample(Cause.CORRUPT_REGION, f"{file} ({error})") from error
         corners = {number: [*zip(*boxes, strict=True)] for number, boxes in entity_boxes.items()}
         return {k: (min(c[0]), min(c[1]), max(c[2]), max(c[3])) for k, c in corners.items()}
 
@@ -130,7 +131,6 @@ class Entities(FileSource):
         return other
 
     def keys(self) -> Iterable[str]:
-        """The file names of the images."""
         return (f"{name}.jpg" for name in self._names)
 
     def fingerprint(self) -> str:
@@ -149,8 +149,8 @@ def _captions(file: str) -> list[tuple[str, list[Marked]]] | CorruptSample:
         lines = enumerate(read_text(file).split("\n"), 1)
         captions = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
     except UserError as error:
-        return CorruptSample(CORRUPT_TEXT, str(error).removesuffix(f"; {HELP}"))
-    return captions or CorruptSample(MISSING_CAPTION, file)
+        return CorruptSample(Cause.CORRUPT_TEXT, str(error).removesuffix(f"; {HELP}"))
+    return captions or CorruptSample(Cause.MISSING_CAPTION, file)
 
 
 def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
@@ -163,21 +163,21 @@ def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
     """
     words: list[str] = []
     marked: list[Marked] = []
-    number, start, at = None, 0, 0
+    number, start, end = None, 0, 0
     for word in line.split():
         opened = _OPENED.match(word)
         if opened and number is None:
-            number, start = opened[1], at
+            number, start = opened[1], end
             continue
         closed = number is not None and word.endswith("]")
         bare = word[:-1] if closed else word
-        if "[/EN#" in word or (closed and at == start and not bare):
-            raise data_error(f"{where} has a bracket that is not {_USE} at {word[:40]!r}")
+        if "[/EN#" in word or (closed and end == start and not bare):
+            raise data_error(f"{where} has a bracket that is not [/EN#NUMBER/TYPE words] at {word[:40]!r}")
         if bare:
             words.append(bare)
-            at += len(bare) + 1
+            end += len(bare) + 1
         if closed and number is not None:
-            marked.append((number, start, at - 1))
+            marked.append((number, start, end - 1))
             number = None
     if number is not None:
         raise data_error(f"{where} has a bracket that does not close, of {number}")
@@ -190,8 +190,8 @@ def _listed(home: str, splits: list[str]) -> list[str]:
     for split in splits:
         file = Path(home, f"{split}.txt")
         if not file.is_file():
-            there = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
-            raise data_error(f"{home} has no list {split}.txt for split {split}: it has {there}")
+            lists = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
+            raise data_error(f"{home} has no list {split}.txt for split {split}: it has {lists}")
         names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
     missing = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
     if missing:
@@ -202,13 +202,20 @@ def _listed(home: str, splits: list[str]) -> list[str]:
     return names
 
 
-DIFFICULTY = {
-    "1_attributes": "hard",
-    "2_attributes": "medium",
-    "3_attributes": "easy",
+# FG-OVD: regions with one right and several wrong descriptions.
+#
+#     fg-ovd:3_attributes.json?images=DIR    as its authors published it
+#     easy.jsonl, with --images DIR          as FG-CLIP (arXiv 2505.05071) published it, an object a line
+#
+# Bianchi et al., arXiv 2311.17518. Each file holds one difficulty: images[] with id and file_name,
+# annotations[] with a box, the right category and wrong ones, categories[] with a description as name. A
+# record is an image with its regions, whose foils are of the kind that the file is named after; it has no
+# caption. DIR is the folder of COCO's images: that above val2017 and train2017, or the one that all are in.
+
+DIFFICULTY = {  # what the benchmark calls its files; the others are known by what is wrong: `transparency`
+    **{"1_attributes": "hard", "2_attributes": "medium", "3_attributes": "easy"},
     "shuffled_negatives": "trivial",
 }
-"""What the benchmark calls its files; the others are known by what is wrong, such as `transparency`."""
 
 
 class _Category(Fields):
@@ -224,7 +231,7 @@ class _Annotation(Fields):
     neg_category_ids: Annotated[tuple[Id, ...], Field(min_length=1)]
 
 
-MODELS: dict[str, type[Fields]] = {"images": SizedImage, "annotations": _Annotation, "categories": _Category}
+MODELS: dict[str, type[Fields]] = {"categories": _Category, "images": SizedImage, "annotations": _Annotation}
 
 
 class _Line(Fields):
@@ -237,21 +244,15 @@ class _Line(Fields):
 class FgOvd(ListedImages):
     """The images of a file that have regions, in its order. Raises UserError."""
 
-    form = "a file of FG-OVD: " + "; ".join(
-        f"{name}[] with {', '.join(model.model_fields)}" for name, model in MODELS.items()
-    )
-
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        return all(has_rows(content, name, tuple(model.model_fields)) for name, model in MODELS.items())
+    lists: ClassVar = {name: tuple(model.model_fields) for name, model in MODELS.items()}
+    form = "a file of FG-OVD: " + "; ".join(f"{name}[] with {', '.join(x)}" for name, x in lists.items())
 
     def parse(self, content: Any) -> list[Entry]:
         """The images with their regions, in the order of the file, then each row that is wrong."""
         stem = Path(self._file).stem
         self.difficulty = DIFFICULTY.get(stem, stem)
         rows: dict[str, list[tuple[str, Any, str]]] = {
-            name: list(checked(MODELS[name], content[name], name))
-            for name in ("categories", "images", "annotations")
+            name: list(checked(model, content[name], name)) for name, model in MODELS.items()
         }
         wrong = [wrong_row(place, error) for part in rows.values() for place, row, error in part if not row]
         phrases = {row.id: row.name for _, row, _ in rows["categories"] if row}
@@ -269,14 +270,12 @@ class FgOvd(ListedImages):
             foils = tuple(Foil(phrases[number], phrase, self.difficulty) for number in row.neg_category_ids)
             regions[row.image_id].append(Region(phrase, around(row.bbox), foils=foils))
         entries = []
-        for image in images.values():
-            name, used = image.file_name, tuple(regions[image.id])
-            if used:
-                record = Record(name, b"", (), regions=used)
-                entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
+        for image in (image for image in images.values() if regions[image.id]):
+            name = image.file_name
+            record = Record(name, b"", (), regions=tuple(regions[image.id]))
+            entries.append(Entry(record, (name, os.path.basename(name)), (image.width, image.height)))
         if not entries:
-            first = wrong[0].fault[1] if wrong[0].fault else ""
-            raise data_error(f"{self._file}: {first}, and no region is right")
+            raise no_text(self._file, "region", wrong)
         return entries + wrong
 
     def parts(self) -> Iterator[str | int]:
@@ -297,10 +296,9 @@ class FgOvdLines(Table):
     options = ("root",)
     which = ", the folder that the paths of the file begin in"
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        first = first_fields(content)
-        return all(name in first for name in _Line.model_fields)
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
+        return _Line.model_fields.keys() <= first_fields(content).keys()
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
         return super().parse([_line(row, Path(self._file).stem) for row in content])

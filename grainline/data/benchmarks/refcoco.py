@@ -18,11 +18,11 @@ import re
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from grainline.data.formats.listed import Entry, ListedImages, SizedImage, wrong_row
+from grainline.data.formats.listed import Entry, ListedImages, SizedImage, no_text, wrong_row
 from grainline.data.formats.masks import polygons_mask, read_mask
 from grainline.data.formats.parsed import (
     Extent,
@@ -38,7 +38,7 @@ from grainline.data.formats.parsed import (
     read_plain,
     strings,
 )
-from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Region
+from grainline.data.record import Box, Cause, CorruptSample, Record, Region
 from grainline.errors import UserError
 from grainline.files import Unpickler
 
@@ -74,17 +74,7 @@ class _Polygons(Fields):
     segmentation: tuple[tuple[Pixels, ...], ...]
 
 
-INSTANCE_FIELDS = {
-    "images": tuple(SizedImage.model_fields),
-    "annotations": tuple(_Annotation.model_fields),
-}
-
-
-class _Outline(NamedTuple):
-    """The annotation of one object."""
-
-    segmentation: Any
-    box: Box | None  # None without a right box
+INSTANCE_FIELDS = {"images": tuple(SizedImage.model_fields), "annotations": tuple(_Annotation.model_fields)}
 
 
 class RefCoco(ListedImages):
@@ -94,8 +84,8 @@ class RefCoco(ListedImages):
     options = ("split", "images", "instances")
     sized = "masks"
 
-    @staticmethod
-    def recognises(content: Any) -> bool:
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         return has_rows({"refs": content}, "refs", tuple(_Ref.model_fields))
 
     @staticmethod
@@ -129,34 +119,35 @@ class RefCoco(ListedImages):
             elif ref.image_id not in images or ref.ann_id not in outlines:
                 both = f"image {ref.image_id} or annotation {ref.ann_id}"
                 wrong.append(wrong_row(place, f"{both} is not in {self._instances}, or wrong there"))
-            else:
-                texts = expressions.setdefault(ref.image_id, [])
-                texts.extend((text, ref.ann_id) for text in ref.texts)
-        expressions = {number: texts for number, texts in expressions.items() if texts}
+            elif sentences := ref.texts:
+                expressions.setdefault(ref.image_id, []).extend((text, ref.ann_id) for text in sentences)
         if not expressions:
-            first = "".join(f": {row.fault[1]}" for row in wrong[:1] if row.fault)
-            raise data_error(f"{self._file} has no expressions in these splits{first}")
+            raise no_text(self._file, "expression of these splits", wrong)
         # of each image, in the order of the entries
         self._expressions = list(expressions.values())
         self._boxes_in = [boxes_in.get(number, []) for number in expressions]
-        self._outlines = {number: outlines[number] for texts in self._expressions for _, number in texts}
+        self._outlines = {name: outlines[name][0] for texts in self._expressions for _, name in texts}
         entries = []
-        for image, texts in zip(map(images.__getitem__, expressions), self._expressions, strict=True):
-            name, regions = image.file_name, tuple(Region(text, outlines[of].box) for text, of in texts)
-            places = (name, os.path.join("train2014", name))
-            entries.append(Entry(Record(name, b"", (), regions=regions), places, (image.width, image.height)))
+        for number, texts in expressions.items():
+            image, regions = images[number], tuple(Region(text, outlines[name][1]) for text, name in texts)
+            places = (image.file_name, os.path.join("train2014", image.file_name))
+            record = Record(image.file_name, b"", (), regions=regions)
+            entries.append(Entry(record, places, (image.width, image.height)))
         return entries + wrong
 
     def _read_instances(
         self,
-    ) -> tuple[dict[int | str, SizedImage], dict[int | str, _Outline], dict[int | str, list[Box | None]]]:
-        """Images and annotations by id; the boxes of all annotations of an image."""
+    ) -> tuple[dict[Any, SizedImage], dict[Any, tuple[Any, Box | None]], dict[Any, list]]:
+        """Images, and annotations as segmentation and box, by id; the boxes of all annotations of an image.
+
+        A box is None where it is not right.
+        """
         data = load_json(self._instances)
         if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
             form = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())
             raise data_error(f"{self._instances} is no file of annotations: {form}")
-        outlines: dict[int | str, _Outline] = {}
-        boxes_in: dict[int | str, list[Box | None]] = {}
+        outlines: dict[Any, tuple[Any, Box | None]] = {}
+        boxes_in: dict[Any, list[Box | None]] = {}
         rows = checked(_Annotation, data["annotations"], "annotations")
         for fields, (_, row, _) in zip(data["annotations"], rows, strict=True):
             if row is None:
@@ -166,7 +157,7 @@ class RefCoco(ListedImages):
                 box, image = around(boxed.bbox), boxed.image_id
             except ValueError:
                 box, image = None, fields.get("image_id")
-            outlines[row.id] = _Outline(row.segmentation, box)
+            outlines[row.id] = row.segmentation, box
             if isinstance(image, int | str):
                 boxes_in.setdefault(image, []).append(box)
         images = {row.id: row for _, row, _ in checked(SizedImage, data["images"], "images") if row}
@@ -174,12 +165,9 @@ class RefCoco(ListedImages):
 
     def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
-        size, numbers = self.entries[index].size, [number for _, number in self._expressions[index]]
-        assert size is not None
-        masks = {
-            number: self._mask(number, size, f"{self._file}: {record.key} (annotation {number}")
-            for number in dict.fromkeys(numbers)
-        }
+        numbers = [number for _, number in self._expressions[index]]
+        where = f"{self._file}: {record.key} (annotation"
+        masks = {n: self._mask(n, self.entries[index].size, f"{where} {n}") for n in dict.fromkeys(numbers)}
         regions = zip(record.regions, numbers, strict=True)
         return record._replace(regions=tuple(one._replace(mask=masks[number]) for one, number in regions))
 
@@ -191,18 +179,18 @@ class RefCoco(ListedImages):
             raise data_error(f"{self._instances}: an annotation of {key} has no image_id or no bbox")
         return boxes
 
-    def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:
-        outline = self._outlines[number].segmentation
+    def _mask(self, number: int | str, size: Any, where: str) -> np.ndarray:
+        outline = self._outlines[number]
         try:
             if isinstance(outline, list):
                 mask = polygons_mask(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
             else:
                 mask = read_mask(outline)
         except ValueError as error:
-            raise CorruptSample(CORRUPT_REGION, f"{where}: {error})") from error
+            raise CorruptSample(Cause.CORRUPT_REGION, f"{where}: {error})") from error
         if mask.shape != size[::-1]:
             sizes = f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels, the image has {size[0]} x {size[1]}"
-            raise CorruptSample(CORRUPT_REGION, f"{where}: {sizes})")
+            raise CorruptSample(Cause.CORRUPT_REGION, f"{where}: {sizes})")
         return mask
 
     def parts(self) -> Iterator[str | int]:
@@ -210,7 +198,7 @@ class RefCoco(ListedImages):
             texts = self._expressions[i] if i < len(self._expressions) else []
             yield from (entry.record.key, len(texts))
             for text, number in texts:
-                yield from (text, str(self._outlines[number].segmentation))
+                yield from (text, str(self._outlines[number]))
 
 
 def _files_in(folder: str) -> list[str]:
@@ -240,14 +228,7 @@ class _Proposal(Fields):
 
 
 class Proposals:
-    """The boxes of each image, in the order of the file. Raises UserError for anything else.
-
-    >>> import json, tempfile
-    >>> path = Path(tempfile.mkdtemp(), "boxes.json")
-    >>> _ = path.write_text(json.dumps([{"image_id": 7, "bbox": [1, 2, 3, 4]}]))
-    >>> Proposals(str(path)).of("COCO_train2014_000000000007.jpg")
-    ((1.0, 2.0, 4.0, 6.0),)
-    """
+    """The boxes of each image, in the order of the file. Raises UserError for anything else."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -271,10 +252,8 @@ class Proposals:
 
     def of(self, key: str) -> tuple[Box, ...]:
         """The boxes of an image, each once; () where the file does not name it."""
-        for name in image_names(key):
-            if name in self._boxes:
-                return tuple(dict.fromkeys(self._boxes[name]))
-        return ()
+        boxes = next((self._boxes[name] for name in image_names(key) if name in self._boxes), [])
+        return tuple(dict.fromkeys(boxes))
 
 
 def image_names(key: str) -> Iterator[str]:
@@ -289,6 +268,9 @@ def image_names(key: str) -> Iterator[str]:
     if number is not None:
         yield number[0].lstrip("0") or "0"
 
+
+# Pickles of plain data (lists, dicts, numbers, texts), read without running code. A pickle is a program that
+# may call anything it can name: here it can name nothing.
 
 _OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 _UNPICKLING_ERRORS = (  # of files that are cut or no pickles

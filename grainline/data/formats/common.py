@@ -31,33 +31,22 @@ from grainline.data.formats.parsed import (
     Upright,
     Words,
     data_error,
+    has_rows,
     parse_json,
     read_plain,
     strings,
     text_of,
 )
-from grainline.data.record import (
-    CORRUPT_REGION,
-    CORRUPT_TEXT,
-    MISSING_IMAGE,
-    UNREADABLE_FILE,
-    CorruptSample,
-    Foil,
-    Record,
-    Region,
-    as_sentences,
-)
+from grainline.data.record import Cause, CorruptSample, Foil, Record, Region, as_sentences
 from grainline.errors import some
 
 # Recaptioned data (DreamLIP): short and long captions of CC3M, CC12M and YFCC15M by InstructBLIP, ShareGPT4V
 # and LLaVA, as strings, or as lists of sentences as FLAIR prepares them. These fields are recognised in any
 # description: the raw caption and the short ones are captions, the long ones long descriptions.
 
-MODELS = ("IB", "SV", "LLA")
-RAW = "raw_caption"
-SHORT = tuple(f"short{model}_captions" for model in MODELS)
-LONG = tuple(f"long{model}_captions" for model in MODELS)
-FIELDS = (RAW, *SHORT, *LONG)
+SHORT = ("shortIB_captions", "shortSV_captions", "shortLLA_captions")
+LONG = ("longIB_captions", "longSV_captions", "longLLA_captions")
+RECAPTIONED = ("raw_caption", *SHORT, *LONG)
 
 
 def renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,22 +57,15 @@ def renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not any(fields.get(name) for name in (*SHORT, *LONG)):
         return fields
-    others = {name: value for name, value in fields.items() if name not in FIELDS}
-    captions, longs = ([_whole(fields.get(name)) for name in names] for names in ((RAW, *SHORT), LONG))
-    return {**others, "captions": list(filter(None, captions)), "longs": list(filter(None, longs))}
-
-
-def _whole(value: Any) -> str:
-    """A text, or sentences as one; anything else counts as no text."""
-    texts = strings(value)
-    return as_sentences(texts) if texts else ""
+    texts = {name: as_sentences(one) for name in RECAPTIONED if (one := strings(fields.get(name)))}
+    others = {name: value for name, value in fields.items() if name not in RECAPTIONED}
+    captions = [text for name, text in texts.items() if name not in LONG]
+    return {**others, "captions": captions, "longs": [texts[name] for name in LONG if name in texts]}
 
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif", "heic", "heif", "avif")
 MAX_TEXT = 1_000_000  # characters of a text
 LONG_FIELDS = ("long", "long_caption", "description")
-
-_PROBES = 10_000  # image paths that are tried before a source counts as one without images
 
 
 class FileSource(ABC):
@@ -92,6 +74,7 @@ class FileSource(ABC):
     path: str
     remarks: tuple[str, ...] = ()  # what a user should know about the data, in plain words
     has_images: ClassVar[bool] = True  # False: captions alone
+    lists: ClassVar[Mapping[str, Sequence[str]]] = {}  # in its JSON, and the fields of their rows
     images_by_path: ClassVar[bool] = False  # whether images are named by path, so that --images says where
 
     @classmethod
@@ -108,10 +91,10 @@ class FileSource(ABC):
         """The source of a file whose content, parsed JSON or rows, `recognises` accepted."""
         return cls(path, images, content)  # type: ignore[call-arg]
 
-    @staticmethod
-    def recognises(content: Any) -> bool:  # noqa: ARG004
+    @classmethod
+    def recognises(cls, content: Any) -> bool:
         """Whether parsed JSON, or a list of rows, has the form of this source; rows may still be wrong."""
-        return False
+        return bool(cls.lists) and all(has_rows(content, *one) for one in cls.lists.items())
 
     @staticmethod
     def recognises_path(path: str) -> bool:  # noqa: ARG004
@@ -164,14 +147,14 @@ def text_parts(texts: Record) -> list[str | int]:
     return [*parts, "others", len(texts.others), *texts.others] if texts.others else parts
 
 
-class _RegionFoil(Fields):
+class _Foil(Fields):
     text: Text
-    true: Words | None = None  # None: the phrase
+    true: Words
     kind: Words
 
 
-class _Foil(_RegionFoil):
-    true: Words
+class _RegionFoil(_Foil):
+    true: Words | None = None  # type: ignore[assignment]  # None: the phrase
 
 
 class _Region(Fields):
@@ -189,18 +172,15 @@ class _Regions(Fields):
 
 
 def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
-    present = {name: fields[name] for name in _Regions.model_fields if fields.get(name)}
-    if not present:
-        return (), ()
     try:
-        read = _Regions.of(present)
+        read = _Regions.of({name: fields[name] for name in _Regions.model_fields if fields.get(name)})
     except ValueError as error:
-        raise CorruptSample(CORRUPT_REGION, f"{where} ({error})") from None
+        raise CorruptSample(Cause.CORRUPT_REGION, f"{where} ({error})") from None
     regions = []
     for one in read.regions or read.boxes:
-        pairs = [(foil, one.phrase if foil.true is None else foil.true) for foil in one.foils or ()]
-        foils = tuple(Foil(foil.text, true, foil.kind) for foil, true in pairs)
-        regions.append(Region(one.phrase, one.box, one.mask, one.span, foils))
+        true = [one.phrase if foil.true is None else foil.true for foil in one.foils or ()]
+        foils = (Foil(foil.text, text, foil.kind) for foil, text in zip(one.foils or (), true, strict=True))
+        regions.append(Region(one.phrase, one.box, one.mask, one.span, tuple(foils)))
     return tuple(regions), tuple(Foil(foil.text, foil.true, foil.kind) for foil in read.foils)
 
 
@@ -208,20 +188,15 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Record:
     """The texts in the fields named at the top of this file, without key and image; empty ones are dropped.
 
     Raises CorruptSample: a corrupt region, with the field, or a corrupt text, which is too long.
-
-    >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[2:4]
-    (('A dog.', 'It runs.'), 'A wet dog.')
     """
     fields = renamed(fields)
     several = strings(fields.get("captions"))
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
-    long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
-    longs = ([long] if long else []) + strings(fields.get("longs"))
+    long = [" ".join(one) for name in LONG_FIELDS if (one := strings(fields.get(name)))][:1]
+    longs = (*long, *strings(fields.get("longs")))
     regions, foils = _regions(fields, where)
-    first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
-    return _limited(
-        Record("", b"", tuple(captions), first, regions, foils, subtexts, tuple(longs[1:])), where
-    )
+    texts = Record("", b"", tuple(captions), longs[0] if longs else None, regions, foils, others=longs[1:])
+    return _limited(texts._replace(subtexts=tuple(strings(fields.get("subtexts")))), where)
 
 
 def _limited(texts: Record, where: str) -> Record:
@@ -229,7 +204,9 @@ def _limited(texts: Record, where: str) -> Record:
     phrases = (region.phrase for region in texts.regions)
     longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others, *phrases)))
     if longest > MAX_TEXT:
-        raise CorruptSample(CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)")
+        raise CorruptSample(
+            Cause.CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)"
+        )
     return texts
 
 
@@ -253,7 +230,7 @@ def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool)
             texts = texts._replace(captions=tuple(strings(text.split("\n") if lines else text)))
             texts = _limited(texts, f"{stem}.{suffix}")
     except ValueError as error:
-        raise CorruptSample(CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
+        raise CorruptSample(Cause.CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
     return texts
 
 
@@ -267,8 +244,8 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             why = getattr(error, "strerror", error)
             named = path if where in ("", path) else f"{where}: {path}"
-            raise CorruptSample(UNREADABLE_FILE, f"{named} ({why})") from error
-    raise CorruptSample(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
+            raise CorruptSample(Cause.UNREADABLE_FILE, f"{named} ({why})") from error
+    raise CorruptSample(Cause.MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
 
 
 def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
@@ -278,7 +255,9 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     """
     if not os.path.isdir(root):
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
-    step = max(1, len(candidates) // _PROBES)
+    step = max(
+        1, len(candidates) // 10_000
+    )  # so many are tried, before a source counts as one without images
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         hint = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
@@ -292,10 +271,8 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     ('rows.csv', {'image': 'photo', 'root': 'my images'})
     """
     base, query = divide(path)
-    if not query:
-        return path, {}
     options: dict[str, str] = {}
-    for part in query.split("&"):
+    for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
         if name not in allowed or not value or name in options:
             raise data_error(f"'{part}' in {path} is no option: allowed are {', '.join(allowed)}, each once")
@@ -320,11 +297,7 @@ def name_and_size(folder: str, name: str) -> list[str | int]:
 
 
 def digest(parts: Iterable[str | int]) -> str:
-    """sha256 over a list of values and their lengths.
-
-    >>> digest(["ab", "c"]) == digest(["a", "bc"])
-    False
-    """
+    """sha256 over a list of values and their lengths."""
     total = hashlib.sha256()
     for part in parts:
         data = str(part).encode("utf-8", "surrogatepass")
@@ -339,11 +312,7 @@ _MAX_RANGE = 1_000_000  # a typing mistake in a range shall not fill the memory
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path stands for several. What exists under just this name is itself.
-
-    >>> is_pattern("train-{0..4}.tar"), is_pattern("train-*.tar"), is_pattern("train-0.tar")
-    (True, True, False)
-    """
+    """Whether a path stands for several. What exists under just this name is itself."""
     return not os.path.exists(path) and (braces(path) != [path] or glob.has_magic(path))
 
 
@@ -351,15 +320,11 @@ def expand(path: str) -> list[str]:
     """The paths that a pattern stands for, wildcards sorted. Raises UserError if one is not there."""
     if not is_pattern(path):
         return [path]
-    paths: list[str] = []
-    missing: list[str] = []
-    for one in braces(path):
-        matches = sorted(glob.glob(one)) if glob.has_magic(one) and not os.path.exists(one) else [one]
-        paths += matches
-        missing += [one] if not matches or not os.path.exists(matches[0]) else []
+    matches = {one: [one] if os.path.exists(one) else sorted(glob.glob(one)) for one in braces(path)}
+    missing = [one for one, paths in matches.items() if not paths]
     if missing:
         raise data_error(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()})")
-    return paths
+    return [name for paths in matches.values() for name in paths]
 
 
 def braces(path: str) -> list[str]:

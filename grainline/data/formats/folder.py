@@ -26,8 +26,8 @@ from grainline.data.formats.common import (
     text_parts,
     texts_beside,
 )
-from grainline.data.formats.parsed import data_error, read_plain
-from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
+from grainline.data.formats.parsed import data_error
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import amount, some
 
 THUMBNAILS = ("@eaDir", "__MACOSX", "*.lrdata")  # folders of Synology, macOS and Lightroom
@@ -42,8 +42,8 @@ class Folder(FileSource):
         path, self.allow_bare = self.path, allow_bare
         self._names = [name for name in files if suffix(name) in IMAGE_SUFFIXES]
         if not self._names:
-            kinds = sorted({suffix(name) or "without a suffix" for name in files})
-            contents = f"{len(files)} files of the kinds {some(kinds, 8)}" if files else "nothing"
+            kinds = some(sorted({suffix(name) or "without a suffix" for name in files}), 8)
+            contents = f"{len(files)} files of the kinds {kinds}" if files else "nothing"
             raise data_error(f"{path} holds no images, no tars and no parquet files, but {contents}")
         stems = {os.path.splitext(name)[0] for name in self._names}
         texts = [name for name in files if suffix(name) in ("json", "txt")]
@@ -66,7 +66,7 @@ class Folder(FileSource):
         texts = self._texts(name)
         path = os.path.join(self.path, name)
         if texts.silent and not self.allow_bare:
-            raise CorruptSample(MISSING_CAPTION, path)
+            raise CorruptSample(Cause.MISSING_CAPTION, path)
         image = read_image([path], path)
         return Record(name, image, ()) if texts.silent else described(texts, name, image)
 
@@ -90,11 +90,7 @@ class Folder(FileSource):
 
 
 def suffix(name: str) -> str:
-    """The lower-case suffix without its dot.
-
-    >>> suffix("a/b.tar.JPG"), suffix("README")
-    ('jpg', '')
-    """
+    """The lower-case suffix without its dot."""
     return os.path.splitext(name)[1][1:].lower()
 
 
@@ -109,10 +105,8 @@ def files_below(path: str) -> list[str]:
             continue
         visited.add((state.st_dev, state.st_ino))
         below[:] = sorted(name for name in below if not name.startswith("."))
-        inside = os.path.relpath(folder, path)
-        relative += [
-            os.path.normpath(os.path.join(inside, name)) for name in files if not name.startswith(".")
-        ]
+        names = (os.path.join(folder, name) for name in files if not name.startswith("."))
+        relative += [os.path.relpath(name, path) for name in names]
     return sorted(relative)
 
 
@@ -142,14 +136,13 @@ def _refuse(error: OSError) -> None:
 
 def _beside(stem: str, kind: str) -> bytes | None:
     """The bytes of STEM.kind or STEM.KIND; None if neither exists. Raises CorruptSample if unreadable."""
-    for path in (f"{stem}.{kind}", f"{stem}.{kind.upper()}"):
-        try:
-            return read_plain(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise CorruptSample(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
-    return None
+    paths = [f"{stem}.{one}" for one in (kind, kind.upper())]
+    try:
+        return read_image(paths, "")
+    except CorruptSample as error:
+        if error.cause == Cause.MISSING_IMAGE:
+            return None
+        raise
 
 
 def files_of(path: str, kind: str) -> list[str]:
@@ -192,9 +185,5 @@ class Classes(Folder):
 
 
 def label(name: str) -> str:
-    """The class of an image by its path below the folder.
-
-    >>> label(os.path.join("great_white_shark", "x", "b.jpg"))
-    'great white shark'
-    """
+    """The class of an image by its path below the folder."""
     return " ".join(name.split(os.sep)[0].replace("_", " ").split())

@@ -6,16 +6,7 @@ from pathlib import Path
 
 from grainline.data.formats.common import FileSource, Parts, digest, divide
 from grainline.data.formats.parsed import data_error
-from grainline.data.record import (
-    MISSING_CAPTION,
-    Box,
-    Boxed,
-    CorruptSample,
-    Record,
-    Source,
-    boxes_of,
-    keys_of,
-)
+from grainline.data.record import Box, Boxed, Cause, CorruptSample, Record, Source, boxes_of, keys_of
 
 
 class Joined(Parts):
@@ -83,9 +74,8 @@ def remarks(source: Source) -> tuple[str, ...]:
 
 
 def _prefixes(sources: Sequence[Source]) -> list[str]:
-    listed = [source for source in sources if isinstance(source, FileSource)]
-    if len(listed) == len(sources):
-        keys = set(chain.from_iterable(source.keys() for source in listed))
+    if all(isinstance(source, FileSource) for source in sources):
+        keys = set(chain.from_iterable(map(keys_of, sources)))
         if len(keys) == sum(map(len, sources)):
             return [""] * len(sources)
     names = [Path(source.path).stem for source in sources]
@@ -109,7 +99,7 @@ class WithoutCaptions(SourceWrapper):
         record = self.source[index]
         captions = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
         if not captions:
-            raise CorruptSample(MISSING_CAPTION, f"{record.key} (all its captions are skipped)")
+            raise CorruptSample(Cause.MISSING_CAPTION, f"{record.key} (all its captions are skipped)")
         return _renumber(record._replace(captions=captions), record.captions, self.skip)
 
     def fingerprint(self) -> str:
@@ -121,12 +111,10 @@ def _renumber(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) ->
     """The record with the regions and foils of the remaining captions, whose spans are renumbered."""
     remaining = [number for number in range(len(before)) if number not in skip]
     name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(remaining)}
-    regions = []
-    for region in record.regions:
-        if region.span is None or not region.span[0].startswith("captions."):
-            regions.append(region)
-        elif region.span[0] in name:
-            regions.append(region._replace(span=(name[region.span[0]], *region.span[1:])))
+    gone = {f"captions.{old}" for old in skip}
+    spans = [one.span and (name.get(one.span[0], one.span[0]), *one.span[1:]) for one in record.regions]
+    pairs = zip(record.regions, spans, strict=True)
+    regions = [one._replace(span=span) for one, span in pairs if not one.span or one.span[0] not in gone]
     removed = {before[old] for old in skip if old < len(before)} - {*record.captions, *record.longs}
     foils = tuple(foil for foil in record.foils if foil.true not in removed)
     return record._replace(regions=tuple(regions), foils=foils)
@@ -139,7 +127,7 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     (('a-*.tar', (0, 1)), ('scenes:dev?count=5', (2,)), ('a.csv?image=x', ()))
     """
     base, query = divide(path)
-    options = query.split("&") if query else []
+    options = query.split("&")
     skips = [option for option in options if option.startswith(f"{OPTION}=")]
     if not skips:
         return path, ()

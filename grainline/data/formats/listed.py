@@ -18,12 +18,11 @@ from grainline.data.formats.parsed import (
     Words,
     checked,
     data_error,
-    has_rows,
     load_json,
     read_text,
     strings,
 )
-from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError, shorten_words
 
 
@@ -39,15 +38,15 @@ class Entry(NamedTuple):
 
 def wrong_row(place: str, error: str) -> Entry:
     """An entry for a row that cannot be used."""
-    return Entry(Record(place, b"", ()), fault=(CORRUPT_ROW, f"{place} ({error})"))
+    return Entry(Record(place, b"", ()), fault=(Cause.CORRUPT_ROW, f"{place} ({error})"))
 
 
 def no_text(file: str, what: str, entries: Iterable["Entry"]) -> UserError:
     """The error for a file without a text that can be used; it names the first fault."""
-    faults = [
-        f" that can be used; the first fault: {': '.join(entry.fault)}" for entry in entries if entry.fault
-    ]
-    return data_error(f"{file} has no text in any {what}{(*faults, '')[0]}")
+    fault = next(
+        (f" that can be used; the first fault: {': '.join(x.fault)}" for x in entries if x.fault), ""
+    )
+    return data_error(f"{file} has no text in any {what}{fault}")
 
 
 class ListedImages(FileSource):
@@ -91,7 +90,7 @@ class ListedImages(FileSource):
         """The images, and rows that are wrong. Raises UserError."""
 
     @abstractmethod
-    def parts(self) -> Iterator[str | int]:
+    def parts(self) -> Iterable[str | int]:
         """The values that the fingerprint is made of."""
 
     def choose_splits(self, present: Iterable[str], default: str) -> list[str]:
@@ -102,8 +101,7 @@ class ListedImages(FileSource):
         splits, counts = self._query.get("split", default).split(","), Counter(present)
         unknown = [name for name in splits if name not in counts]
         if unknown:
-            has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
-            has = has or "no row that can be read"
+            has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items())) or "no valid row"
             raise data_error(f"{self._file} has no split {unknown[0]}: it has {has}")
         return splits
 
@@ -121,7 +119,7 @@ class ListedImages(FileSource):
         record = record._replace(image=read_image(self._paths(entry), where))
         if size is not None and (actual := image_size(record)) != size:
             sizes = f"{actual[0]} x {actual[1]} pixels, its {self.sized} are for {size[0]} x {size[1]}"
-            raise CorruptSample(CORRUPT_REGION, f"{where} ({sizes})")
+            raise CorruptSample(Cause.CORRUPT_REGION, f"{where} ({sizes})")
         return record
 
     def keys(self) -> Iterable[str]:
@@ -132,7 +130,7 @@ class ListedImages(FileSource):
         return digest(self.parts())
 
 
-# COCO captions, in the two files that the field evaluates on: two protocols, so two sources.
+# Captions of COCO and Flickr: the two files of COCO are two protocols, so two sources.
 #
 #     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
 #     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
@@ -180,19 +178,18 @@ class _Coco(ListedImages):
         entries = self.images(content)
         self.left_out = sum(len(entry.record.captions[CAPTIONS:]) for entry in entries)
         if self.left_out:
-            remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
-            self.remarks = (remark,)
+            self.remarks = (
+                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
+            )
         if not any(entry.record.captions for entry in entries):
             raise no_text(self._file, f"of its {len(entries)} images", entries)
-        return [
-            one._replace(record=one.record._replace(captions=one.record.captions[:CAPTIONS]))
-            for one in entries
-        ]
+        records = [entry.record._replace(captions=entry.record.captions[:CAPTIONS]) for entry in entries]
+        return [entry._replace(record=record) for entry, record in zip(entries, records, strict=True)]
 
     def parts(self) -> Iterator[str | int]:
-        for entry in self.entries:
-            yield from (entry.record.key, len(entry.record.captions))
-            yield from entry.record.captions
+        for record in (entry.record for entry in self.entries):
+            yield from (record.key, len(record.captions))
+            yield from record.captions
 
 
 class CocoKarpathy(_Coco):
@@ -200,10 +197,7 @@ class CocoKarpathy(_Coco):
 
     form = "Karpathy's file: images[] with filename, split and sentences"
     options = ("images", "split")
-
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        return has_rows(content, "images", ("filename", "split", "sentences"))
+    lists: ClassVar = {"images": ("filename", "split", "sentences")}
 
     def images(self, content: Any) -> list[Entry]:
         rows = list(checked(_KarpathyImage, content["images"], "images"))
@@ -224,15 +218,11 @@ class CocoVal2017(_Coco):
     """An official file: images[] with id and file_name, annotations[] with id, image_id and caption."""
 
     form = "a caption file of COCO: images[] and annotations[] with captions"
-
-    @staticmethod
-    def recognises(content: Any) -> bool:
-        notes = ("id", "image_id", "caption")
-        return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
+    lists: ClassVar = {"images": ("id", "file_name"), "annotations": ("id", "image_id", "caption")}
 
     def images(self, content: Any) -> list[Entry]:
         captions: dict[int | str, list[str]] = {}  # of each image
-        rows: list[_Image | Entry] = []
+        rows: list[Any] = []
         for place, image, wrong in checked(_Image, content["images"], "images"):
             if image is None or image.id in captions:
                 wrong = f"another image has its id {image.id}" if image else wrong
@@ -251,12 +241,11 @@ class CocoVal2017(_Coco):
             captions[note.image_id].extend(strings(note.caption))
         # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
         year = Path(self._file).stem.removeprefix("captions_")
-        return [
-            row
-            if isinstance(row, Entry)
-            else _entry((row.file_name, os.path.join(year, row.file_name)), captions[row.id])
-            for row in rows
-        ]
+        for i, row in enumerate(rows):
+            if isinstance(row, _Image):
+                places = row.file_name, os.path.join(year, row.file_name)
+                rows[i] = _entry(places, captions[row.id])
+        return rows
 
 
 class FlickrTokens(_Coco):
@@ -286,5 +275,5 @@ _TOKEN = re.compile(r"([^\t]+)#\d+\t(.*)").fullmatch
 
 
 def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:
-    fault = None if captions else (MISSING_CAPTION, places[0])
+    fault = None if captions else (Cause.MISSING_CAPTION, places[0])
     return Entry(Record(places[0], b"", tuple(captions)), places, fault=fault)

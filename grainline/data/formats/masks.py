@@ -46,11 +46,7 @@ Mask = Annotated[np.ndarray, BeforeValidator(read_mask)]
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """The run-length code of a mask [H, W] bool, zeros first.
-
-    >>> run_lengths(np.array([[0, 0, 1], [0, 1, 1]], bool))
-    {'size': [2, 3], 'counts': [3, 3]}
-    """
+    """The run-length code of a mask [H, W] bool, zeros first."""
     flat = mask.T.reshape(-1)
     edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     counts = np.diff(edges, prepend=0, append=len(flat)).tolist()
@@ -92,9 +88,6 @@ def polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) 
 
     A polygon that crosses itself is empty where it is wound twice. Pillow draws outlines too, so that a
     square of side 10 would have 121 pixels.
-
-    >>> polygons_mask([[0.6, 0, 3, 0, 3, 1.6, 0.6, 1.6]], 3, 4).astype(int).tolist()
-    [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     """
     out = np.zeros((height, width), bool)
     for polygon in polygons:

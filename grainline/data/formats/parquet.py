@@ -29,7 +29,7 @@ from grainline.data.formats.common import (
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.parsed import data_error, regular
 from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
-from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 
 CACHED_GROUPS = 2
 
@@ -49,9 +49,8 @@ class Parquet(Parts):
 
     def __init__(self, paths: Sequence[str], path: str | None = None, images: str | None = None) -> None:
         self.path = paths[0] if path is None else path
-        parts = [split_query(name, Table.options) for name in paths]
-        options = split_query(self.path, Table.options)[1] or parts[0][1]
-        self._files = [file for file, _ in parts]
+        options = split_query(self.path, Table.options)[1] or split_query(paths[0], Table.options)[1]
+        self._files = [split_query(name, Table.options)[0] for name in paths]
         self._groups: list[_Group] = []
         schema: Any = None
         for file in self._files:
@@ -75,13 +74,12 @@ class Parquet(Parts):
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
         if _holds_paths(schema, self._columns["image"], self._files[0]):
-            rows: list[dict[str, Any]] = []
-            with contextlib.suppress(ValueError):  # each row of the first group is corrupt
-                rows = self._rows(0)
-            names = [row[self._columns["image"]] for row in rows]
+            try:
+                names = [row[self._columns["image"]] for row in self._rows(0)]
+            except ValueError:  # each row of the first group is corrupt
+                return
             places = [[os.path.join(self._root, name)] for name in names if name]
-            if rows:
-                require_images(places, self.path, self._root)
+            require_images(places, self.path, self._root)
 
     @classmethod
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Parquet":  # noqa: ARG003
@@ -97,15 +95,15 @@ class Parquet(Parts):
         try:
             fields = self._rows(group)[row]
         except ValueError as error:
-            raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
+            raise CorruptSample(Cause.UNREADABLE_FILE, f"{where} ({error})") from error
         texts = read_captions(fields_of(fields, self._columns), where)
         if texts.silent:
-            raise CorruptSample(MISSING_CAPTION, where)
+            raise CorruptSample(Cause.MISSING_CAPTION, where)
         image = fields[self._columns["image"]]
         if isinstance(image, dict):
             image = image.get("bytes") or image.get("path")
         if not image:
-            raise CorruptSample(MISSING_IMAGE, where)
+            raise CorruptSample(Cause.MISSING_IMAGE, where)
         if not isinstance(image, bytes):
             image = read_image([os.path.join(self._root, str(image))], where)
         return described(texts, key, image)
@@ -128,13 +126,11 @@ class Parquet(Parts):
         parts: list[str | int] = list(self.keys())
         for group in self._groups:
             try:
-                rows = _read(group, wanted)
+                for fields in _read(group, wanted):
+                    with contextlib.suppress(CorruptSample):
+                        parts += text_parts(read_captions(fields_of(fields, self._columns), self.path))
             except ValueError:
-                parts.append(UNREADABLE_FILE)
-                continue
-            for fields in rows:
-                with contextlib.suppress(CorruptSample):
-                    parts += text_parts(read_captions(fields_of(fields, self._columns), self.path))
+                parts.append(Cause.UNREADABLE_FILE)
         return digest(parts)
 
 

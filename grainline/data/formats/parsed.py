@@ -36,9 +36,6 @@ def text_of(data: bytes, errors: str = "strict") -> str:
     """The text of a file in UTF-8. Raises ValueError.
 
     errors  "surrogatepass" takes halves of surrogate pairs too, which JSON may hold
-
-    >>> text_of("\\ufeffCaf\\u00e9".encode())
-    'Café'
     """
     try:
         return data.decode("utf-8-sig", errors)
@@ -83,12 +80,12 @@ def parse_json(text: str) -> Any:
     ValueError: one object has the key 'a' 2 times
     """
     try:
-        return json.loads(text, object_pairs_hook=once, parse_int=whole)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError for a key that comes twice: one value would vanish."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -97,7 +94,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def whole(digits: str) -> float:
+def _whole(digits: str) -> float:
     """An integer of JSON. Python refuses thousands of digits, and the whole file with them."""
     return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -digits.startswith("-"))
 
@@ -108,7 +105,7 @@ PIECE = 2**20  # characters read at a time
 MAX_ELEMENT = 16 * PIECE  # characters of one element: a longer one is an error, a bound on memory
 
 _MARK = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
-_decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_int=_whole)
 
 
 def elements(path: str) -> Iterator[Any]:
@@ -126,7 +123,7 @@ def elements(path: str) -> Iterator[Any]:
                 try:
                     if mark is None or mark[1] != ("," if number else "["):
                         raise json.JSONDecodeError("no list of elements", text, start)
-                    value, end = _decode(text, mark.end())
+                    value, end = _DECODER.raw_decode(text, mark.end())
                     if _MARK.match(text, end) is None:  # half of a number ends so too: -3 of -3.5
                         raise json.JSONDecodeError("the list breaks off", text, end)
                 except json.JSONDecodeError as error:
@@ -188,7 +185,7 @@ def printable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _where(holds: Callable[[Any], bool], wrong: str) -> Callable[[Any], Any]:
+def where(holds: Callable[[Any], bool], wrong: str) -> Callable[[Any], Any]:
     """The check of a value that gives it back. Raises ValueError with these words."""
 
     def check(value: Any) -> Any:
@@ -199,10 +196,10 @@ def _where(holds: Callable[[Any], bool], wrong: str) -> Callable[[Any], Any]:
     return check
 
 
-_number_or_text = _where(lambda x: isinstance(x, int | float | str), "an id is a number or a text")
-_upright = _where(lambda x: x[0] < x[2] and x[1] < x[3], "a box is left, top, right, bottom")
-_with_area = _where(lambda x: x[2] > 0 and x[3] > 0, "a box is left, top, width, height")
-_forward = _where(lambda x: x[1] < x[2], "a span is a text, a start and a later end")
+_number_or_text = where(lambda x: isinstance(x, int | float | str), "an id is a number or a text")
+_upright = where(lambda x: x[0] < x[2] and x[1] < x[3], "a box is left, top, right, bottom")
+_with_area = where(lambda x: x[2] > 0 and x[3] > 0, "a box is left, top, width, height")
+_forward = where(lambda x: x[1] < x[2], "a span is a text, a start and a later end")
 
 Id = Annotated[Annotated[int, Field(ge=-(2**62), le=2**62)] | str, BeforeValidator(_number_or_text)]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
@@ -216,11 +213,7 @@ Stretch = Annotated[tuple[str, Whole, Whole], AfterValidator(_forward)]
 
 
 def around(extent: Box) -> Box:
-    """Left, top, right and bottom from left, top, width and height.
-
-    >>> around((1.0, 2.0, 3.0, 4.0))
-    (1.0, 2.0, 4.0, 6.0)
-    """
+    """Left, top, right and bottom from left, top, width and height."""
     left, top, width, height = extent
     return left, top, left + width, top + height
 
@@ -253,8 +246,6 @@ def brief_json(value: Any) -> str:
     if isinstance(value, list | tuple):
         plain = len(value) < 7 and not any(isinstance(one, Mapping | list | tuple) for one in value)
         return f"[{', '.join(map(brief_json, value))}]" if plain else f"a list of {len(value)}"
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

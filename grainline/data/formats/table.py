@@ -13,14 +13,15 @@ import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from PIL import Image
 
-from grainline.data.formats.common import FIELDS as RECAPTIONED
 from grainline.data.formats.common import (
     LONG_FIELDS,
+    RECAPTIONED,
     FileSource,
     described,
     digest,
@@ -38,7 +39,7 @@ from grainline.data.formats.parsed import (
     strings,
     text_of,
 )
-from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import some
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -85,13 +86,12 @@ class Table(ListedImages):
         entries = _merge(content, columns)
         if all(entry.fault for entry in entries):
             names = ", ".join(name for role, name in columns.items() if role != "image")
-            wrong = (entry for entry in entries if entry.fault and entry.fault[0] != MISSING_CAPTION)
+            wrong = (entry for entry in entries if entry.fault and entry.fault[0] != Cause.MISSING_CAPTION)
             raise no_text(self._file, f"row (column {names})", wrong)
         self.remarks = unnamed(name for row in content for name in row.fields)
         urls: dict[str, str] = {}  # by their file names
         for url in (entry.record.key for entry in entries if entry.places and "://" in entry.record.key):
-            first = urls.setdefault(name_of(url), url)
-            if first != url:
+            if (first := urls.setdefault(name_of(url), url)) != url:
                 raise data_error(f"{self._file}: {url} and {first} have one file name")
         return entries
 
@@ -135,31 +135,20 @@ def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str
             roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
         if role not in roles and not (role == "caption" and "long" in roles):
-            has = f"no {role} column among {some(present, 12) or 'no columns'}"
-            raise data_error(
-                f"{file} has {has}: call it one of {', '.join(COLUMNS[role])}, or ?{role}=COLUMN"
-            )
+            advice = f"call it one of {', '.join(COLUMNS[role])}, or ?{role}=COLUMN"
+            raise data_error(f"{file} has no {role} column among {some(present, 12) or 'none'}: {advice}")
     return roles
 
 
 def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a row by the names of `read_captions`.
-
-    A caption column may hold a JSON list of strings.
-    """
+    """The fields of a row by the names of `read_captions`; a cell may hold a JSON list of captions."""
     fields = {name: row[name] for name in FURTHER if row.get(name)}
     named = {role: row.get(columns[role]) for role in ("caption", "long") if role in columns}
-    return fields | named | {"caption": _unpacked(named.get("caption"))}
-
-
-def _unpacked(value: Any) -> Any:
-    if not isinstance(value, str) or not value.startswith("["):
-        return value
-    try:
-        several = parse_json(value)
-    except ValueError:
-        return value
-    return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
+    caption = named.get("caption")
+    with suppress(ValueError):
+        several = parse_json(caption) if isinstance(caption, str) and caption.startswith("[") else None
+        caption = several if several and all(isinstance(text, str) for text in several) else caption
+    return fields | named | {"caption": caption}
 
 
 def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Entry]:
@@ -172,7 +161,7 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Entry]:
         if row.error:
             images[where] = wrong_row(where, row.error)
         elif not strings(path):
-            images[where] = Entry(Record(where, b"", ()), fault=(MISSING_IMAGE, where))
+            images[where] = Entry(Record(where, b"", ()), fault=(Cause.MISSING_IMAGE, where))
         else:
             places = (name_of(path) if "://" in path else path,)
             place = os.path.normpath(path)
@@ -182,39 +171,34 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Entry]:
                 images[place] = entry._replace(record=_joined(entry.record, texts))
             except CorruptSample as error:
                 images[place] = entry._replace(fault=(error.cause, error.where))
-    return [
-        one._replace(fault=(MISSING_CAPTION, one.where))
-        if not one.fault and one.record.silent and not one.record.regions
-        else one
-        for one in images.values()
-    ]
+    for name, one in images.items():
+        if not one.fault and one.record.silent and not one.record.regions:
+            images[name] = one._replace(fault=(Cause.MISSING_CAPTION, one.where))
+    return list(images.values())
 
 
 def _joined(first: Record, other: Record) -> Record:
     """The texts of two rows of one image: of what an image has once, the first row's."""
-    return first._replace(
-        captions=first.captions + other.captions,
-        long=first.long or other.long,
-        regions=first.regions + other.regions,
-        foils=first.foils + other.foils,
-        subtexts=first.subtexts or other.subtexts,
-        others=first.others or other.others,
-    )
+    both = {name: getattr(first, name) + getattr(other, name) for name in ("captions", "regions", "foils")}
+    once = {name: getattr(first, name) or getattr(other, name) for name in ("long", "subtexts", "others")}
+    return first._replace(**both, **once)
 
 
-def read_rows(file: str) -> list[Row]:
-    """The rows of a file, by its suffix. Raises UserError for what is no table."""
-    text = read_text(file)
+def read_rows(file: str, text: str | None = None) -> list[Row]:
+    """The rows of a file, by its suffix. Raises UserError for what is no table.
+
+    text  the content, where it was read already
+
+    Of JSON Lines, a line that is no JSON object is one corrupt row, unless all are.
+    """
+    text = read_text(file) if text is None else text
     if not text.strip():
         raise data_error(f"{file} is empty")
-    kind = Path(file).suffix.lower()
+    kind = Path(file.removesuffix(".gz")).suffix.lower()
     if kind in (".csv", ".tsv"):
-        return list(_csv_rows(file, text))
-    return json_lines(file, text) if kind != ".json" else json_rows(file, json_or_rows(file, text))
-
-
-def json_lines(file: str, text: str) -> list[Row]:
-    """The rows of JSON Lines. A line that is no JSON object is one corrupt row, unless all are."""
+        return list(_csv_rows(file, text, kind))
+    if kind == ".json":
+        return json_rows(file, json_or_rows(file, text))
     rows = _line_rows(text)
     if all(row.error for row in rows):
         raise data_error(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed")
@@ -264,10 +248,10 @@ def _row(number: int, fields: Any) -> Row:
     return Row(number, {}, f"{brief_json(fields)}, not an object")
 
 
-def _csv_rows(file: str, text: str) -> Iterator[Row]:
+def _csv_rows(file: str, text: str, kind: str) -> Iterator[Row]:
     """The rows of CSV or TSV. Split at what the first line has most of: many a .csv has tabs."""
     head = text.split("\n", 1)[0]
-    delimiter = "\t" if Path(file).suffix.lower() == ".tsv" else max(",\t;|", key=head.count)
+    delimiter = "\t" if kind == ".tsv" else max(",\t;|", key=head.count)
     csv.field_size_limit(2**31 - 1)  # the library would refuse a cell of 131,072 characters
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
@@ -291,11 +275,10 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
         raise data_error(f"{file} {wrong}; write a quote inside a text twice") from error
 
 
-# Captions without images: `texts:FILE`, for methods that learn from texts alone.
-#
-# FILE is a table (JSON Lines, JSON, CSV, TSV) whose rows have captions and perhaps a long text, or, with any
-# other suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its
-# image is a grey square: training refuses such data for a method that reads images.
+# Captions without images: `texts:FILE`, for methods that learn from texts alone. FILE is a table (JSON Lines,
+# JSON, CSV, TSV) whose rows have captions and perhaps a long text, or, with any other suffix, plain text with
+# one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is a grey square: training
+# refuses such data for a method that reads images.
 
 SQUARE = 8  # of the grey square, in pixels
 TEXT_COLUMNS = {
@@ -327,9 +310,9 @@ class TextsAlone(FileSource):
         number, texts, error = self._rows[index]
         where = f"{self.path}: row {number}"
         if error:
-            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+            raise CorruptSample(Cause.CORRUPT_ROW, f"{where} ({error})")
         if texts.silent:
-            raise CorruptSample(MISSING_CAPTION, where)
+            raise CorruptSample(Cause.MISSING_CAPTION, where)
         square = Image.new("RGB", (SQUARE, SQUARE), (128,) * 3)
         return described(texts, str(number), b"")._replace(image=square)
 
@@ -347,13 +330,8 @@ def _text_rows(path: str) -> list[Row]:
     text = _unzipped(path) if plain != path else read_text(path)
     if not text.strip():
         raise data_error(f"{path} is empty")
-    kind = os.path.splitext(plain)[1].lower()
-    if kind in (".jsonl", ".ndjson", ".jsonlines"):
-        return json_lines(path, text)
-    if kind == ".json":
-        return json_rows(path, json_or_rows(path, text))
-    if kind in (".csv", ".tsv"):
-        return list(_csv_rows(plain, text))
+    if os.path.splitext(plain)[1].lower() in (".jsonl", ".ndjson", ".jsonlines", ".json", ".csv", ".tsv"):
+        return read_rows(path, text)
     lines = enumerate(text.split("\n"), 1)
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 

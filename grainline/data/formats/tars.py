@@ -12,7 +12,6 @@ neighbours. No open file is pickled, so loader workers may be forked or spawned.
 
 import contextlib
 import hashlib
-import json
 import os
 import tarfile
 from array import array
@@ -26,23 +25,13 @@ from urllib.parse import quote, unquote
 from grainline.data.formats.common import IMAGE_SUFFIXES, Parts, described, digest, texts_beside
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.parsed import data_error, regular
-from grainline.data.record import (
-    AMBIGUOUS_KEY,
-    MISSING_CAPTION,
-    MISSING_IMAGE,
-    TRUNCATED_TAR,
-    UNREADABLE_FILE,
-    CorruptSample,
-    Record,
-)
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import amount, some
-from grainline.files import write_text
-from grainline.system import READ, read_at, read_plain
-
-# The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
-# its global header that names are percent-quoted as in URLs, so that any key can be restored.
+from grainline.files import Corrupt, read_sealed, sealed_json, write_text
+from grainline.system import READ, read_at
 
 HEADER = {"GRAINLINE.keys": "quoted"}
+"""A tar of `grainline data pack` says so that names are percent-quoted, so that any key can be restored."""
 
 
 def quoted(key: str) -> str:
@@ -56,7 +45,7 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 4  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 5  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
@@ -80,7 +69,7 @@ class Members(NamedTuple):
     files: list[Member]
     flaw: str  # why reading stopped early; "" if it did not
     truncated: bool  # whether further samples are missing
-    quoted: bool = False  # whether names are as grainline.data.formats.tars makes them
+    quoted: bool = False  # whether names are those of `quoted`
 
 
 class Shard(NamedTuple):
@@ -277,24 +266,21 @@ def _cache_file(path: str) -> Path | None:
 def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
     """The shard as it was written, or None: no file, another tar, another version, a single wrong bit."""
     try:
-        seal, _, body = read_plain(cache).partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != seal:
-            return None
-        version, *fields = json.loads(body)
-    except (OSError, ValueError):
+        content = read_sealed(cache)
+    except Corrupt:
         return None
-    if [version, *fields[:3]] != [VERSION, path, state.st_size, state.st_mtime_ns]:
+    if content.get("shard", [])[:4] != [VERSION, path, state.st_size, state.st_mtime_ns]:
         return None
-    _, size, mtime_ns, keys, spans, *others = fields
-    return Shard(path, size, mtime_ns, keys, array("q", spans), *others)
+    shard = Shard._make(content["shard"][1:])
+    return shard._replace(spans=array("q", shard.spans))
 
 
 def _write_cache(cache: Path, shard: Shard) -> None:
     """Written whole or not at all; a folder that refuses only costs the time to build the index again."""
-    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())])  # type: ignore[arg-type]
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        write_text(cache, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}")
+        fields = shard._replace(spans=shard.spans.tolist())  # type: ignore[arg-type]
+        write_text(cache, sealed_json({"shard": [VERSION, *fields]}))
 
 
 class Tars(Parts):
@@ -315,13 +301,11 @@ class Tars(Parts):
         self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
-        dotted = [shard for shard in self._shards if shard.dotted]
-        unread = [shard for shard in self._shards if shard.unread]
-        if dotted:
-            where = some([shard.path for shard in dotted])
+        if dotted := [shard for shard in self._shards if shard.dotted]:
+            names = some([shard.path for shard in dotted])
             several = f"up to the first dot {dotted[0].dotted} would be the key of several samples"
-            self.remarks += (f"{where}: keys are whole names up to their ending, for {several}",)
-        if unread:
+            self.remarks += (f"{names}: keys are whole names up to their ending, for {several}",)
+        if unread := [shard for shard in self._shards if shard.unread]:
             number = amount(sum(shard.unread for shard in unread), "further file")
             self.remarks += (f"{number} of samples not read, such as {unread[0].first_unread}",)
         self._require_samples(paths)
@@ -352,9 +336,9 @@ class Tars(Parts):
         # the last sample of a truncated tar is incomplete
         truncated = bool(shard.flaw) and row == len(shard.keys) - 1
         if image == SEVERAL:
-            raise CorruptSample(AMBIGUOUS_KEY, where)
+            raise CorruptSample(Cause.AMBIGUOUS_KEY, where)
         if image == ABSENT:
-            raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_IMAGE, where)
+            raise CorruptSample(Cause.TRUNCATED_TAR if truncated else Cause.MISSING_IMAGE, where)
         files = {"json": (json, json_size), "txt": (txt, txt_size)}
 
         def read(suffix: str) -> bytes | None:
@@ -363,7 +347,7 @@ class Tars(Parts):
 
         texts = texts_beside(where, read, lines=False)
         if texts.silent and not texts.regions:
-            raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_CAPTION, where)
+            raise CorruptSample(Cause.TRUNCATED_TAR if truncated else Cause.MISSING_CAPTION, where)
         key = self._prefixes[number] + shard.keys[row]
         return described(texts, key, _read(shard, image, image_size, where))
 
@@ -376,11 +360,7 @@ class Tars(Parts):
 
         No member is read: a text that is replaced by another of equal length changes nothing.
         """
-        return digest(
-            part
-            for shard in self._shards
-            for part in (shard.size, len(shard.keys), *shard.keys, *shard.spans)
-        )
+        return digest(x for s in self._shards for x in (s.size, len(s.keys), *s.keys, *s.spans))
 
 
 class _Handle:
@@ -405,12 +385,12 @@ def _open(path: str, size: int, mtime_ns: int) -> _Handle:
 def _read(shard: Shard, offset: int, size: int, where: str) -> bytes:
     """These bytes of a tar. Raises CorruptSample."""
     if offset + size > shard.size:
-        raise CorruptSample(TRUNCATED_TAR, where)
+        raise CorruptSample(Cause.TRUNCATED_TAR, where)
     try:
         handle = _open(shard.path, shard.size, shard.mtime_ns)
         data = read_at(handle.number, size, offset)
     except OSError as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
+        raise CorruptSample(Cause.UNREADABLE_FILE, f"{where} ({error})") from error
     if len(data) < size:
-        raise CorruptSample(TRUNCATED_TAR, where)
+        raise CorruptSample(Cause.TRUNCATED_TAR, where)
     return data

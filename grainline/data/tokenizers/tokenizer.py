@@ -10,18 +10,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from grainline.data.captions import clean
-from grainline.data.tokenizers import bpe
-from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
 from grainline.errors import UserError
 
 # Loader workers are processes already. Unset, the library would start threads in the parent, then find
@@ -33,6 +32,18 @@ SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a fail
 CONTENT, META, CONFIG = "tokenizer.json", "tokenizer_meta.json", "tokenizer_config.json"
 KINDS = "clip", "transformers", "open_clip", "bert", "siglip", "siglip2"
 """Texts are cleaned and lower-cased, left as they are, or cleaned; the last three are of earlier versions."""
+
+BEGIN, END = "<|startoftext|>", "<|endoftext|>"
+SUFFIX = "</w>"  # marks the last letter of a word
+LONGEST = 1000  # bytes of a word: learning takes the square of it, a minute for one word of 100 kB
+
+_PATTERN = r"(?i:<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+)"
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # a visible letter for every byte, in CLIP's order
+_NO_MERGES = 2 * len(BYTES) + 2  # tokens of a vocabulary without a single merge
+
+# A letter of the private use area for every letter that ends a word.
+_LAST = {letter: chr(0xE000 + i) for i, letter in enumerate(BYTES)}
 
 _CACHED_WORDS = 200_000  # about 40 MB
 _MASKS = {"[CLS]": "[MASK]", "<s>": "<mask>"}  # by the first token: others that name a mask never trained it
@@ -209,6 +220,65 @@ def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
     return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
 
 
+# Byte-pair encoding in CLIP's form: its byte alphabet, its split into words, and how merges are learnt.
+
+
+def clip_vocabulary(merges: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Ids in CLIP's order: bytes, bytes that end a word, merges, begin, end."""
+    tokens = [*BYTES, *(letter + SUFFIX for letter in BYTES), *(a + b for a, b in merges), BEGIN, END]
+    return {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+
+
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    """Cuts lower-cased text into words, single digits and runs of marks, as letters of the byte alphabet."""
+    split = pre_tokenizers.Split(tokenizers.Regex(_PATTERN), "removed", invert=True)
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _count_words(texts: Iterable[str]) -> Counter[str]:
+    """How often each word of up to 1,000 bytes occurs in the cleaned, lower-cased texts."""
+    chunks: Counter[str] = Counter()
+    for text in texts:
+        chunks.update(clean(text).lower().split())
+    pre_tokenizer, words = _splitter(), Counter[str]()
+    for chunk, number in chunks.items():
+        for word, _ in pre_tokenizer.pre_tokenize_str(chunk):
+            if word not in (BEGIN, END) and len(word) <= LONGEST:
+                words[word] += number
+    return words
+
+
+def learn_merges(words: Counter[str], number: int) -> list[tuple[str, str]]:
+    """The first merges of byte-pair encoding, until they made `number` new tokens or no pair occurs twice.
+
+    Of equally frequent pairs the library merges first the one with the lowest number, and it numbers letters
+    that end a word in the order of a hash table, which differs between processes. So here the last letter of
+    each word becomes a letter of its own, which the library sorts like all others.
+    """
+    number = min(number, sum(len(word) - 1 for word in words))  # each shortens a word; room is made for all
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2 * len(BYTES) + number,
+        min_frequency=2,
+        show_progress=False,
+        initial_alphabet=[*BYTES, *_LAST.values()],
+        special_tokens=[],
+    )
+    backend.train_from_iterator(_repeated(words), trainer)
+    marks = str.maketrans({mark: letter + SUFFIX for letter, mark in _LAST.items()})
+    learnt = json.loads(backend.to_str())["model"]["merges"]
+    return [(a.translate(marks), b.translate(marks)) for a, b in learnt]
+
+
+def _repeated(words: Counter[str]) -> Iterator[str]:
+    """Every word as often as it was counted: the library counts by itself and takes no counts."""
+    for word, number in words.items():
+        marked = word[:-1] + _LAST[word[-1]] + " "
+        for start in range(0, number, 1000):
+            yield marked * min(1000, number - start)
+
+
 class Tokenizer(TextTokenizer):
     """CLIP's tokenizer.
 
@@ -220,15 +290,15 @@ class Tokenizer(TextTokenizer):
     ['a', 'cat', "'s", 'hat', ',', '2', '4']
     """
 
-    def __init__(self, merges: bpe.Merges, where: str = "the vocabulary") -> None:
+    def __init__(self, merges: Sequence[tuple[str, str]], where: str = "the vocabulary") -> None:
         """where: the origin of the merges, for error messages"""
-        vocabulary = bpe.vocabulary(merges)
+        vocabulary = clip_vocabulary(merges)
         try:
             model = models.BPE(vocab=vocabulary, merges=list(merges), end_of_word_suffix=SUFFIX)
         except Exception as error:  # the library knows no narrower one
             raise UserError(f"{where} holds no merges of CLIP: {error}; fetch it again") from error
         backend = tokenizers.Tokenizer(model)
-        backend.pre_tokenizer = bpe.splitter()
+        backend.pre_tokenizer = _splitter()
         backend.add_special_tokens([BEGIN, END])
         backend.post_processor = processors.TemplateProcessing(
             single=f"{BEGIN} $A {END}", special_tokens=[(token, vocabulary[token]) for token in (BEGIN, END)]
@@ -241,10 +311,10 @@ class Tokenizer(TextTokenizer):
 
         The same captions give the same tokenizer, in any order and on any number of threads.
         """
-        if vocab < bpe.SMALLEST:
-            least = f"{bpe.SMALLEST} at least (all bytes twice)"
+        if vocab < _NO_MERGES:
+            least = f"{_NO_MERGES} at least (all bytes twice)"
             raise UserError(f"vocab is {vocab}; a trained tokenizer needs {least}")
-        return Tokenizer(bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST))
+        return Tokenizer(learn_merges(_count_words(texts), vocab - _NO_MERGES))
 
 
 # Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
@@ -258,11 +328,7 @@ _MASKED, _REPLACED = 0.5, 0.1
 def drop_words(
     words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
 ) -> list[list[int]]:
-    """The ids of words, each dropped with a probability; one at least stays.
-
-    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
-    ([[], [8, 9]], [[7], [8, 9]])
-    """
+    """The ids of words, each dropped with a probability; one at least stays."""
     dropped = [rng.random() < probability for _ in words]
     if words and all(dropped):
         dropped[rng.randrange(len(words))] = False

@@ -29,7 +29,7 @@ from grainline.config import Config
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.decode import decode, image_size
 from grainline.data.formats.common import digest
-from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Source, boxes_of, region_box
+from grainline.data.record import Box, Cause, CorruptSample, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
@@ -238,7 +238,7 @@ class ChoiceCollector(ExpressionCollector):
             box = region_box(region)
             if box is not None and not len(_inside([box], size)):
                 raise CorruptSample(
-                    CORRUPT_REGION, f"{record.key} ({region.phrase}: its box is not in the image)"
+                    Cause.CORRUPT_REGION, f"{record.key} ({region.phrase}: its box is not in the image)"
                 )
             if box is not None:
                 expressions.append(Expression(sample.row, i, region.phrase.lower(), box))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
-from grainline.data.record import CORRUPT_REGION, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
@@ -122,7 +122,7 @@ def captions_of(record: Record) -> list[Caption]:
         name, start, end = region.span
         if name not in named or not 0 <= start < end <= len(named[name]):
             where = f"{name} {start} to {end}"
-            raise CorruptSample(CORRUPT_REGION, f"{record.key} ({region.phrase}: no text at {where})")
+            raise CorruptSample(Cause.CORRUPT_REGION, f"{record.key} ({region.phrase}: no text at {where})")
         spans[name].add((start, end))
     return [Caption(text, tuple((run,) for run in sorted(spans[name]))) for name, text in named.items()]
 

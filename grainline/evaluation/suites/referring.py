@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.record import CORRUPT_REGION, CorruptSample, Source
+from grainline.data.record import Cause, CorruptSample, Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
@@ -129,7 +129,7 @@ class MaskCollector(ExpressionCollector):
             if region.mask is not None and region.mask.shape != (height, width):
                 down, across = region.mask.shape
                 sizes = f"{width} x {height} pixels, a mask has {across} x {down}"
-                raise CorruptSample(CORRUPT_REGION, f"{sample.record.key} ({sizes})")
+                raise CorruptSample(Cause.CORRUPT_REGION, f"{sample.record.key} ({sizes})")
         expressions = []
         for i, region in enumerate(regions):
             if region.mask is not None and region.mask.any():
