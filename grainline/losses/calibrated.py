@@ -17,7 +17,7 @@ from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, half_operands
 from grainline.nn.pooling import unit
-from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, Texts, rows
+from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, rows
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -184,13 +184,6 @@ def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
 
 
 # Images pooled by their own texts, and the ids of rows, which do not depend on the number of processes.
-
-
-def with_first_tokens(texts: Texts) -> Texts:
-    """Texts whose empty slots have a token."""
-    first = torch.zeros_like(texts.mask)
-    first[:, 0, 0] = texts.item < 0
-    return texts._replace(mask=texts.mask | first)
 
 
 def own_images(texts: Encoded, images: Encoded, padding: bool) -> Tensor:

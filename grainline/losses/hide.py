@@ -57,11 +57,6 @@ def principal_part(
 
     A group of one row, or of rows whose variance is below TINY, comes back as it is. Eigenvalues are computed
     in float64, all else in the type of x, at least float32. NaN and infinity stay.
-
-    >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
-    >>> principal = principal_part(x, torch.ones(4).bool(), threshold=0.9)
-    >>> principal.rows.abs().tolist(), principal.components.tolist()
-    ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
     return Principal(*_PrincipalPart.apply(full(x), real, threshold, group, detach_basis))
 

@@ -108,7 +108,9 @@ class BetaCLIP(Method):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
-            texts = calibrated.with_first_tokens(texts)
+            first = torch.zeros_like(texts.mask)
+            first[:, 0, 0] = texts.item < 0
+            texts = texts._replace(mask=texts.mask | first)
         read = self.towers.encode_texts(texts)
         extra = BetaCLIPExtra(texts.level, read.vector[:, :0])
         return read._replace(tokens=read.tokens[:, :0], mask=read.mask[:, :0], extra=extra)

@@ -78,16 +78,7 @@ class SEPS(PatchMethod):
     def __init__(self, cfg: SEPSConfig) -> None:
         super().__init__(cfg)
         self.reads_descriptions = cfg.branches != "sparse"
-        choice = SelectionConfig(
-            cfg.keep_ratio,
-            cfg.aggregation_ratio,
-            cfg.beta,
-            cfg.branches,
-            cfg.matching,
-            cfg.top_k,
-            cfg.leaky_cosine,
-            cfg.use_rest,
-        )
+        choice = SelectionConfig(*(getattr(cfg, name) for name in SelectionConfig._fields[:-1]))
         self.selector = self.new_selector(choice)
 
     def encode_images(self, images: Images) -> Encoded:

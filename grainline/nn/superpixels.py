@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline import kernels
-from grainline.nn.runtime import is_static
 from grainline.types import full
 
 OWN = 4  # the neighbour that is the pixel's own cell
@@ -29,12 +28,7 @@ class CellPool(NamedTuple):
 
 
 def neighbour_of(label: Tensor, cell: int) -> Tensor:
-    """The neighbour of each label: [N, S, S] int64 in 0..G*G-1, one cell away at most -> [N, S, S] in 0..8
-
-    >>> neighbour_of(torch.tensor([[[0, 1], [1, 3]]]), cell=1)
-    tensor([[[4, 4],
-             [2, 4]]])
-    """
+    """The neighbour of each label: [N, S, S] int64 in 0..G*G-1, one cell away at most -> [N, S, S] in 0..8"""
     home, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
     down, across = label // grid - home[:, None], label % grid - home
     return 3 * (down + 1) + across + 1
@@ -119,14 +113,10 @@ def first_rank(x: Tensor) -> Tensor:
 
 def shifted(parts: Tensor) -> Tensor:
     """Sums of what each cell gives to the nine around it: [9, N, G, G, C] -> [N, G, G, C]"""
-    grid = parts.shape[2]
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
-    for neighbour, part in enumerate(parts):
+    for neighbour, part in enumerate(parts):  # by padding: writing into slices makes a graph 20 times as long
         top, left = divmod(neighbour, 3)
-        if is_static():  # writing into a slice makes 20 nodes of a graph, a padding makes one
-            out = out + F.pad(part, (0, 0, left, 2 - left, top, 2 - top))
-        else:
-            out[:, top : top + grid, left : left + grid] += part
+        out = out + F.pad(part, (0, 0, left, 2 - left, top, 2 - top))
     return out[:, 1:-1, 1:-1]
 
 
