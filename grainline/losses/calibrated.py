@@ -213,19 +213,6 @@ def pooled_by_own(
     return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[row, order]))
 
 
-def pooled_similarity(local: Pair) -> Mean:
-    """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
-    images, pooled = local.images.image, local.texts.extra.pooled.detach()
-    place = owner_of(local.texts.image, images)
-    row = place.clamp(min=0)
-    real = (place >= 0).to(pooled.dtype)
-    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, row, real[:, None] * pooled)
-    number = pooled.new_zeros(len(total)).index_add(0, row, real)
-    pairs = number * (number - 1)
-    cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
-    return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())
-
-
 def image_ids(images: Encoded, group: int | None) -> RowIds:
     """Ids of all images [N]: each `group` images in turn are a group; None: all of them are one."""
     place = torch.arange(len(images.image), device=images.image.device)

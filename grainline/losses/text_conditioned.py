@@ -42,12 +42,7 @@ def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock:
 
 
 def part_loss(
-    pool: ConditionedPool,
-    segments: Segments,
-    texts: Tensor,
-    pairs: Pairs,
-    scale: Tensor,
-    bias: Tensor,
+    pool: ConditionedPool, segments: Segments, texts: Tensor, pairs: Pairs, scale: Tensor, bias: Tensor
 ) -> Mean:
     """The sigmoid loss of parts of captions with what they pool of images; its mean over images.
 

@@ -145,8 +145,7 @@ class BetaCLIP(Method):
         ids = local_rows(all_ids, len(local.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(local, gathered, ids, all_ids)
-        terms |= logged(scale=self.scale(), pooled_scale=self.pool_scale())
-        return terms | {"pooled similarity": Term(None, calibrated.pooled_similarity(local))}
+        return terms | logged(scale=self.scale(), pooled_scale=self.pool_scale())
 
     def _cosines(self, texts: Tensor, patches: Tensor) -> Tensor:
         """texts [1, K, D], patches [N, L, D] of unit length -> [N, K] of each text with what it pools"""

@@ -22,13 +22,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.contrastive import Shares, TripletSchedule, keep_ratio
-from grainline.methods.patch_words import (
-    PatchesConfig,
-    PatchMethod,
-    encoded_patches,
-    summary,
-    triplets,
-)
+from grainline.methods.patch_words import PatchesConfig, PatchMethod, encoded_patches, summary, triplets
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.patch_selection import scoring
 from grainline.nn.patch_selection.selector import (
