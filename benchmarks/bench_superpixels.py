@@ -27,7 +27,7 @@ from grainline.data.transforms import EvalTransform
 from grainline.encoders.superpixels import CELL, SFCN, SuperpixelConfig, Superpixels, folded
 from grainline.nn import superpixels
 from grainline.nn.runtime import has_bf16
-from grainline.nn.superpixels import connected, hard, inside, kmeans, one_hot, pool_cells
+from grainline.nn.superpixels import connected, hard, inside, kmeans, pool_cells
 
 FASTER = 3.0  # times eager, G9
 
@@ -200,9 +200,9 @@ def local(pixels: Tensor, cell: int, repeats: int, facts: dict[str, object]) -> 
 
 def pooling(pixels: Tensor, repeats: int, facts: dict[str, object]) -> None:
     """Milliseconds an image of the mean over superpixels, of 768 channels at a stride of 8."""
-    weight = one_hot(kmeans(pixels, 16, steps=2), 16)
+    label = kmeans(pixels, 16, steps=2)
     features = torch.randn(len(pixels), 768, 28, 28, device=pixels.device)
-    call = timed(lambda: pool_cells(features, weight, 16).tokens, len(pixels))
+    call = timed(lambda: pool_cells(features, label, 16).tokens, len(pixels))
     taken = interval([call() for _ in range(repeats)])
     report("pooling: 768 channels, 28 x 28 to 196 superpixels", taken, "ms/image", **facts)
 

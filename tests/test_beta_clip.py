@@ -189,13 +189,6 @@ def test_binary_form_and_its_divisors(divisor: str, whole: float, padded: float)
     assert values(told(method, *four_rows(last=False)))["pooled"] == pytest.approx(padded, **near)
 
 
-def test_similarity_of_what_one_image_shows_to_its_texts() -> None:
-    images, texts = four_rows()
-    assert values(told(beta_clip(), images, texts))["pooled similarity"] == pytest.approx(0.0, abs=1e-12)
-    one = texts._replace(image=torch.tensor([0, 0, 1, -1]), item=torch.tensor([0, 1, 2, -1]))
-    assert values(told(beta_clip(), images, one))["pooled similarity"] == pytest.approx(0.6)
-
-
 def test_only_captions_and_foils_meet_the_summary() -> None:
     images, texts = drawn()
     found = values(told(beta_clip(), images, texts))

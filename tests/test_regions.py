@@ -433,7 +433,7 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
             across, down = ([x * side / z for x in region.box[k::2]] for k, z in enumerate((60, 40)))
             box = torch.tensor([[across[0], down[0], across[1], down[1]]], dtype=torch.float64)
             scale = (rows / side, columns / side)
-            feature = slow(tokens, box, torch.tensor([0]), (1, 1), scale, 0)[0, 0, 0]
+            feature = slow(tokens, box, torch.tensor([0]), scale)[0]
             texts = [region.phrase, *(foil.text for foil in region.foils)]
             vectors = model.encode(texts=texts).vector.detach().double().numpy()
             cosine = vectors @ feature / np.linalg.norm(feature)

@@ -24,7 +24,7 @@ from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.vit import waves
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.grouping import GraphPool
-from grainline.nn.superpixels import one_hot, pool_cells
+from grainline.nn.superpixels import pool_cells
 
 LONGEST = 10_000
 """Radians that the shortest wave of the positions turns while the longest turns one, as in CAST."""
@@ -160,7 +160,7 @@ class Cast(PixelEncoder):
         """The input of the first block: the mean of features and of their positions over each superpixel."""
         x = self._features(pixels)  # [N, W, side, side]
         x = x + self.position.T.unflatten(1, (self.side, self.side))
-        pooled = pool_cells(x, one_hot(label, self.cell), self.cell)
+        pooled = pool_cells(x, label, self.cell)
         return Stage(pooled.tokens, pooled.mass > 0)
 
     def _features(self, pixels: Tensor) -> Tensor:

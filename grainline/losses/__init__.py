@@ -23,13 +23,4 @@ from grainline.losses.functional import (
 )
 from grainline.losses.hide import MoLo
 
-__all__ = [
-    "MoLo",
-    "beta_cal",
-    "caft_loss",
-    "flair_loss",
-    "himo_loss",
-    "info_nce",
-    "seps_triplet",
-    "sigmoid",
-]
+__all__ = ["MoLo", "beta_cal", "caft_loss", "flair_loss", "himo_loss", "info_nce", "seps_triplet", "sigmoid"]

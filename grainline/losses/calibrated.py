@@ -17,7 +17,7 @@ from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score, half_operands
 from grainline.nn.pooling import unit
-from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, Texts, rows
+from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, rows
 
 
 def beta_ce(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> Mean:
@@ -186,13 +186,6 @@ def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
 # Images pooled by their own texts, and the ids of rows, which do not depend on the number of processes.
 
 
-def with_first_tokens(texts: Texts) -> Texts:
-    """Texts whose empty slots have a token."""
-    first = torch.zeros_like(texts.mask)
-    first[:, 0, 0] = texts.item < 0
-    return texts._replace(mask=texts.mask | first)
-
-
 def own_images(texts: Encoded, images: Encoded, padding: bool) -> Tensor:
     """The row of the image of each text, -1 = none: [M]. padding: an empty slot has the image of the slot"""
     by_id = owner_of(texts.image, images.image)
@@ -218,19 +211,6 @@ def pooled_by_own(
     table[row, order] = with_image
     by_slot = pool(texts[table], unit(patches))  # [n, K, D]
     return torch.zeros_like(texts).index_copy(0, with_image, unit(by_slot[row, order]))
-
-
-def pooled_similarity(local: Pair) -> Mean:
-    """The mean cosine of an image pooled by two of its texts, over images with two texts or more."""
-    images, pooled = local.images.image, local.texts.extra.pooled.detach()
-    place = owner_of(local.texts.image, images)
-    row = place.clamp(min=0)
-    real = (place >= 0).to(pooled.dtype)
-    total = pooled.new_zeros(len(images), pooled.shape[1]).index_add(0, row, real[:, None] * pooled)
-    number = pooled.new_zeros(len(total)).index_add(0, row, real)
-    pairs = number * (number - 1)
-    cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)
-    return Mean((cosine * (pairs > 0)).sum(), (pairs > 0).sum())
 
 
 def image_ids(images: Encoded, group: int | None) -> RowIds:

@@ -35,10 +35,6 @@ def soft_info_nce(logits: Tensor, weight: Tensor, smoothing: float = 0.0) -> Mea
 
     With one positive per row this is InfoNCE (van den Oord et al., arXiv 1807.03748, eq. 4; CLIP,
     arXiv 2103.00020, figure 3); with several of equal weight, its multi-positive form.
-
-    >>> logits = torch.tensor([[2.0, 0.0, -torch.inf], [1.0, 1.0, 0.0]])
-    >>> soft_info_nce(logits, torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    Mean(total=tensor(0.1269), number=tensor(1))
     """
     mass = weight.sum(1)
     real = mass > 0
@@ -64,9 +60,6 @@ def sigmoid(logits: Tensor, positive: Tensor, real: Tensor) -> Mean:
         sign = +1 if positive[i, j] else -1
         total += log(1 + exp(-sign * logits[i, j]))
     number = rows with any real pair    (the loss is per image, not per pair: eq. 1 divides by |B|)
-
-    >>> sigmoid(torch.tensor([[2.0, -1.0]]), torch.tensor([[True, False]]), torch.tensor([[True, True]]))
-    Mean(total=tensor(0.4402), number=tensor(1))
     """
     signed = full(torch.where(positive, logits, -logits))
     losses = F.softplus(-signed).masked_fill(~real, 0.0)
@@ -184,13 +177,7 @@ class TripletSchedule(NamedTuple):
 
     @classmethod
     def at(cls, clock: Clock, cfg: Any) -> "TripletSchedule":
-        """The settings of a `TripletsConfig` at one time.
-
-        >>> from types import SimpleNamespace
-        >>> cfg = SimpleNamespace(margin=0.2, warmup=2.0, hardest_after=5.0)
-        >>> [TripletSchedule.at(Clock(epoch=epoch), cfg)[1:] for epoch in (0.5, 2.0, 5.0)]
-        [(False, 0.25), (False, 1.0), (True, 1.0)]
-        """
+        """The settings of a `TripletsConfig` at one time."""
         until = cfg.warmup if cfg.hardest_after is None else cfg.hardest_after
         hardest = until != "never" and clock.epoch >= until
         return cls(cfg.margin, hardest, min(1.0, clock.epoch / cfg.warmup) if cfg.warmup else 1.0)
@@ -264,11 +251,7 @@ def row_by_position(texts: Tensor, images: Tensor) -> Tensor:
 
 
 def slots_of(texts: Tensor, images: Tensor) -> Tensor:
-    """The slot of each text among those of its image, padding included: [M]
-
-    >>> slots_of(torch.tensor([7, -1, 7, 3, 3, -1]), torch.tensor([7, 3])).tolist()
-    [0, 1, 2, 0, 1, 2]
-    """
+    """The slot of each text among those of its image, padding included: [M]"""
     return torch.arange(len(texts), device=texts.device) % slots_in(texts, images)
 
 

@@ -34,12 +34,7 @@ class Principal(NamedTuple):
 
 
 def principal_part(
-    x: Tensor,
-    real: Tensor,
-    threshold: float,
-    *,
-    group: int | None = None,
-    detach_basis: bool = False,
+    x: Tensor, real: Tensor, threshold: float, *, group: int | None = None, detach_basis: bool = False
 ) -> Principal:
     """Every row along the fewest directions that hold `threshold` of the variance of its group.
 
@@ -57,11 +52,6 @@ def principal_part(
 
     A group of one row, or of rows whose variance is below TINY, comes back as it is. Eigenvalues are computed
     in float64, all else in the type of x, at least float32. NaN and infinity stay.
-
-    >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
-    >>> principal = principal_part(x, torch.ones(4).bool(), threshold=0.9)
-    >>> principal.rows.abs().tolist(), principal.components.tolist()
-    ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
     return Principal(*_PrincipalPart.apply(full(x), real, threshold, group, detach_basis))
 
@@ -210,7 +200,7 @@ def molo(local: Pair, gathered: Pair, scales: tuple[Tensor, Tensor], cfg: MoLo) 
             own = Pair(*(local_rows(part, len(x.item)) for part, x in zip(parts, local, strict=True)))
         named = _contrast(own, parts, scales[1], cfg.component, cfg)
         terms |= {f"component {name}": term for name, term in named.items()}
-        terms |= _statistics(gathered.texts, texts, principal)
+        terms |= _statistics(principal)
     return terms
 
 
@@ -231,18 +221,8 @@ def _principal(side: Encoded, cfg: MoLo) -> tuple[Encoded, Principal]:
     return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
 
 
-def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[str, Term]:
-    """Statistics of a batch for the log: the variance that principal parts keep, their norms and cosines."""
-    real = (parts.item >= 0).float()
-    norm = parts.vector.detach().norm(dim=-1)
-    cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
+def _statistics(principal: Principal) -> dict[str, Term]:
+    """Principal components of a group, and the share of the variance that they hold, for the log."""
     groups = (principal.size > 0).float()
-    return {
-        name: Term(None, Mean((value * weight).sum(), weight.sum()))
-        for name, value, weight in (
-            ("components", principal.components, groups),
-            ("variance kept", principal.share, groups),
-            ("principal norm", norm, real),
-            ("principal cosine", cosine, real),
-        )
-    }
+    facts = {"components": principal.components, "variance kept": principal.share}
+    return {name: Term(None, Mean((x * groups).sum(), groups.sum())) for name, x in facts.items()}

@@ -4,7 +4,7 @@ Each pair has its own summary of the image. `losses/tiled/scores.py` computes th
 tiles; here is what is computed once for each image and once for each text.
 """
 
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,19 +30,6 @@ Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of images, with their mask [n, L] bool, True = real; None: all are."""
 
 
-class TextRows(Protocol):
-    """Texts, or parts of texts, as rows of all processes."""
-
-    @property
-    def vector(self) -> Tensor: ...  # [P, D] of any length
-
-    @property
-    def item(self) -> Tensor: ...  # [P] int64, -1 = padding
-
-    @property
-    def image(self) -> Tensor: ...  # [P] int64, -1 = a foil
-
-
 def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock: Clock) -> Pairs:
     """The captions that each image is compared with in `part_loss`.
 
@@ -55,12 +42,7 @@ def part_pairs(image_ids: RowIds, captions: RowIds, negatives: Negatives, clock:
 
 
 def part_loss(
-    pool: ConditionedPool,
-    segments: Segments,
-    texts: Tensor,
-    pairs: Pairs,
-    scale: Tensor,
-    bias: Tensor,
+    pool: ConditionedPool, segments: Segments, texts: Tensor, pairs: Pairs, scale: Tensor, bias: Tensor
 ) -> Mean:
     """The sigmoid loss of parts of captions with what they pool of images; its mean over images.
 
@@ -87,12 +69,13 @@ def part_loss(
 
 
 def flair_means(
-    pooled: Mean, images: Encoded, all_images: Tensor, parts: TextRows, scale: Tensor, bias: Tensor
+    pooled: Mean, images: Encoded, all_images: Tensor, parts: Any, scale: Tensor, bias: Tensor
 ) -> dict[str, Mean]:
     """Both losses of FLAIR, each divided as in the code of its authors.
 
     pooled      `part_loss` of local images
     images      local; all_images [N] are the items of those of all processes
+    parts       texts, or parts of texts, of all processes: vector [P, D] of any length, item and image [P]
     """
     pairs = PairMatrix(row_ids(images.item, images.image), row_ids(parts.item, parts.image))
     summary = summary_loss(images.vector, parts.vector, pairs, scale, bias)

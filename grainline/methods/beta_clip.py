@@ -108,7 +108,9 @@ class BetaCLIP(Method):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
-            texts = calibrated.with_first_tokens(texts)
+            first = torch.zeros_like(texts.mask)
+            first[:, 0, 0] = texts.item < 0
+            texts = texts._replace(mask=texts.mask | first)
         read = self.towers.encode_texts(texts)
         extra = BetaCLIPExtra(texts.level, read.vector[:, :0])
         return read._replace(tokens=read.tokens[:, :0], mask=read.mask[:, :0], extra=extra)
@@ -143,8 +145,7 @@ class BetaCLIP(Method):
         ids = local_rows(all_ids, len(local.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(local, gathered, ids, all_ids)
-        terms |= logged(scale=self.scale(), pooled_scale=self.pool_scale())
-        return terms | {"pooled similarity": Term(None, calibrated.pooled_similarity(local))}
+        return terms | logged(scale=self.scale(), pooled_scale=self.pool_scale())
 
     def _cosines(self, texts: Tensor, patches: Tensor) -> Tensor:
         """texts [1, K, D], patches [N, L, D] of unit length -> [N, K] of each text with what it pools"""

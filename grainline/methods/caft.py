@@ -32,9 +32,9 @@ from grainline.encoders.towers import image_kind, read_parts
 from grainline.errors import UserError
 from grainline.losses.contrastive import sigmoid_loss
 from grainline.methods.shared import LogitScale, logged, whole_captions
-from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, Parts
 from grainline.nn.attention import PROJECTIONS, Stack
-from grainline.nn.pooling import unit
+from grainline.nn.pooling import ConditionedPool, unit
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 FINE = 2
@@ -147,7 +147,7 @@ class CAFT(ConditionedMethod):
         self.to_part = nn.Linear(self.towers.image.width, space, bias=False)
         nn.init.normal_(self.to_part.weight, std=self.towers.image.width**-0.5)
         self.composer = Composer(cfg.composer, space, cfg.chunks)
-        self.pool = PartPool(space, cfg.heads)
+        self.pool = ConditionedPool(space, cfg.heads)
         self.part_scale, self.whole_scale = (LogitScale(cfg.scale, cfg.max_scale) for _ in range(2))
         self.part_bias, self.whole_bias = (nn.Parameter(torch.full((1,), cfg.bias)) for _ in range(2))
 
@@ -172,14 +172,14 @@ class CAFT(ConditionedMethod):
         whole = super().score(images, texts)
         if not self.pairwise:
             return whole
-        parts = self.parts * self.pool.cosines(images, texts)
+        parts = self.parts * self.part_cosines(images, texts)
         return (1 - self.cfg.alpha) * whole + self.cfg.alpha * parts
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         cfg, parts = self.cfg, gathered.texts.extra.parts
         # Of weight 0 too: processes that average gradients need one of every parameter.
         scale, bias = self.part_scale(), self.part_bias
-        part = self.pool.loss(local.images, parts, cfg.negatives, clock, scale, bias)
+        part = self.part_loss(local.images, parts, clock, scale, bias)
         texts = whole_captions(gathered.texts)
         if cfg.whole and not len(texts.item) and len(parts.item):
             raise UserError(

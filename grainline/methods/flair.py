@@ -28,8 +28,8 @@ from grainline.encoders.towers import flat_parts, read_parts
 from grainline.losses.text_conditioned import flair_means
 from grainline.methods.base import dot
 from grainline.methods.shared import LogitScale, logged
-from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, PartPool, Parts
-from grainline.nn.pooling import mean_pool, unit
+from grainline.methods.text_parts import ConditionedConfig, ConditionedMethod, Parts
+from grainline.nn.pooling import ConditionedPool, mean_pool, unit
 from grainline.types import Clock, Encoded, Pair, Term, Texts
 
 
@@ -56,7 +56,7 @@ class FLAIR(ConditionedMethod):
         super().__init__(cfg)
         self.pairwise = cfg.scoring == "conditioned"
         self.chunking = None if cfg.chunks == 1 else self.chunking
-        self.pool = PartPool(self.towers.space, cfg.heads)
+        self.pool = ConditionedPool(self.towers.space, cfg.heads)
         self.scale = LogitScale(cfg.scale, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), cfg.bias))
 
@@ -76,11 +76,11 @@ class FLAIR(ConditionedMethod):
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of each text with what it pools of each image; or cosines of summaries."""
-        return self.pool.cosines(images, texts) if self.pairwise else dot(images, texts)
+        return self.part_cosines(images, texts) if self.pairwise else dot(images, texts)
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         images, parts = local.images, gathered.texts.extra
         scale, bias = self.scale(), self.bias
-        pooled = self.pool.loss(images, parts, self.cfg.negatives, clock, scale, bias)
+        pooled = self.part_loss(images, parts, clock, scale, bias)
         terms = flair_means(pooled, images, gathered.images.item, parts, scale, bias)
         return {name: Term(0.5, mean) for name, mean in terms.items()} | logged(scale=scale)

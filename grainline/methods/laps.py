@@ -42,13 +42,8 @@ class LAPS(PatchMethod):
     def __init__(self, cfg: LAPSConfig) -> None:
         super().__init__(cfg)
         raw = cfg.attention == "raw"
-        choice = SelectionConfig(
-            cfg.keep_ratio,
-            cfg.aggregation_ratio,
-            1.0 if raw else 0.5,
-            leaky_cosine=cfg.leaky_cosine,
-            stretch=not raw,
-        )
+        ratios, beta = (cfg.keep_ratio, cfg.aggregation_ratio), 1.0 if raw else 0.5
+        choice = SelectionConfig(*ratios, beta, leaky_cosine=cfg.leaky_cosine, stretch=not raw)
         self.selector = self.new_selector(choice)
 
     def encode_images(self, images: Images) -> Encoded:

@@ -22,13 +22,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.contrastive import Shares, TripletSchedule, keep_ratio
-from grainline.methods.patch_words import (
-    PatchesConfig,
-    PatchMethod,
-    encoded_patches,
-    summary,
-    triplets,
-)
+from grainline.methods.patch_words import PatchesConfig, PatchMethod, encoded_patches, summary, triplets
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.patch_selection import scoring
 from grainline.nn.patch_selection.selector import (
@@ -78,16 +72,7 @@ class SEPS(PatchMethod):
     def __init__(self, cfg: SEPSConfig) -> None:
         super().__init__(cfg)
         self.reads_descriptions = cfg.branches != "sparse"
-        choice = SelectionConfig(
-            cfg.keep_ratio,
-            cfg.aggregation_ratio,
-            cfg.beta,
-            cfg.branches,
-            cfg.matching,
-            cfg.top_k,
-            cfg.leaky_cosine,
-            cfg.use_rest,
-        )
+        choice = SelectionConfig(*(getattr(cfg, name) for name in SelectionConfig._fields[:-1]))
         self.selector = self.new_selector(choice)
 
     def encode_images(self, images: Images) -> Encoded:

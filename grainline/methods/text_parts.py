@@ -66,31 +66,6 @@ class Parts(NamedTuple):
         return cls(vector, item, image)
 
 
-class PartPool(ConditionedPool):
-    """A `ConditionedPool` with the loss and scores of images that texts in parts pool."""
-
-    def loss(
-        self, images: Encoded, parts: Parts, negatives: Negatives, clock: Clock, scale: Tensor, bias: Tensor
-    ) -> Mean:
-        """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
-        sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
-        pairs = part_pairs(*sides, negatives, clock)
-        return part_loss(self, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
-
-    def precompute(self, images: Encoded) -> Encoded:
-        """The same images with a `KeyValue` in place of tokens, with gradients if the tokens have them."""
-        if images.precomputed is not None:
-            return images
-        with grad_mode_for(images.tokens):
-            key_values = self.keys(images.tokens, images.mask)
-        return vectors_only(images)._replace(precomputed=key_values)
-
-    def cosines(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean cosine of the parts of a text with what they pool of an image: [N, M]; 0 without parts"""
-        key_values: KeyValue = self.precompute(images).precomputed
-        return pooled_scores(self, key_values, texts.tokens, texts.mask) / texts.mask.shape[1]
-
-
 class ConditionedMethod(Method):
     """A method whose texts pool the tokens of images by `self.pool`."""
 
@@ -99,7 +74,7 @@ class ConditionedMethod(Method):
     blockwise = True
     heat_is_distribution = True
     reads_words = False
-    pool: PartPool
+    pool: ConditionedPool
     cfg: ConditionedConfig
 
     def __init__(self, cfg: ConditionedConfig) -> None:
@@ -108,8 +83,23 @@ class ConditionedMethod(Method):
         self.chunking = cfg.chunking or Chunking(splitter="period_space")
 
     def precompute(self, images: Encoded) -> Encoded:
-        """precomputed: keys and values of the pooling, a `KeyValue`"""
-        return self.pool.precompute(images) if self.pairwise else images
+        """precomputed: a `KeyValue` of the pooling, with gradients if the tokens have them"""
+        if images.precomputed is not None or not self.pairwise:
+            return images
+        with grad_mode_for(images.tokens):
+            key_values = self.pool.keys(images.tokens, images.mask)
+        return vectors_only(images)._replace(precomputed=key_values)
+
+    def part_cosines(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean cosine of the parts of a text with what they pool of an image: [N, M]; 0 without parts"""
+        key_values: KeyValue = self.precompute(images).precomputed
+        return pooled_scores(self.pool, key_values, texts.tokens, texts.mask) / texts.mask.shape[1]
+
+    def part_loss(self, images: Encoded, parts: Parts, clock: Clock, scale: Tensor, bias: Tensor) -> Mean:
+        """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
+        sides = row_ids(images.item, images.image), row_ids(parts.item, parts.image)
+        pairs = part_pairs(*sides, self.cfg.negatives, clock)
+        return part_loss(self.pool, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
 
     def attention(self, images: Encoded, texts: Encoded) -> Tensor:
         """Attention of each part of text i over the tokens of image i: [N, S, L + 1], the empty slot last.

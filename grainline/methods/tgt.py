@@ -182,13 +182,9 @@ def _true(item: Tensor, level: Tensor) -> Tensor:
 
 def _extra(read: Any, mask: Tensor) -> TGTExtra:
     if not isinstance(read, GroupedTokens):
-        nothing = read.pooled.new_zeros(mask.shape[0])
+        none = read.pooled.new_zeros(len(mask))
         return TGTExtra(
-            read.pooled[:, None],
-            mask[:, :0].new_ones(mask.shape[0], 1),
-            nothing,
-            nothing,
-            nothing[:, None][:, :0],
+            read.pooled[:, None], mask.new_ones(len(mask), 1), none, none, none.new_zeros(len(mask), 0)
         )
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))

@@ -175,11 +175,6 @@ def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
     rates by depth, recomputation, compilation and sharding.
 
     A list inside a list is a part of a layer; a list without parameters cannot learn. Neither is returned.
-
-    >>> layer = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2)])})
-    >>> model = nn.ModuleDict({"image": nn.ModuleList([layer] * 3)})
-    >>> [(name, len(lists)) for name, lists in layer_lists(model).items()]
-    [('image', 3)]
     """
     lists: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():

@@ -50,18 +50,10 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
     The mean is no token: it is where sampling starts, as in the code of CAST. Where fewer than M valid tokens
     differ (`SAME`), the mask of the rest is False and its tokens mean nothing. All distances come out of one
     product of the centred tokens: a large common offset would use up the digits in which they differ.
-
-    >>> farthest_points(torch.tensor([[[0.0], [1.0], [2.0], [6.0]]]), None, 3).token
-    tensor([[3, 0, 1]])
     """
     with torch.autocast(x.device.type, enabled=False):
         once = centred(full(x.detach()), valid)
         product = products(centred(once, valid))  # twice: the mean itself is rounded at a large offset
-    return _by_loop(product, valid, number)
-
-
-def _by_loop(product: Tensor, valid: Tensor | None, number: int) -> Picks:
-    """Picks from the products of centred tokens: [N, L, L]"""
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
     start, near = torch.arange(length.shape[0], device=length.device) * length.shape[1], SAME * length
     # Squared distance to the mean or a pick; -inf: not to be picked.
@@ -189,13 +181,7 @@ class Assigned(NamedTuple):
 
 
 def soft_assignment(raw: Tensor, mask: Tensor) -> Tensor:
-    """The share of each token in every group: raw [N, K, L], mask [N, L] -> [N, K, L], 0 at padding
-
-    >>> raw = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]]])
-    >>> soft_assignment(raw, torch.tensor([[True, True, False]]))
-    tensor([[[0.8808, 0.2689, 0.0000],
-             [0.1192, 0.7311, 0.0000]]])
-    """
+    """The share of each token in every group: raw [N, K, L], mask [N, L] -> [N, K, L], 0 at padding"""
     return full(raw).softmax(1) * mask[:, None]
 
 
@@ -219,11 +205,6 @@ def pooled_groups(hard: Tensor, values: Tensor, eps: float) -> Tensor:
     """Mean of the tokens of each group, shrunk by eps: hard [N, K, L], values [N, L, W] -> [N, K, W]
 
     Empty groups have gradients of 1 / eps: below eps = 1, that of GroupViT, their assignment gets none.
-
-    >>> hard = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]])
-    >>> pooled_groups(hard, torch.tensor([[[1.0, 0.0], [0.0, 2.0], [2.0, 2.0]]]), eps=1.0)
-    tensor([[[0.5000, 0.0000],
-             [0.6667, 1.3333]]])
     """
     if eps < 1:
         hard = hard.masked_fill(hard.detach().amax(-1, keepdim=True) < 0.5, 0.0)  # the value is 0 already

@@ -56,11 +56,7 @@ class AttentionPool(nn.Module):
 
 
 def mean_pool(x: Tensor, mask: Tensor) -> Pooled:
-    """The mean of the real tokens: x [N, L, W], mask [N, L]; zeros where nothing is real.
-
-    >>> mean_pool(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]])).vector
-    tensor([[2.]])
-    """
+    """The mean of the real tokens: x [N, L, W], mask [N, L]; zeros where nothing is real."""
     weight = mask.to(x.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
     return Pooled(torch.einsum("nl,nlw->nw", weight, x.masked_fill(~mask[..., None], 0.0)), weight)
 
@@ -199,10 +195,6 @@ def roi_align(maps: Tensor, boxes: Tensor, owner: Tensor, scale: tuple[float, fl
 
     The value of a cell stands at its middle. A point up to one cell outside takes the value at the rim, one
     further out counts as 0. A rectangle without height or width is 0.
-
-    >>> ramp = torch.arange(14.0).expand(1, 14, 14)[..., None]
-    >>> roi_align(ramp, torch.tensor([[2.0, 3.0, 6.0, 9.0]]), torch.tensor([0])).item()
-    3.5
     """
     box = boxes.double() * boxes.new_tensor([scale[1], scale[0]] * 2, dtype=torch.float64)
     down = _weights(box[:, 1], box[:, 3], maps.shape[1]).to(maps.dtype)  # [R, H]

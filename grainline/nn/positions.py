@@ -52,9 +52,6 @@ def stretch_keep(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor:
             new[keep + ratio * j + r] = ((ratio - r) * this + r * following) / ratio
 
     Behind the last position the line through the last two continues.
-
-    >>> stretch_keep(torch.tensor([[7.0], [0.0], [1.0]]), ratio=2, keep=1).flatten().tolist()
-    [7.0, 0.0, 0.5, 1.0, 1.5]
     """
     if len(table) <= max(keep, 1):
         raise ValueError(f"a table of {len(table)} positions has nothing to stretch behind the first {keep}")
@@ -72,9 +69,6 @@ def stretch_linear(table: Tensor, length: int) -> Tensor:
         place = i * (P - 1) / (length - 1)
         below, part = floor(place), place - floor(place)
         new[i] = (1 - part) * table[below] + part * table[below + 1]
-
-    >>> stretch_linear(torch.tensor([[0.0], [2.0]]), 3).flatten().tolist()
-    [0.0, 1.0, 2.0]
     """
     return F.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
 

@@ -21,20 +21,12 @@ Matching = Literal["both", "mean", "topk"]
 
 
 def number_of_patches(patches: int, keep_ratio: float) -> int:
-    """How many of the patches are kept.
-
-    >>> number_of_patches(196, 0.5), number_of_patches(49, 0.8)
-    (98, 40)
-    """
+    """How many of the patches are kept."""
     return max(1, math.ceil(keep_ratio * patches - 1e-9))  # 0.1 * 30 is more than 3
 
 
 def number_of_slots(patches: int, keep_ratio: float, aggregation_ratio: float) -> int:
-    """How many tokens the kept patches are aggregated into.
-
-    >>> number_of_slots(196, 0.5, 0.4), number_of_slots(49, 0.8, 0.6)
-    (39, 23)
-    """
+    """How many tokens the kept patches are aggregated into."""
     return max(1, math.floor(patches * keep_ratio * aggregation_ratio + 1e-9))
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline import kernels
-from grainline.nn.runtime import is_static
 from grainline.types import full
 
 OWN = 4  # the neighbour that is the pixel's own cell
@@ -29,12 +28,7 @@ class CellPool(NamedTuple):
 
 
 def neighbour_of(label: Tensor, cell: int) -> Tensor:
-    """The neighbour of each label: [N, S, S] int64 in 0..G*G-1, one cell away at most -> [N, S, S] in 0..8
-
-    >>> neighbour_of(torch.tensor([[[0, 1], [1, 3]]]), cell=1)
-    tensor([[[4, 4],
-             [2, 4]]])
-    """
+    """The neighbour of each label: [N, S, S] int64 in 0..G*G-1, one cell away at most -> [N, S, S] in 0..8"""
     home, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
     down, across = label // grid - home[:, None], label % grid - home
     return 3 * (down + 1) + across + 1
@@ -58,12 +52,6 @@ def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
     return (real[:, None, :, None] & real[None, :, None, :]).flatten(0, 1)
 
 
-def one_hot(label: Tensor, cell: int) -> Tensor:
-    """Hard labels as weights: [N, S, S] int64 -> [N, 9, S, S] of zeros and ones"""
-    numbers = torch.arange(9, device=label.device)[:, None, None]
-    return (neighbour_of(label, cell)[:, None] == numbers).float()
-
-
 def square_grid(pixels: Tensor, cell: int) -> Tensor:
     """Every pixel belongs to its own cell: [N, 3, S, S] -> labels [N, S, S] int64"""
     number, _, size, _ = pixels.shape
@@ -71,32 +59,29 @@ def square_grid(pixels: Tensor, cell: int) -> Tensor:
     return label.expand(number, -1, -1)
 
 
-def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
-    """Means of features over superpixels, differentiable in both. The sums are in float32 at least.
+def pool_cells(features: Tensor, label: Tensor, cell: int) -> CellPool:
+    """Means of features over superpixels. The sums are in float32 at least.
 
     features  [N, C, h, w]; every value stands for a square of S/h pixels, and S/h divides the cell
-    weight    [N, 9, S, S]: `one_hot` of hard labels, or an association; outside the image nothing counts
+    label     [N, S, S] int64
 
-    for each pixel p and neighbour a, the superpixel s:
-        total[s] += weight[a, p] * features[p], mass[s] += weight[a, p]
+    for each pixel p: total[label[p]] += features[p], mass[label[p]] += 1
     tokens = total / mass
 
-    By a matrix of all superpixels and all values of an image. Most of it is zeros; all the same at 224 pixels
-    its products are faster than sums over neighbours, which are nine times as large as the tokens.
+    By a matrix of all superpixels and all values of an image, how many pixels they share. Most of it is
+    zeros; all the same at 224 pixels its product is faster than sums over neighbours.
     """
-    size, stride = weight.shape[-1], weight.shape[-1] // features.shape[-1]
-    if features.shape[-1] * stride != size or cell % stride or size % cell:
-        raise ValueError(f"features of side {features.shape[-1]} do not fit cells of {cell} in {size} pixels")
-    wide, side, number = features.shape[-1], cell // stride, (size // cell) ** 2
+    size, wide = label.shape[-1], features.shape[-1]
+    stride, number = size // wide, (size // cell) ** 2
+    if wide * stride != size or cell % stride or size % cell:
+        raise ValueError(f"features of side {wide} do not fit cells of {cell} in {size} pixels")
     with torch.autocast(features.device.type, enabled=False):
         values = full(features).flatten(2).mT  # [N, h*w, C]
-        share = F.avg_pool2d(weight.to(values.dtype), stride) * stride**2  # [N, 9, h, w] pixels of each value
-        neighbour = torch.arange(9, device=values.device)[:, None, None].expand(9, wide, wide)
-        label = label_of(neighbour, side).masked_fill(~inside(wide, side, values.device), number)
-        images = share.shape[0]
-        matrix = share.new_zeros(images, number + 1, wide**2)  # a row for what falls outside
-        index = label.flatten(1).expand(images, -1, -1)
-        matrix = matrix.scatter(1, index, share.flatten(2))[:, :-1]
+        place = torch.arange(size, device=label.device) // stride
+        index = (label * wide**2 + wide * place[:, None] + place).flatten(1)
+        matrix = values.new_zeros(index.shape[0], number * wide**2)  # len would fix it in an exported graph
+        matrix = matrix.scatter_add(1, index, torch.ones_like(index, dtype=values.dtype))
+        matrix = matrix.unflatten(1, (number, wide**2))
         mass = matrix.sum(2)
         tokens = (matrix @ values) / torch.where(mass > 0, mass, 1.0)[..., None]
     return CellPool(tokens, mass)
@@ -119,14 +104,10 @@ def first_rank(x: Tensor) -> Tensor:
 
 def shifted(parts: Tensor) -> Tensor:
     """Sums of what each cell gives to the nine around it: [9, N, G, G, C] -> [N, G, G, C]"""
-    grid = parts.shape[2]
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
-    for neighbour, part in enumerate(parts):
+    for neighbour, part in enumerate(parts):  # by padding: writing into slices makes a graph 20 times as long
         top, left = divmod(neighbour, 3)
-        if is_static():  # writing into a slice makes 20 nodes of a graph, a padding makes one
-            out = out + F.pad(part, (0, 0, left, 2 - left, top, 2 - top))
-        else:
-            out[:, top : top + grid, left : left + grid] += part
+        out = out + F.pad(part, (0, 0, left, 2 - left, top, 2 - top))
     return out[:, 1:-1, 1:-1]
 
 

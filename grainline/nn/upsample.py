@@ -38,11 +38,6 @@ def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
       3. over the 80th percentile of the largest |r_n| of each n: 1 is what one of five reaches by chance.
 
     Raises UserError for fewer than 16 other texts.
-
-    >>> null = torch.eye(4).repeat(5, 1)
-    >>> contrast(torch.tensor([[2.0, 0.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]]), null, torch.ones(4).bool())
-    tensor([[ 1.9000, -0.6333, -0.6333, -0.6333],
-            [ 0.0000,  0.0000,  0.0000,  0.0000]])
     """
     if len(null) < FEWEST:
         raise UserError(f"contrast needs {FEWEST} other texts or more, and {len(null)} were given")
@@ -99,10 +94,6 @@ def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tenso
     size  (H, W) in pixels
 
     The value of a token stands at the centre of its patch; outside the centres at the rim it is constant.
-
-    >>> import torch
-    >>> on_grid(torch.tensor([[0.0, 1.0]]), (1, 2), (1, 4))
-    tensor([[[0.0000, 0.2500, 0.7500, 1.0000]]])
     """
     assert heat.shape[1] == grid[0] * grid[1], (heat.shape, grid)
     tokens = heat.float().view(-1, 1, *grid)
@@ -115,10 +106,6 @@ def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     heat    [N, L] of segments
     places  [N, h, w] integers 0..L-1, the segment of each pixel
     size    (H, W)
-
-    >>> import torch
-    >>> on_segments(torch.tensor([[0.25, 1.0]]), torch.tensor([[[0, 1]]]), (1, 2))
-    tensor([[[0.2500, 1.0000]]])
     """
     on_places = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
     if size[0] < on_places.shape[1] and size[1] < on_places.shape[2]:
@@ -150,9 +137,6 @@ def thresholds(values: Tensor) -> Tensor:
 
         for k in 0 .. 254: between[k] = w0 * w1 * (m0 - m1) ** 2
         threshold = (argmax(between) + 1) / 256     (the lowest of equals; 1 where all values share a bin)
-
-    >>> thresholds(torch.tensor([[[0.0, 0.1, 0.5, 1.0]], [[0.0, 0.0, 0.0, 0.0]]]).double()).tolist()
-    [0.1015625, 1.0]
     """
     place = ((values * BINS).ceil().long() - 1).clamp(0, BINS - 1).flatten(1)
     place = place + BINS * torch.arange(len(values), device=values.device)[:, None]

@@ -103,11 +103,7 @@ def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, i
 
 
 def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest of spans that overlap, of equally long ones the first; in the order of the text.
-
-    >>> longest([(0, 2), (3, 5), (0, 6), (7, 9), (8, 10)])
-    [(0, 6), (7, 9)]
-    """
+    """The longest of spans that overlap, of equally long ones the first; in the order of the text."""
     disjoint: list[tuple[int, int]] = []
     order = sorted(set(spans), key=lambda span: (span[0] - span[1], span[0]))
     covered = bytearray(max((end for _, end in order), default=0))
@@ -169,10 +165,6 @@ BARRED = frozenset({"the", "the image", "image"})
 
 
 def words_of(text: str, phrase: Phrase) -> str:
-    """The phrase as a text of its own: as it stands, relations in small letters.
-
-    >>> words_of("On the left a CAT sits.", Phrase("relation", 0, 11))
-    'on the left'
-    """
+    """The phrase as a text of its own: as it stands, relations in small letters."""
     words = text[phrase.start : phrase.end]
     return words.lower() if phrase.kind == "relation" else words

@@ -39,11 +39,7 @@ Template = tuple[str, ...]  # fields in braces, and the words between them
 
 
 def split(templates: Sequence[str]) -> list[Template]:
-    """Take templates apart.
-
-    >>> split(["look {place} for {np}"])
-    [('look', '{place}', 'for', '{np}')]
-    """
+    """Take templates apart."""
     return [
         tuple(part.strip() for part in re.split(r"(\{\w+\})", text) if part.strip()) for text in templates
     ]
@@ -105,11 +101,7 @@ def matches(thing: Thing, stated: dict[str, str]) -> bool:
 
 
 def stated(pieces: Sequence[Piece]) -> tuple[str, ...]:
-    """The attributes of an object that some pieces give: fields of Thing, and "position", each once.
-
-    >>> stated([Piece("a", "a"), Piece("red", "colour"), Piece("star", "shape"), Piece("in bars", "after")])
-    ('colour', 'shape', 'pattern')
-    """
+    """The attributes of an object that some pieces give: fields of Thing, and "position", each once."""
     kinds = (FIELD.get(piece.kind, piece.kind) for piece in pieces)
     return tuple(dict.fromkeys(kind for kind in kinds if kind in ATTRIBUTES))
 

@@ -23,9 +23,8 @@ from grainline.evaluation.score import Cosine, Scorer
 from grainline.evaluation.suite import O, Suite
 from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
-from grainline.methods.text_parts import PartPool
 from grainline.model import Model
-from grainline.nn.pooling import roi_align, unit
+from grainline.nn.pooling import ConditionedPool, roi_align, unit
 from grainline.nn.upsample import unit_range as unit_range  # maps of regions are compared as 0 .. 1
 from grainline.types import Encoded, full, rows
 
@@ -211,7 +210,7 @@ def region_scorer(model: Model) -> Scorer:
     if method.tokens_in_text_space:
         return Cosine()
     pool = getattr(method, "pool", None)
-    if not isinstance(pool, PartPool):
+    if not isinstance(pool, ConditionedPool):
         raise UserError(
             f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
         )
@@ -227,7 +226,7 @@ class PooledRegions(Cosine):
 
     pairwise = blockwise = True
 
-    def __init__(self, pool: PartPool) -> None:
+    def __init__(self, pool: ConditionedPool) -> None:
         self.pool = pool
 
     @torch.no_grad()

@@ -143,23 +143,17 @@ class _Stripe(NamedTuple):
 
 
 def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
-    number, real = len(keys.item), keys.real()
-    cuts, device = _cuts(keys, size), real.device
-    ends = torch.tensor(cuts[1:], device=device)
-    place = torch.bucketize(torch.arange(number, device=device), ends, right=True)  # [n] its stripe
+    real, stripes = keys.real(), []
+    for start, end in itertools.pairwise(_cuts(keys, size)):
+        part = slice(start, end)
+        group, image, some = keys.group[part], keys.image[part], real[part]
+        spans = _span(group[some]), _span(image[some & (image >= 0)])
+        stripes.append(_Stripe(part, bool(some.all()), *spans))
+    return stripes
 
-    def extreme(values: Tensor, counted: Tensor, way: str, fill: int) -> list[int]:
-        none = torch.full((len(cuts) - 1,), fill, device=device)
-        return none.scatter_reduce(0, place, values.masked_fill(~counted, fill), way).tolist()
 
-    def spans(values: Tensor, counted: Tensor) -> list[_Span]:
-        both = extreme(values, counted, "amin", BEYOND), extreme(values, counted, "amax", -1)
-        return list(zip(*both, strict=True))
-
-    full = [bool(x) for x in extreme(real.long(), real == real, "amin", 1)]
-    parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    groups, images = spans(keys.group, real), spans(keys.image, real & (keys.image >= 0))
-    return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
+def _span(values: Tensor) -> _Span:
+    return (int(values.min()), int(values.max())) if len(values) else (BEYOND, -1)
 
 
 def _cuts(keys: RowIds, size: int) -> list[int]:
@@ -202,7 +196,8 @@ class SampledPairs(NamedTuple):
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Parts of the lists with so many rows and places at most."""
         number, places = self.places.shape
-        return all_tiles(number, places, height, width)
+        for top, left in itertools.product(range(0, number, height), range(0, places, width)):
+            yield Tile(slice(top, top + height), slice(left, left + width))
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile: [r, c]"""
@@ -227,13 +222,6 @@ class SampledPairs(NamedTuple):
             x.index_put_((index,), part, accumulate=True)
         else:
             x.index_add_(0, index, part)
-
-
-def all_tiles(rows: int, cols: int, height: int, width: int) -> Iterator[Tile]:
-    """All tiles of a matrix, without a look at its ids."""
-    for top in range(0, rows, height):
-        for left in range(0, cols, width):
-            yield Tile(slice(top, top + height), slice(left, left + width))
 
 
 Pairs = PairMatrix | SampledPairs
