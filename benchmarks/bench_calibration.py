@@ -44,7 +44,7 @@ from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.speech import SceneDescription
 from grainline.data.scenes.world import Background, Scene, holds
-from grainline.evaluation.intervals import wilson
+from grainline.evaluation.statistics import wilson
 from grainline.index.search import Hit, Index, Options, open_index
 from grainline.index.sync import add, build, remove
 from grainline.loading import load

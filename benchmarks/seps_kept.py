@@ -21,7 +21,7 @@ from benchmarks.seps import SETTINGS, Threefold
 from grainline import load
 from grainline.data.open_source import open_sources
 from grainline.data.record import Record
-from grainline.evaluation.show_selection import selection_of
+from grainline.evaluation.show_panels import selection_of
 from grainline.model import Model
 from grainline.nn.patch_selection.selector import REST, SelectsPatches
 

@@ -21,8 +21,8 @@ import numpy as np
 import yaml
 
 from grainline.evaluation.compare import pooled, refuse_other
-from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import Metric, Result, read
+from grainline.evaluation.statistics import from_replicates
 from grainline.evaluation.suite import MetricSamples, settings_of, suite_of
 
 EVERY = 500  # steps after which a run keeps a checkpoint, to go on from

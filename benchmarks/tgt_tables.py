@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.study import Folder, Ordering, cells, compared, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, PROBES, SETTINGS, Fivefold, Setting
 from grainline.evaluation.result import Result
-from grainline.evaluation.suites.baselines import CLUSTERINGS
+from grainline.evaluation.suites.grouped import CLUSTERINGS
 from grainline.evaluation.suites.phrases import AS_MANY, IN_PLACE, MOVED, uniform
 from grainline.evaluation.suites.phrases import GROUPS as OWN
 

@@ -20,8 +20,8 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
+from grainline.evaluation.statistics import wilson
 from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
@@ -417,7 +417,7 @@ def test_choices_are_shown_from_both_ends_with_their_boxes() -> None:
     data, result = measure(model, source)
     on = Evaluation(model, source, data, result)
     worst, best = (part.cases for part in ComprehensionSuite().cases(on, 3))
-    lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
+    lead = [one.by_map[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
     side = model.method.size
     for shown in (*worst, *best):
@@ -432,10 +432,10 @@ def test_choices_are_shown_from_both_ends_with_their_boxes() -> None:
         assert shown.detail.startswith(f"{len(one.boxes)} boxes, ")
         assert len(one.boxes) == len(shown.look.candidates)
         assert shown.look.prediction == pytest.approx(
-            [x * side / 40 for x in one.boxes[one.by[GRADIENT].box]]
+            [x * side / 40 for x in one.boxes[one.by_map[GRADIENT].box]]
         )
         iou = float(shown.title.split()[-2])
-        assert shown.right == one.by[GRADIENT].right == (iou > 50) or one.by[GRADIENT].tied
+        assert shown.right == one.by_map[GRADIENT].right == (iou > 50) or one.by_map[GRADIENT].tied
         pressed = model.pressed()
         images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
         expected = maps(model, images, texts, (side, side))[GRADIENT]

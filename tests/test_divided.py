@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from processes import exit_codes, start_ranks
-from test_suite import Colours, InMemory, words
+from readers import InMemory
+from test_suite import Colours, words
 from torch import Tensor, nn
 
 from grainline.data.record import CorruptSample, Record

@@ -8,14 +8,14 @@ import pytest
 from indexes import tiny_model
 from make import SEGMENTS, TINY
 from PIL import Image
-from test_suite import InMemory
+from readers import InMemory
 
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.data.texts import balanced_chunks
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.result import Result
+from grainline.evaluation.statistics import replicates
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.inactivity import (
     AUROC,
@@ -213,7 +213,7 @@ def test_a_image_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -
         assert found is not None
         assert [v for _, v in found.other] == pytest.approx([v for _, v in alone.other], abs=1e-5)
     assert "1 images have no other text to compare with and are left out" in result.notes
-    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; the inactivity suite comp"):
+    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; --suite inactivity comp"):
         measure(caft(), InMemory(records(["A dog."] * 3)))
     long = "The red dog " + "runs over green grass " * 20
     data, _ = measure(caft(), InMemory(records([long, "A dog.", "A cat."])))

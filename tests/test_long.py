@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from readers import InMemory
 from runs import call, complaint, recipe
-from test_suite import Colours, Cosine, InMemory, painted, words
+from test_suite import Colours, Cosine, painted, words
 
 from grainline.data.benchmarks.long_captions import (
     DCI,

@@ -13,7 +13,7 @@ import vocabularies
 from indexes import tiny_model
 from make import TINY
 from PIL import Image
-from test_suite import InMemory
+from readers import InMemory
 from torch import Tensor
 
 from grainline.config import override
@@ -27,26 +27,28 @@ from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.evaluate_model import headline
 from grainline.evaluation.result import Result
-from grainline.evaluation.suite import Settings, suite_of
-from grainline.evaluation.suites import baselines
-from grainline.evaluation.suites.baselines import (
-    CLUSTERINGS,
-    Overlap,
-    at_random,
-    chunks,
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites import grouped
+from grainline.evaluation.suites.grouped import (
+    captions_of,
     clusterings,
-    overlap,
+    hard,
+    segments,
+    shuffled,
+    tokens_of,
 )
-from grainline.evaluation.suites.grouped import captions_of, hard, segments, shuffled, tokens_of
 from grainline.evaluation.suites.phrases import (
     AS_MANY,
     GROUPS,
     IN_PLACE,
     MEASURES,
     MOVED,
+    Overlap,
     PhrasesSuite,
+    at_random,
+    chunks,
+    overlap,
     uniform,
 )
 from grainline.methods.base import HasTokenGroups, TokenGroups
@@ -477,23 +479,6 @@ def test_groups_that_a_caption_does_not_use_are_none_and_chunks_are_as_many() ->
     assert PhrasesSuite().headlines(plain) == [f"tIoU, {GROUPS}", f"tIoU, {uniform(4)}"]
 
 
-def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
-    for model in (grouping(by_place), grouping()):
-        results = [evaluate_phrases(model, batch=batch)[1] for batch in (1, 64)]
-        assert results[0].queries["texts"] == results[1].queries["texts"]
-        for name, values in results[0].queries["scores"].items():
-            if name not in CLUSTERINGS:
-                assert values == results[1].queries["scores"][name], name
-        names = [metric.name for metric in results[0].metrics]
-        for rule in (uniform(4), "one group", "singletons", "random, K = 4"):
-            assert all(f"{measure}, {rule}" in names for measure in MEASURES)
-        assert "tIoU, uniform chunks, K = 4" in headline(suite_of(results[0]), results[0])
-    assert (
-        "this method makes no groups of tokens: rules and clusterings alone are measured" in results[0].notes
-    )
-    assert "tIoU, groups" not in headline(suite_of(results[0]), results[0])
-
-
 def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
     model = grouping()
     data, result = evaluate_phrases(model, batch=1)  # the last bits of states depend on the batch
@@ -528,10 +513,10 @@ def test_what_is_missing_is_reported_and_the_rest_measured(monkeypatch: pytest.M
     assert "no clusterings of token states: this method does not keep a state of every token" in (
         sentences_alone.notes
     )
-    monkeypatch.setattr(baselines, "find_spec", lambda _: None)
+    monkeypatch.setattr(grouped, "find_spec", lambda _: None)
     data, result = evaluate_phrases(grouping())
     assert data.collected["phrases"].clusters == {}
-    assert baselines.LACKING in result.notes
+    assert grouped.LACKING in result.notes
     assert result.metric("tIoU, uniform chunks, K = 4").value > 0
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from readers import Reader
 from runs import call, complaint, recipe
-from test_cola import Capture, Counting, painted
+from test_cola import Capture, painted
 from test_intervals import interval
+from torch import Tensor
 
 from grainline.data.benchmarks.contests import (
     Contest,
@@ -27,8 +30,8 @@ from grainline.data.formats.joined import remarks
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
-from grainline.evaluation.intervals import replicates, wilson
 from grainline.evaluation.result import Result, read
+from grainline.evaluation.statistics import replicates, wilson
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesOptions, ProbesSuite
 from grainline.loading import load
@@ -130,8 +133,16 @@ def sugarcrepe(folder: Path) -> Path:
     return folder / "replace_att.json"
 
 
-def measured(source: Source, model: Counting | None = None, damage: float = 0.0, **options: Any) -> Result:
-    model = model or Counting()
+class Whole(Reader):
+    """Every text has tokens of its own, whatever its words."""
+
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        own = self.random(text, 3)
+        return F.normalize(own.mean(0), dim=0), own
+
+
+def measured(source: Source, model: Reader | None = None, damage: float = 0.0, **options: Any) -> Result:
+    model = model or Reader()
     data = ProbesSuite().encode(model, source, Settings(max_corrupt=damage))  # type: ignore[arg-type]
     return ProbesSuite().measure(model.method, data, Settings(**options))
 
@@ -301,20 +312,6 @@ def test_the_real_files_hold_what_their_authors_count(
 # The metric
 
 
-def test_three_rows_and_a_tie_known_by_heart() -> None:
-    """One subject row, right; three verb rows, of which one is right and one ties."""
-    runs = [
-        {"kind": ["subject", "verb", "verb", "verb"], "benchmark": ["svo-probes"] * 4,
-         "image": [0, 1, 2, 3], "other": [1, 2, 3, 0], "right": [1, 1, 0, 0], "tied": [0, 0, 1, 0]}
-    ]  # fmt: skip
-    cells = ProbesSuite().metrics(runs, Settings(resamples=10))
-    assert {name: round(100 * cell.value, 1) for name, cell in cells.items()} == {
-        ALL: 50.0, "subject": 100.0, "verb": 33.3,
-    }  # fmt: skip
-    assert [cells[name].ties for name in (ALL, "subject", "verb")] == [1, 0, 1]
-    assert {cell.chance for cell in cells.values()} == {0.5}
-
-
 def everything(folder: Path, **svo_options: Any) -> Source:
     """All four benchmarks as one source."""
     paths = ((svo(folder, **svo_options), "svo"), (foil_coco(folder), "coco"), (valse(folder), "swig"),
@@ -324,19 +321,11 @@ def everything(folder: Path, **svo_options: Any) -> Source:
 
 @pytest.mark.parametrize("pairwise", [False, True])
 def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path) -> None:
-    source, model = everything(tmp_path), Counting(pairwise)
+    source, model = everything(tmp_path), Whole(pairwise)
     result = measured(source, model)
 
     def score(index: int, text: str) -> float:
-        content = source[index].image
-        assert isinstance(content, bytes)
-        path = tmp_path / "one"
-        path.write_bytes(content)
-        colour = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)[0].tolist()
-        image, told = model.of(f"0 {colour}")[0].double(), model.of(text)
-        if pairwise:
-            return max(float(image @ token.double()) for token in told[1])
-        return float(image @ told[0].double())
+        return model.score(decode(source[index]), text)
 
     svo_part = open_source(f"{tmp_path / 'svo_probes.csv'}?images={tmp_path / 'svo'}")
     assert isinstance(svo_part, SvoProbes)
@@ -353,7 +342,7 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
     assert queries["tied"] == [int(a == b) for a, b, *_ in wanted]
     assert sum(queries["tied"]) == 1, "a foil that is the caption"
     assert model.images == len(source), "each image is encoded once"
-    assert len(model.read) == len(set(model.read)) == result.data["texts"] == 2 * 8 + 4 + 5 + 19 + 5
+    assert len(model.texts) == len(set(model.texts)) == result.data["texts"] == 2 * 8 + 4 + 5 + 19 + 5
     for name in ("svo-probes", "foil-coco", "valse", "sugarcrepe"):
         mine = [row for row, of in zip(wanted, queries["benchmark"], strict=True) if of == name]
         metric = result.metric(f"{ALL}, {name}")
@@ -434,21 +423,6 @@ def test_comparisons_with_a_broken_image_are_counted_and_the_others_stay(tmp_pat
     names = [(told["keys"][a], told["keys"][b]) for a, b in zip(told["image"], told["other"], strict=True)]
     before = dict(zip(names, told["right"], strict=True))
     assert result.queries["right"] == [before[a, b] for a, b, _ in rows]
-
-
-def test_scenes_have_questions_of_all_their_kinds() -> None:
-    result = measured(open_source("scenes:dev?count=4&size=32"))
-    assert [m.name for m in result.metrics] == [
-        ALL,
-        "colour",
-        "noun",
-        "pattern",
-        "position",
-        "relation",
-        "size",
-    ]
-    assert result.settings["card"].keys() == {"scenes", "rule"}
-    assert result.metric(ALL).queries == 24
 
 
 # The command

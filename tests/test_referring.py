@@ -22,8 +22,8 @@ from grainline.data.record import Record
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
+from grainline.evaluation.statistics import wilson
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.referring import (
     BOX,

@@ -27,8 +27,8 @@ from grainline.data.scenes.world import is_compose_pair
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result
+from grainline.evaluation.statistics import wilson
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.fgovd import (
     TEXTS,

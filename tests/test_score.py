@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, all_scores, pair_scores, retrieval_ranks, tile_side
+from grainline.evaluation.statistics import ranks
 from grainline.types import Encoded, same_image
 
 

@@ -17,9 +17,16 @@ from grainline.data.texts import balanced_chunks
 from grainline.data.transforms import Box
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
+from grainline.evaluation.examples import attention_of
 from grainline.evaluation.show import check_texts
-from grainline.evaluation.show_panels import Photo, segment_panels, segmentations
-from grainline.evaluation.text_attention import TIMES, attention_maps, attention_of, end_of_scale
+from grainline.evaluation.show_panels import (
+    TIMES,
+    Photo,
+    attention_maps,
+    end_of_scale,
+    segment_panels,
+    segmentations,
+)
 from grainline.methods.base import HasAttention, parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model

@@ -15,7 +15,7 @@ from test_seps import FINE, KINDS, decision, made, patch_scores, sides, unit
 from test_viz import EVIL, Page
 
 from grainline.config import override, parse
-from grainline.evaluation.show_selection import selection_of, stays
+from grainline.evaluation.show_panels import selection_of, stays
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS
 from grainline.model import Model

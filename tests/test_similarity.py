@@ -1,10 +1,8 @@
 """How alike images look to their texts, and images pooled by their own captions, against slow loops."""
 
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from conditioned_method import NAME, Seer, known
 from indexes import saved, tiny_model
 from PIL import Image
+from readers import InMemory, Reader, coloured
 from runs import call, complaint
 from test_intervals import interval
 from torch import Tensor
@@ -21,14 +20,12 @@ from torch import Tensor
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
-from grainline.data.record import Record
-from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.evaluate_model import as_text
-from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.statistics import ranks
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.evaluation.suites.similarity import (
@@ -38,7 +35,6 @@ from grainline.evaluation.suites.similarity import (
     SENTENCES,
     SIM,
     TEXTS,
-    LikenessCollector,
     OwnCaptionSuite,
     SimilaritySuite,
 )
@@ -47,7 +43,7 @@ from grainline.methods.base import TextConditioned
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
-D, PATCHES = 8, 5
+PATCHES = 5
 
 
 class Pooler:
@@ -77,52 +73,21 @@ class Pooler:
         return (self.pool_images(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
 
 
-class Toy:
+class Toy(Reader):
     """Random tokens for each colour, a random vector for each text."""
 
+    lean = 0.3
+
     def __init__(self, pairwise: bool = False, leaks: bool = False, seed: int = 0) -> None:
-        self.method, self.seed = Pooler(pairwise, leaks), seed
-        self.texts = list[str]()
+        super().__init__(seed=seed)
+        self.method: Any = Pooler(pairwise, leaks)
 
-    def read(self, texts: Sequence[str]) -> TokenizedParts:
-        return TokenizedParts([[[1]] for _ in texts], [0 for _ in texts])
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        own = self.random(text)
+        return own[0], own
 
-    def drawn(self, what: str, number: int) -> Tensor:
-        g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
-        return F.normalize(torch.randn(number, D, generator=g) + 0.3, dim=1)
-
-    def encode(
-        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
-    ) -> Encoded:
-        if images is not None:
-            tokens = torch.stack([self.drawn(str(image.getpixel((0, 0))), PATCHES) for image in images])  # type: ignore[union-attr]
-            vector = F.normalize(tokens.mean(1), dim=1)
-        else:
-            assert texts is not None
-            self.texts += texts
-            tokens = torch.stack([self.drawn(text, 1) for text in texts])
-            vector = tokens[:, 0]
-        number = torch.arange(len(vector))
-        cut = None if texts is None else torch.tensor([len(text) > 100 for text in texts])
-        return Encoded(vector, tokens, torch.ones(tokens.shape[:2]).bool(), number, number, truncated=cut)
-
-
-class Told:
-    """Images of a colour of their own with given captions."""
-
-    path, remarks = "told", ()
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, i: int) -> Record:
-        return Record(f"p{i}", Image.new("RGB", (2, 2), (i % 256, i // 256, 0)), (self.texts[i],))
-
-    def fingerprint(self) -> str:
-        return "told"
+    def patches(self, image: Image.Image) -> Tensor:
+        return self.random(image.getpixel((0, 0)), PATCHES)
 
 
 THINGS = ("a red dog", "the wet cat", "two birds", "an old house", "a small tree", "the grey sea")
@@ -137,7 +102,7 @@ CAPTIONS = [
 
 
 def encoded(model: Toy, texts: Sequence[str], batch: int = 7) -> Encodings:
-    return SimilaritySuite().encode(model, Told(texts), Settings(batch_size=batch))  # type: ignore[arg-type]
+    return SimilaritySuite().encode(model, InMemory(coloured(texts)), Settings(batch_size=batch))  # type: ignore[arg-type]
 
 
 def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **settings: Any) -> Result:
@@ -147,7 +112,7 @@ def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **sett
 
 def own_captions(model: Toy, texts: Sequence[str], batch: int = 7, **settings: Any) -> Result:
     suite, shared = OwnCaptionSuite(), Settings(batch_size=batch, **settings)
-    return suite.measure(model.method, suite.encode(model, Told(texts), shared), shared)  # type: ignore[arg-type]
+    return suite.measure(model.method, suite.encode(model, InMemory(coloured(texts)), shared), shared)  # type: ignore[arg-type]
 
 
 # Sim
@@ -155,41 +120,6 @@ def own_captions(model: Toy, texts: Sequence[str], batch: int = 7, **settings: A
 
 def mean_of_pairs(vectors: Sequence[Tensor]) -> float:
     return float(np.mean([float(a @ b) for a, b in combinations(vectors, 2)]))
-
-
-def test_sim_of_features_that_are_known_by_heart() -> None:
-    seen = {"Red dogs": (1.0, 0.0), "Blue cats": (0.6, 0.8), "Wet birds": (-0.8, 0.6), "Old men": (0.0, -1.0)}
-    told = {
-        "Red dogs": (0.8, 0.6),
-        "Blue cats": (0.0, 1.0),
-        "Wet birds": (-1.0, 0.0),
-        "Old men": (-0.6, -0.8),
-    }
-    pairs = {f"{name} run.": (told[name], seen[name]) for name in seen}
-    back = {vector: feature for vector, feature in pairs.values()}
-
-    class Fixed:
-        def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
-            assert len(images.vector) == len(texts.vector)
-            found = [tuple(round(x, 4) for x in row) for row in texts.vector.tolist()]
-            return torch.tensor([back.get(row, (1.0, 0.0)) for row in found])  # type: ignore[call-overload]
-
-    def read_(texts: Sequence[str]) -> Encoded:
-        vector = torch.tensor([pairs.get(text, ((0.28, 0.96), ()))[0] for text in texts])
-        number = torch.arange(len(texts))
-        return Encoded(vector, vector[:, None], torch.ones(len(texts), 1).bool(), number, number)
-
-    captions = ("Red dogs run. Blue cats run.", "Wet birds run. Old men run.")
-    model = SimpleNamespace(method=Fixed(), encode=lambda texts: read_(texts))
-    collector = LikenessCollector(model, 3)  # type: ignore[arg-type]
-    collector.add_images(read_(captions), [[caption] for caption in captions])
-    data = encode_source(Toy(), Told(captions))
-    found = collector.result(data)
-    assert [one.cosine[SENTENCES][0] for one in found] == pytest.approx([0.6, -0.6])
-    assert [one.cosine[SENTENCES][1] for one in found] == pytest.approx([0.6, 0.6])
-    result = SimilaritySuite().measure(Pooler(), data._replace(collected={"similarity": found}))
-    assert result.metric(f"{SIM}, {SENTENCES}").value == pytest.approx(0.0, abs=1e-7)
-    assert result.metric(f"{TEXTS}, {SENTENCES}").value == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -204,9 +134,9 @@ def test_values_are_those_of_loops_over_images_texts_and_pairs(batch: int) -> No
         worth = [words_of(caption, one) for one in select(caption, Rules().phrases(caption), "content")][:30]
         every = [caption, *apart, *worth]
         number += len(set(every))
-        tokens = model.drawn(f"({i}, 0, 0)", PATCHES).double()
+        tokens = model.random(f"({i}, 0, 0)", PATCHES).double()
         for kind, texts in ((SENTENCES, apart), (PHRASES, worth), (ALL_TEXTS, every)):
-            own = [model.drawn(text, 1)[0].double() for text in dict.fromkeys(texts)]
+            own = [model.random(text, 1)[0].double() for text in dict.fromkeys(texts)]
             features = []
             for text in own:
                 weight = torch.tensor([4 * float(token @ text) for token in tokens]).softmax(0)
@@ -246,7 +176,7 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert short.number[SENTENCES] == 2
     assert (short.each[1] + short.each[2]) / 2 < 1, "a text is not compared with itself"
     one = Toy()
-    own, others = ([one.drawn(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
+    own, others = ([one.random(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
     assert short.cosine[PHRASES][1] == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
@@ -264,9 +194,7 @@ def test_images_with_too_few_texts_are_left_out_and_counted() -> None:
         f"{n}, {k}" for n in (SIM, TEXTS) for k in (PHRASES, ALL_TEXTS)
     }
     assert "sentences: 2 of 2 images have fewer than two and are left out" in result.notes
-    with pytest.raises(
-        UserError, match=r"^no caption of told has two texts; sentences and phrases are taken"
-    ):
+    with pytest.raises(UserError, match=r"^no caption of memory:test has two texts"):
         measured(Toy(), ["Nice", "Nice"])
 
 
@@ -305,7 +233,7 @@ def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_
     out = as_text(leaky)
     assert NOTE in " ".join(out.split())
     blind = Toy(pairwise=True, leaks=True)
-    fair = RetrievalSuite().measure(blind.method, encode_source(blind, Told(texts)))
+    fair = RetrievalSuite().measure(blind.method, encode_source(blind, InMemory(coloured(texts))))
     assert fair.metric("text to image R@1").value == 0.0
     assert fair.metric("text to image R@1").ties == 200, "every image scores the same"
     assert fair.metric("image to text R@1").value <= 0.5
@@ -314,7 +242,7 @@ def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_
 
 def test_mistakes_end_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^clip gives no vector of an image as a text .* such as beta_clip$"):
-        SimilaritySuite().check(tiny_model("clip"), Told(CAPTIONS))
+        SimilaritySuite().check(tiny_model("clip"), InMemory(coloured(CAPTIONS)))
     assert isinstance(Pooler(), TextConditioned)
 
 

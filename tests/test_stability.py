@@ -1,23 +1,15 @@
 """SSI against loops in float64; what is drawn, and from what; where noise stands; what a result says."""
 
-import zlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from PIL import Image
+from readers import Cosine, InMemory, Reader, coloured
 from runs import recipe
-from test_zeroshot import Cosine, encoded
-from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.record import Record
-from grainline.data.texts import TokenizedParts
 from grainline.evaluation.compare import with_comparison
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.evaluate_model import as_text
@@ -36,72 +28,6 @@ from grainline.evaluation.suites.stability import (
 )
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
-from grainline.types import Encoded
-
-D = 5
-START, MIDDLE, END = (f"{SSI}, noise {where}" for where in ("at the start", "in the middle", "at the end"))
-
-
-class Reader:
-    """A text is the mean of random vectors of its words, of which it reads the first few."""
-
-    def __init__(self, pairwise: bool = False, context: int = 1000, seed: int = 0, lean: float = 0.5) -> None:
-        self.method, self.context, self.seed = Cosine(pairwise), context, seed
-        self.lean = lean  # how much all words look one way, which keeps scores away from 0
-        self.texts = list[str]()
-
-    def word(self, word: str) -> Tensor:
-        g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {word}".encode()))
-        return F.normalize(torch.randn(D, generator=g) + self.lean, dim=0)
-
-    def read(self, texts: Sequence[str]) -> TokenizedParts:
-        words = [text.split() for text in texts]
-        ids = [[[zlib.crc32(word.encode()) for word in one[: self.context]]] for one in words]
-        return TokenizedParts(ids, [max(0, len(one) - self.context) for one in words])
-
-    def encode(
-        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
-    ) -> Encoded:
-        if images is not None:
-            return encoded(torch.stack([self.word(str(image.getpixel((0, 0)))) for image in images]))  # type: ignore[union-attr]
-        assert texts is not None
-        self.texts += texts
-        tokens = [torch.stack([self.word(word) for word in text.split()[: self.context]]) for text in texts]
-        length = max(map(len, tokens))
-        mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
-        padded = torch.stack([F.pad(x, (0, 0, 0, length - len(x)), value=9.0) for x in tokens])
-        vector = torch.stack([F.normalize(x.mean(0), dim=0) for x in tokens])
-        cut = torch.tensor(self.read(texts).truncated)
-        return encoded(vector)._replace(tokens=padded, mask=mask, truncated=cut)
-
-    def score(self, colour: str, text: str) -> float:
-        """The same in float64, of one image and one text."""
-        image = self.word(colour).double()
-        tokens = [self.word(word).double() for word in text.split()[: self.context]]
-        if self.method.pairwise:
-            return max(float(image @ token) for token in tokens)
-        mean = sum(tokens, torch.zeros(D).double()) / len(tokens)
-        return float(image @ mean) / float(mean.norm())
-
-
-class Told:
-    """Images of a colour of their own with given texts."""
-
-    path, remarks = "told", ()
-
-    def __init__(self, texts: Sequence[str], own: Sequence[str] = (), order: Sequence[int] = ()) -> None:
-        self.texts, self.own, self.order = texts, own, order or range(len(texts))
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Record:
-        i = self.order[index]
-        own = tuple(self.own) if i == 0 else ()
-        return Record(f"p{i}", Image.new("RGB", (2, 2), (i, 0, 0)), (self.texts[i],), subtexts=own)
-
-    def fingerprint(self) -> str:
-        return "told"
 
 
 def captions(number: int, most: int = 5) -> list[str]:
@@ -113,12 +39,12 @@ def captions(number: int, most: int = 5) -> list[str]:
     ]
 
 
-def noisy(model: Reader, source: Told, seed: int = 0, batch: int = 7) -> Encodings:
+def noisy(model: Reader, source: InMemory, seed: int = 0, batch: int = 7) -> Encodings:
     suite = StabilitySuite(StabilityOptions(noise_seed=seed))
     return suite.encode(model, source, Settings(batch_size=batch))
 
 
-def measured(model: Reader, source: Told, seed: int = 0, **options: Any) -> Result:
+def measured(model: Reader, source: InMemory, seed: int = 0, **options: Any) -> Result:
     suite = StabilitySuite(StabilityOptions(noise_seed=seed))
     return suite.measure(model.method, noisy(model, source, seed), Settings(**options))
 
@@ -151,9 +77,15 @@ def test_values_that_are_known_by_heart() -> None:
 def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> None:
     model, texts = Reader(pairwise, context), captions(30)
     own = ["Word1 has word2.", "Word1 has word2. Word3 has word4. Word5 has word6."]
-    result = measured(model, Told(texts, own))
+    result = measured(
+        model,
+        InMemory(
+            [one._replace(subtexts=tuple(own) if not i else ()) for i, one in enumerate(coloured(texts))]
+        ),
+    )
     per_image: list[float] = []
-    for i, text in enumerate(texts):
+    for i, (text, record) in enumerate(zip(texts, coloured(texts), strict=True)):
+        image: Any = record.image
         pieces = text.replace(". ", ".|").split("|")
         subtexts = own if i == 0 else [" ".join(pieces[: k + 1]) for k in range(len(pieces))]
         words = SENTENCES[result.queries["sentence"][i]]
@@ -161,7 +93,7 @@ def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> 
         for j, subtext in enumerate(subtexts):
             parts = subtext.replace(". ", ".|").split("|")
             parts.insert(result.queries["at"][i][j], words)
-            before, after = (model.score(f"({i}, 0, 0)", x) for x in (subtext, " ".join(parts)))
+            before, after = (model.score(image, x) for x in (subtext, " ".join(parts)))
             assert result.queries["of"][i][j] == len(parts) - 1
             assert result.queries["scores"][PLAIN][i][j] == pytest.approx(before, abs=1e-6)
             assert result.queries["scores"][NOISY][i][j] == pytest.approx(after, abs=1e-6)
@@ -177,19 +109,19 @@ def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> 
 
 def test_what_is_drawn_is_a_function_of_seed_image_and_subtext() -> None:
     texts = captions(40)
-    whole = measured(Reader(), Told(texts), seed=5)
-    some = measured(Reader(), Told(texts, order=[31, 7, 22, 0]), seed=5)
+    whole = measured(Reader(), InMemory(coloured(texts)), seed=5)
+    some = measured(Reader(), InMemory([coloured(texts)[i] for i in (31, 7, 22, 0)]), seed=5)
     for place, i in enumerate([31, 7, 22, 0]):
         for name in ("sentence", "at", "of"):
             assert some.queries[name][place] == whole.queries[name][i]
         assert some.queries["scores"][NOISY][place] == whole.queries["scores"][NOISY][i]
-    other = measured(Reader(), Told(texts), seed=6)
+    other = measured(Reader(), InMemory(coloured(texts)), seed=6)
     assert other.queries["sentence"] != whole.queries["sentence"]
     assert other.queries["at"] != whole.queries["at"]
     assert insert_noise(0, "a", ["A dog runs.", "A dog runs. It is wet."])[:3] == (18, (1, 2), (1, 2)), (
         "everywhere"
     )
-    assert insert_noise(0, "a", ["A dog runs. It is wet."]).at == (2,), "whatever else the image has"
+    assert insert_noise(0, "a", ["A dog runs. It is wet."]).places == (2,), "whatever else the image has"
 
 
 def test_sentences_and_places_are_drawn_evenly() -> None:
@@ -197,7 +129,7 @@ def test_sentences_and_places_are_drawn_evenly() -> None:
     found = [insert_noise(seed, f"p{i}", [text]) for i in range(1000) for seed in range(4)]
     for counts, kinds in (
         (Counter(one.sentence for one in found), 40),
-        (Counter(one.at[0] for one in found), 5),
+        (Counter(one.places[0] for one in found), 5),
     ):
         assert len(counts) == kinds
         mean = 4000 / kinds
@@ -218,7 +150,7 @@ def test_noise_stands_between_the_sentences_and_is_one_of_its_own(text: str) -> 
     pieces = [piece.text for piece in sentences(text)]
     for words in SENTENCES[:7]:
         for at in range(len(pieces) + 1):
-            found = [piece.text for piece in sentences(inserted(pieces, words, at))]
+            found = [piece.text for piece in sentences(inserted(pieces, at, words))]
             assert found[at] == words
             del found[at]
             assert [one.rstrip(".") for one in found] == [one.rstrip(".") for one in pieces]
@@ -229,7 +161,8 @@ def test_noise_stands_between_the_sentences_and_is_one_of_its_own(text: str) -> 
 
 def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
     model = Reader(context=6)
-    source = Told(["Word1 has word2. Word3 has word4. Word5 has word6. Word7 has word8."] * 20)
+    text = "Word1 has word2. Word3 has word4. Word5 has word6. Word7 has word8."
+    source = InMemory(coloured([text] * 20))
     result = measured(model, source)
     queries = result.queries
     unchanged = 0
@@ -253,10 +186,10 @@ def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
 
 
 def test_scores_near_zero_are_floored_and_counted() -> None:
-    source = Told(["Word1 has word2. Word3 has word4."] * 30)
+    source = InMemory(coloured(["Word1 has word2. Word3 has word4."] * 30))
     data = noisy(Reader(), source)
     told = data.collected["stability"].subtexts
-    plain = sorted({told.row[place].item() for place in told.of[PLAIN][0]})
+    plain = sorted({told.row[place].item() for place in told.sequences[PLAIN][0]})
     vector = told.texts.vector.clone()
     vector[plain[0]] = 0
     told = told._replace(texts=told.texts._replace(vector=vector))
@@ -269,18 +202,18 @@ def test_scores_near_zero_are_floored_and_counted() -> None:
 
 
 def test_a_result_says_which_noise_and_which_way_is_better() -> None:
-    result = measured(Reader(), Told(captions(20)), seed=7)
+    result = measured(Reader(), InMemory(coloured(captions(20))), seed=7)
     assert (result.settings["noise_seed"], result.settings["noise_pool"]) == (7, "8d79d0ca")
     assert any("40 sentences, digest 8d79d0ca, seed 7; published values" in note for note in result.notes)
     assert from_json(to_json(result)) == result
     assert result.data["texts"] == len(
-        {*noisy(Reader(), Told(captions(20)), 7).collected["stability"].subtexts.strings}
+        {*noisy(Reader(), InMemory(coloured(captions(20))), 7).collected["stability"].subtexts.strings}
     )
     out = as_text(result)
     line = next(line for line in out.splitlines() if "SSI (lower is better)" in line)
     assert f" {result.metric(SSI).value:.2f} " in line
     assert " none " in line
-    before = measured(Reader(seed=1), Told(captions(20)), seed=7)
+    before = measured(Reader(seed=1), InMemory(coloured(captions(20))), seed=7)
     out = as_text(with_comparison(result, before, "b.json")).partition("compared to")[2]
     line = next(line for line in out.splitlines() if "SSI (lower is better)" in line)
     assert f"{result.metric(SSI).value - before.metric(SSI).value:+.2f}" in line

@@ -22,7 +22,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
 from grainline.evaluation.suite import Settings, load_suite, suite_class, suite_of
-from grainline.evaluation.suites.baselines import CLUSTERINGS
+from grainline.evaluation.suites.grouped import CLUSTERINGS
 from grainline.evaluation.suites.transfer import Named, Training
 from grainline.model import Model
 

@@ -26,7 +26,7 @@ from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.ranks import ranks
+from grainline.evaluation.statistics import ranks
 
 DEPTHS = (1, 3, 5, 10)
 HONEST, ALONE, ADDED = "captions", "descriptions (oracle)", "both (oracle)"

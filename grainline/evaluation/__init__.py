@@ -3,17 +3,14 @@
 compare         Two results against each other, and several seeds as one.
 encode          A data source, encoded: the input of every suite, and the files of `grainline encode`.
 evaluate_model  `grainline.evaluate`, and a result as tables and as a page.
-examples        Single outcomes for pages: images, and heat and attention of texts in them.
-intervals       Bootstrap intervals over images, and Wilson's interval for plain accuracies.
-ranks           Ranks from scores, recalls from ranks, and the folds of published protocols.
+examples        Single outcomes for pages: images, heat and attention of texts in them.
 result          The result of a suite and its JSON file; the validation result of a run.
 score           All images against all texts in tiles, never the whole score matrix.
 show            `grainline show`: segments, attention of texts, selected patches.
-show_panels     Its figure of an image: segments, attention, heat of sentences.
-show_selection  Its figure of SEPS and LAPS: which patches stay for a text.
+show_panels     Its figure of an image: segments, attention, heat of sentences, selected patches.
+statistics      Ranks, what a random ranking reaches, and intervals.
 suite           The frame of all suites.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
-text_attention  Attention of the parts of a text over image tokens and an empty slot.
 vectors         Embeddings of another program, measured as those of a model are.
 
 The table of suites stands here, because a name is checked before torch is loaded.

@@ -1,8 +1,7 @@
 """Results against each other: a later one against an earlier one, several seeds as one.
 
 Two results on the same data are resampled with the same draws of images. What is hard or easy in an image
-then cancels, and the interval of the difference is narrower than those of its two sides. Run before and after
-a fine-tuning on other data, a suite shows how much a model forgets.
+then cancels, and the interval of the difference is narrower than those of its two sides.
 """
 
 import json
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 from grainline.config import flatten, read_yaml
 from grainline.errors import UserError, amount, checked, shorten_words
-from grainline.evaluation.intervals import from_replicates
 from grainline.evaluation.result import (
     DECIMALS,
     Result,
@@ -26,6 +24,7 @@ from grainline.evaluation.result import (
     text_table,
     versions,
 )
+from grainline.evaluation.statistics import from_replicates
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
 from grainline.loading import find_run
 
@@ -50,12 +49,7 @@ class Difference(NamedTuple):
         return labelled(self.name, self.unit)
 
     def text(self, number: float, sign: str = "") -> str:
-        """A number in the unit of the metric; with a sign it is a difference, of percentages in points.
-
-        >>> loss = Difference("top-1 accuracy", 50.0, 48.76, -1.24, -2.0, -0.4, "%")
-        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.4, "+")
-        ('50.0 %', '-1.2', '+0.4')
-        """
+        """A number in the unit of the metric; with a sign it is a difference, of percentages in points."""
         return f"{number:{sign},.{DECIMALS.get(self.unit, 3)}f}" + " %" * (self.unit == "%" and not sign)
 
 
@@ -74,10 +68,7 @@ class Differences(list[Difference]):
         return "after minus before", *self.cells()
 
     def cells(self, interval: str = "paired interval") -> tuple[list[str], list[list[str]]]:
-        """Head and rows of a table. A difference is sure where 0 lies outside of its interval.
-
-        interval  the name of its column
-        """
+        """Head and rows of a table. A difference is sure where 0 lies outside of its interval, a column."""
         rows = [
             [
                 *(one.label, one.text(one.before), one.text(one.after), one.text(one.value, "+")),
@@ -106,9 +97,8 @@ def compare(
     _refuse_empty(before, where)
     suite, settings = suite_of(after), settings_of(after)
     if _questions(after.queries, suite.model_fields) != _questions(before.queries, suite.model_fields):
-        raise UserError(
-            f"{where} asks other images, texts or classes than this result; use the same data and options"
-        )
+        what = "other images, texts or classes than this result"
+        raise UserError(f"{where} asks {what}; use the same data and options")
     metrics, earlier = (
         {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
         for result in (after, before)
@@ -128,9 +118,7 @@ def read_earlier(path: str, suite: str) -> Result:
         raise UserError(f"{path} is a folder; give the file that `grainline evaluate --json FILE` wrote")
     result = read(path)
     if result.suite != suite:
-        raise UserError(
-            f"{path} is a result of --suite {result.suite}, not of {suite}; compare like with like"
-        )
+        raise UserError(f"{path} is a result of --suite {result.suite}, not of {suite}")
     _refuse_empty(result, path)
     return result
 
@@ -139,10 +127,8 @@ def refuse_options(suite: Suite[Any], earlier: Result, path: str) -> None:
     """Raise UserError where an earlier result was made with other options that decide what is measured."""
     options, others = suite.options.model_dump(mode="json"), _facts(earlier)
     for name in suite.must_match:
-        if name in options and options[name] != others.get(name):
-            raise UserError(
-                f"{path} was made with {name}={others.get(name)}, not {options[name]}; use the same"
-            )
+        if name in options and options[name] != (other := others.get(name)):
+            raise UserError(f"{path} was made with {name}={other}, not {options[name]}; use the same")
 
 
 def with_comparison(after: Result, before: Result, path: str) -> Result:
@@ -173,9 +159,8 @@ def changed_ranks(after: Result, before: Result, number: int = 3) -> tuple[str, 
         changes = []
         for one, other in folds:
             texts, place = Counter(one[way]["image"]), Counter[int]()
-            for image, rank, earlier in zip(
-                one[way]["image"], one[way]["rank"], other[way]["rank"], strict=True
-            ):
+            ranks = zip(one[way]["image"], one[way]["rank"], other[way]["rank"], strict=True)
+            for image, rank, earlier in ranks:
                 place[image] += 1
                 query = after.queries["keys"][image] + f" (text {place[image]})" * (texts[image] > 1)
                 changes.append((rank / earlier, f"{query} {earlier:,} to {rank:,}"))
@@ -236,9 +221,7 @@ def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: 
             words = f"{where} was measured on {theirs}, this result on {ours}{changed}: they cannot {what}"
             raise UserError(f"{words}; measure both on the same data")
         if a != b:
-            raise UserError(
-                f"{where} has {name} {b}, this result {a}: they cannot {what}; both must be the same"
-            )
+            raise UserError(f"{where} has {name} {b}, this result {a}: they cannot {what}; use the same")
 
 
 def _facts(result: Result) -> dict[str, Any]:
@@ -256,12 +239,10 @@ def _questions(value: Any, fields: frozenset[str]) -> Any:
 
 
 def pooled(results: Sequence[Result]) -> Result:
-    """Metrics over all runs together.
+    """Metrics over all runs together; `settings["runs"]` has the value of every run by metric.
 
     Recalls and accuracies are means over the runs, medians are over the queries of all runs. The bootstrap
     draws images, each with its queries of all runs: the interval is about other images, for these runs.
-    `settings["runs"]` has the value of every run by metric.
-
     Raises UserError unless suite, protocol, data and captions are the same.
     """
     assert results, "nothing to pool"

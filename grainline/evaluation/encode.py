@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -166,14 +166,7 @@ def number_cut(encoded: Encoded) -> int:
 
 
 def stack(parts: Sequence[Encoded]) -> Encoded:
-    """Rows of several batches; tokens are padded to the longest, because texts are trimmed batch by batch.
-
-    >>> def some(n: int, length: int) -> Encoded:
-    ...     return Encoded(torch.ones(n, 2), torch.ones(n, length, 2), torch.ones(n, length).bool(),
-    ...                    torch.arange(n), torch.arange(n))
-    >>> stack([some(1, 3), some(2, 1)]).mask.int().tolist()
-    [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
-    """
+    """Rows of several batches; tokens are padded to the longest, because texts are trimmed batch by batch."""
     longest = max(part.mask.shape[1] for part in parts)
     padding = [longest - part.mask.shape[1] for part in parts]
     return concat(
@@ -210,14 +203,7 @@ def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: floa
 
 
 def texts_of(record: Record, captions: Captions) -> list[str]:
-    """The texts that `captions` takes from a record, blank ones included; [] if it has none.
-
-    >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
-    >>> [texts_of(record, mode) for mode in ("auto", "first")]
-    [['A brown dog runs over wet sand.'], ['A dog runs.']]
-    >>> [len(texts_of(record._replace(long=None), mode)) for mode in ("auto", "whole")]
-    [2, 1]
-    """
+    """The texts that `captions` takes from a record, as in `Walk`, blank ones included; [] if it has none."""
     if not record.captions and not record.long:
         return []
     if captions == "whole" or (captions == "auto" and record.long):
@@ -243,27 +229,13 @@ class Read:
 
 
 def joined(parts: Sequence[Read]) -> Read:
-    """Consecutive parts of a source as one; their images are numbered on.
-
-    >>> joined([Read(["a", "b"], owner=[0, 1]), Read(["c"], owner=[0, 0])]).owner
-    [0, 1, 2, 2]
-    """
+    """Consecutive parts of a source as one; their images are numbered on. The first error stands."""
     out = Read()
     for part in parts:
-        out.owner += [len(out.keys) + row for row in part.owner]
-        for name in (
-            "keys",
-            "positions",
-            "strings",
-            "described",
-            "failed",
-            "blank",
-            "cut",
-            "several",
-            "long",
-        ):
-            setattr(out, name, getattr(out, name) + getattr(part, name))
-        out.error = out.error or part.error
+        owner = [*out.owner, *(len(out.keys) + row for row in part.owner)]
+        error = out.error or part.error
+        sums = {f.name: getattr(out, f.name) + getattr(part, f.name) for f in fields(Read)}
+        out = Read(**sums | {"owner": owner, "error": error})
     return out
 
 
@@ -440,13 +412,7 @@ def write_vectors(
     lines = source.endswith(".txt") and source.partition(":")[0] not in SOURCES
     if lines and images is not None:
         raise UserError(f"--images {images} does not go with {source}, a file of texts")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        existing = next(out.iterdir(), None)
-    except OSError as error:
-        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
-    if existing is not None:
-        raise UserError(f"{out} is not an empty folder; choose another --out")
+    _refuse_full(out)
     if lines:
         encoded = text_rows(model, batch, keep_tokens=False)
         described = [{"side": "texts", "row": encoded.add(x), "text": x} for x in read_lines(source)]
@@ -457,8 +423,7 @@ def write_vectors(
             model, opened, captions=captions, need_text=False, descriptions=descriptions, batch=batch,
             max_corrupt=1.0, progress=progress,
         )  # fmt: skip
-        vectors, described, notes = _described_rows(data)
-        cut = data.cut
+        (vectors, described, notes), cut = _described_rows(data), data.cut
     skipped = sum(note["samples"] for note in notes if note["note"] == "skipped")
     if cut:
         notes += [{"note": "texts longer than the model reads were cut", "texts": cut}]
@@ -475,6 +440,17 @@ def write_vectors(
     except WRITE_ERRORS as error:
         raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
     return {name: len(x) for name, x in vectors.items()} | {"skipped": skipped}
+
+
+def _refuse_full(out: Path) -> None:
+    """Make a folder. Raises UserError where it cannot be made, and where it holds anything."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        existing = next(out.iterdir(), None)
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
+    if existing is not None:
+        raise UserError(f"{out} is not an empty folder; choose another --out")
 
 
 def _described_rows(data: Encodings) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:

@@ -21,17 +21,10 @@ from grainline.evaluation.compare import (
     with_comparison,
 )
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.result import (
-    Result,
-    notes_on_training,
-    origin,
-    text_table,
-    writable,
-    write,
-)
+from grainline.evaluation.result import Result, notes_on_training, origin, text_table, writable, write
 from grainline.evaluation.score import MEMORY
 from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite, suite_class
-from grainline.evaluation.vectors import Embeddings, evaluation_of, open_vectors
+from grainline.evaluation.vectors import VectorEvaluation, open_vectors
 from grainline.loading import load
 from grainline.model import Model
 from grainline.progress import progress
@@ -107,7 +100,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
         raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
-    _refuse_options(suite, scoring)
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
     if earlier is not None:
         refuse_options(suite, earlier, str(compare_to))
@@ -118,7 +110,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         if path:
             writable(Path(path))
     if others:
-        evaluation = _of_vectors(suite, open_vectors(vectors, pairs, scores, similarity, images), settings)
+        evaluation = _of_vectors(suite, settings, open_vectors(vectors, pairs, scores, similarity, images))
     else:
         loaded = _loaded(model, scoring=scoring, patches=patches, context=context, walk_type=walk_type)
         source = open_data(data, images=images, size=loaded.method.size)
@@ -139,6 +131,13 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     return evaluation.result
 
 
+def _of_vectors(suite: Suite[Any], settings: Settings, embeddings: Any) -> Evaluation:
+    """The result of `Embeddings`, which stand in for a model: they have a `method`."""
+    result = suite.measure(embeddings.method, embeddings.data, settings)
+    result = result._replace(settings=result.settings | embeddings.about)
+    return VectorEvaluation(embeddings, embeddings.source, embeddings.data, result)
+
+
 def _loaded(model: Any, **options: Any) -> Model:
     if not isinstance(model, Model):
         return load(str(model), **options)
@@ -148,28 +147,17 @@ def _loaded(model: Any, **options: Any) -> Model:
     return model
 
 
-def _of_vectors(suite: Suite[Any], embeddings: Embeddings, settings: Settings) -> Evaluation:
-    result = suite.measure(embeddings.method, embeddings.data, settings)
-    return evaluation_of(embeddings, result._replace(settings=result.settings | embeddings.about))
-
-
 def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
     """The suite with its options. Raises UserError for an unknown one, with the nearest keyword."""
     if not isinstance(suite, str):
-        if options:
-            raise UserError(
-                f"{next(iter(options))}: options go with the name of a suite; a Suite has its own"
-            )
+        for name in options:
+            raise UserError(f"{name}: options go with the name of a suite; a Suite has its own")
         return suite
-    cls = suite_class(suite)
-    own = list(cls.Options.model_fields)
-    for name in options:
-        if name not in own:
-            near = suggestion(name, [*own, *signature(evaluate).parameters])
-            raise UserError(
-                f"evaluate has no option {name!r}{near};"
-                f" those of the suite {suite}: {', '.join(own) or 'none'}"
-            )
+    own = list(suite_class(suite).Options.model_fields)
+    for name in set(options) - set(own):
+        near = suggestion(name, [*own, *signature(evaluate).parameters])
+        those = f"those of the suite {suite}: {', '.join(own) or 'none'}"
+        raise UserError(f"evaluate has no option {name!r}{near}; {those}")
     values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     return load_suite(suite, **values)
 
@@ -186,21 +174,15 @@ def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, arguments: Mapp
             raise UserError("no model; give a run folder, a checkpoint, or the vectors of another program")
         if arguments["data"] is None or (isinstance(arguments["data"], Sequence) and not arguments["data"]):
             raise UserError('no data; give --data PATH..., such as --data photos/ (data="photos/" in Python)')
+        if arguments["scoring"] is not None and suite.replaces_scores:
+            what = f"{suite.name} {suite.replaces_scores}"
+            raise UserError(f"--scoring goes with suites that use the scores of the method; {what}")
         return
     if not suite.takes_vectors:
         raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")
     for name, value in arguments.items():
         if value is not None:
             raise UserError(f"{name} does not go with vectors of another program; leave it out")
-
-
-def _refuse_options(suite: Suite[Any], scoring: str | None) -> None:
-    """Raise UserError for options of the command that do not go with the suite."""
-    if scoring is not None and suite.replaces_scores:
-        raise UserError(
-            f"--scoring goes with suites that use the scores of the method; {suite.name}"
-            f" {suite.replaces_scores}"
-        )
 
 
 def as_text(result: Result) -> str:
@@ -222,12 +204,11 @@ def _differences(result: Result) -> Table:
 
 def write_html(path: str | Path, suite: Suite[Any], evaluation: Evaluation) -> None:
     """Write the page: its metrics, and single outcomes. Raises UserError if the place cannot be written."""
-    sections = [metrics_section([evaluation.result]), *suite.sections(evaluation)]
-    name = suite.title or suite.name.capitalize()
-    about = f"Measured on {evaluation.result.data['path']} at {evaluation.result.time}."
     result = evaluation.result
-    lead = summary(headline(suite, result))
-    write_page(path, render_page(f"{name} of {result.settings['model']}", lead, sections, [about]))
+    sections = [metrics_section([result]), *suite.sections(evaluation)]
+    title = f"{suite.title or suite.name.capitalize()} of {result.settings['model']}"
+    about = f"Measured on {result.data['path']} at {result.time}."
+    write_page(path, render_page(title, summary(headline(suite, result)), sections, [about]))
 
 
 def headline(suite: Suite[Any], result: Result) -> dict[str, str]:

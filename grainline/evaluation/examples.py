@@ -5,11 +5,13 @@ Images are read again from the source. Where one is not there any more, its plac
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from PIL import Image
+from torch import Tensor
 
 from grainline.data.captions import Sentence, sentences
 from grainline.data.decode import decode
@@ -18,11 +20,13 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
+from grainline.methods.base import HasAttention, Method, parts_of
 from grainline.methods.heat import read_area
 from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, WholeImage
 from grainline.report.page import LARGE, MissingImage
+from grainline.types import Encoded
 
 EXAMPLES = 6  # of a kind, on a page
 SENTENCES = 12  # of a text
@@ -89,18 +93,19 @@ class Evaluation(NamedTuple):
         self,
         titles: tuple[str, str],
         order: str,
-        places: tuple[Sequence[int], Sequence[int]],
         case: Callable[[int], Case],
+        *values: ArrayLike,
         about: str = "",
+        **choice: Any,
     ) -> list[CaseList]:
-        """The cases at some places of an order (`extremes`), one list for each end.
+        """The cases of the lowest values and of the highest, a list each; values and choice as in `extremes`.
 
         about  the images, in a sentence; "": `crop_sentence`
         """
         hints = (f"{order} {about or self.crop_sentence()}", order)
         return [
             CaseList(title, hint, [case(i) for i in some])
-            for title, hint, some in zip(titles, hints, places, strict=True)
+            for title, hint, some in zip(titles, hints, extremes(*values, **choice), strict=True)
         ]
 
     def crop_sentence(self) -> str:
@@ -119,6 +124,36 @@ class Evaluation(NamedTuple):
         else:
             how = "the model reads the square in their middle, what is dim it does not read"
         return f"Images are at most {LARGE} pixels wide or high; {how}."
+
+
+class Part(NamedTuple):
+    """A part of a text, in an image; the weights of its attention sum to 1."""
+
+    words: str
+    weight: Tensor  # [L + 1] float32 on the CPU; the last is the empty slot, where foreign parts should look
+
+    @property
+    def empty(self) -> float:
+        return float(self.weight[-1])
+
+
+def attention_of(method: Method, images: Encoded, texts: Encoded, strings: Sequence[str]) -> list[list[Part]]:
+    """The attention of text i in image i, part by part. A part that a short text repeats comes once.
+
+    images   [N] with tokens; texts [N]
+    strings  [N] these texts
+    """
+    assert isinstance(method, HasAttention), "ask `require_attention` first"
+    with torch.no_grad():
+        weight = method.attention(images, texts).cpu()  # [N, S, L + 1]
+    out = []
+    for one, real, text in zip(weight, texts.mask.cpu(), strings, strict=True):
+        unique: dict[str, Part] = {}
+        for words, row, is_real in zip(parts_of(method, text, len(one)), one, real, strict=True):
+            if is_real:
+                unique.setdefault(words, Part(words, row))
+        out.append(list(unique.values()))
+    return out
 
 
 def extremes(
@@ -142,11 +177,7 @@ def extremes(
 
 
 def spread(rank: np.ndarray, number: int) -> list[int]:
-    """Places of some values, evenly from the lowest value to the highest, both included.
-
-    >>> spread(np.array([5, 1, 9, 1, 2]), 3)
-    [1, 4, 2]
-    """
+    """Places of some values, evenly from the lowest value to the highest, both included."""
     order = np.argsort(rank, kind="stable")
     ends = np.linspace(0, len(order) - 1, min(number, len(order)))
     return [int(place) for place in order[np.rint(ends).astype(int)]]
@@ -195,19 +226,16 @@ def scored_parts(model: Model, image: ImageLike, text: str) -> tuple[list[Senten
     strings = [part for one, inside in zip(first, phrases, strict=True) for part in (one.text, *inside)]
     score = iter(model.score([image], strings)[0].tolist())
     scored = [
-        SentenceScore(
-            one.text, next(score), phrases=[SentenceScore(phrase, next(score)) for phrase in inside]
-        )
+        SentenceScore(one.text, next(score), phrases=[SentenceScore(x, next(score)) for x in inside])
         for one, inside in zip(first, phrases, strict=True)
     ]
-    cut_sentences = len(everything) - len(first)
-    cut_phrases, all_phrases = len(turns) - number.total(), len(turns)
+    cut_sentences, cut_phrases = len(everything) - len(first), len(turns) - number.total()
     parts = []
     if cut_sentences:
         parts.append(f"{cut_sentences} of {len(everything)} sentences, at the end")
     if cut_phrases:
         where = " in those shown" if cut_sentences else ""
-        parts.append(f"{cut_phrases} of {all_phrases} phrases{where}, at the end of their sentences")
+        parts.append(f"{cut_phrases} of {len(turns)} phrases{where}, at the end of their sentences")
     return scored, strings, f"Left out: {'; '.join(parts)}." if parts else ""
 
 
@@ -216,10 +244,6 @@ def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
 
     They are those that training takes with the filter `content`. A phrase that comes again, in whatever
     capitals, stands only in its first place, and one that is a whole sentence is left out.
-
-    >>> text = "A brown dog. It runs over wet sand next to a brown dog. Wet sand is next to a man."
-    >>> phrases_of(text, sentences(text))
-    [[], ['runs over', 'wet sand', 'next to'], ['a man']]
     """
     once: dict[str, Phrase] = {}
     for phrase in sorted(select(text, Rules().phrases(text)), key=lambda one: (one.start, -one.end)):

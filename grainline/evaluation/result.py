@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,15 +52,11 @@ class Metric(NamedTuple):
     def text(self, number: float | None) -> str:
         """A number in the unit of the metric.
 
-        >>> recall = Metric("R@1", 31.26, 20.0, 40.0, 500, 0.2, 0, "%")
-        >>> [recall.text(x) for x in (recall.value, recall.chance, 100.0)]
-        ['31.3 %', '0.20 %', '100.0 %']
+        >>> recall = Metric("R@1", 31.26, 28.74, 40.0, 500, 0.2, 0, "%")
+        >>> [recall.text(recall.value), recall.text(recall.chance), recall.ends()]
+        ['31.3 %', '0.20 %', '28.7 to 40.0 %']
         >>> Metric("median rank", 3.5, 3.0, 4.0, 500, 250.5, 0, "rank").text(1250.5)
         '1,250.5'
-        >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
-        '0.884'
-        >>> Metric("MRR", 0.2716, 0.2, 0.4, 500, None, 0, "reciprocal rank").text(0.2716)
-        '0.272'
         """
         if number is None:
             return "none"
@@ -68,20 +65,12 @@ class Metric(NamedTuple):
         return f"{number:,.{DECIMALS.get(self.unit, 3)}f}"
 
     def ends(self) -> str:
-        """The interval as text.
-
-        >>> Metric("R@1", 31.26, 28.74, 40.0, 500, 0.2, 0, "%").ends()
-        '28.7 to 40.0 %'
-        """
+        """The interval as text."""
         return f"{self.text(self.low).removesuffix(' %')} to {self.text(self.high)}"
 
 
 def labelled(name: str, unit: str) -> str:
-    """The name of a metric for a table.
-
-    >>> labelled("SSI", "change"), labelled("rSum", "sum")
-    ('SSI (lower is better)', 'rSum (0 to 600)')
-    """
+    """The name of a metric for a table."""
     if unit == "sum":
         return name.replace("rSum", "rSum (0 to 600)")
     return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
@@ -164,14 +153,7 @@ class Result(NamedTuple):
 
 
 def text_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text: the first column is aligned left, all others right.
-
-    >>> print(text_table("t", ["metric", "value"], [["R@1", "31.3 %"], ["median rank", "4.0"]]))
-    t
-    metric        value
-    R@1          31.3 %
-    median rank     4.0
-    """
+    """A table in plain text: the first column is aligned left, all others right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (head, *rows)
@@ -203,16 +185,13 @@ def now() -> str:
 
 def to_json(result: Result) -> str:
     """The result as JSON text: one metric a line, long lists not broken."""
-    metrics = ",\n".join("    " + _dumps(metric._asdict()) for metric in result.metrics)
+    dumps = partial(json.dumps, allow_nan=False)  # ASCII: file names need not be valid Unicode
+    metrics = ",\n".join("    " + dumps(metric._asdict()) for metric in result.metrics)
     lines = [
-        f'  "metrics": [\n{metrics}\n  ]' if k == "metrics" else f"  {_dumps(k)}: {_dumps(v)}"
+        f'  "metrics": [\n{metrics}\n  ]' if k == "metrics" else f"  {dumps(k)}: {dumps(v)}"
         for k, v in result._asdict().items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)  # ASCII: file names need not be valid Unicode
 
 
 def from_json(text: str, where: str = "the text") -> Result:
@@ -240,9 +219,8 @@ def read(path: str | Path) -> Result:
     try:
         text = read_plain(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {path}: {reason(error)}; expected a file of `grainline evaluate --json`"
-        ) from error
+        wanted = "a file of `grainline evaluate --json`"
+        raise UserError(f"cannot read {path}: {reason(error)}; expected {wanted}") from error
     return from_json(text, str(path))
 
 
@@ -256,17 +234,8 @@ def writable(path: Path) -> None:
             temporary_path(path).touch()
             temporary_path(path).unlink()
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {reason(error)}; name a file in a folder you may write to"
-        ) from None
-
-
-def _step(weights: Path) -> int | None:
-    try:
-        step: int = json.loads(read_plain(weights / STATE))["state"]["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return step
+        where = "a file in a folder you may write to"
+        raise UserError(f"cannot write {path}: {reason(error)}; name {where}") from None
 
 
 def origin(model: Model, path: str) -> dict[str, Any]:
@@ -282,11 +251,14 @@ def origin(model: Model, path: str) -> dict[str, Any]:
     way = {"scoring": values["scoring"]} if "scoring" in values else {}
     if way.get("scoring") == "conditioned" and "alpha" in values:
         way["scoring"] += f":{values['alpha']:g}"  # as `--scoring` takes it
+    step = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        step = json.loads(read_plain(weights / STATE))["state"]["step"]
     return {
         "model": path,
         "method": model.description.method,
         "weights": str(weights),
-        "step": _step(weights),
+        "step": step,
         "fingerprint": fingerprint(model),
         **way,
     }

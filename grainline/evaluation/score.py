@@ -5,9 +5,8 @@ Ranks are counted, not sorted. A first pass finds the score of the best positive
 passes cut the same tiles, so a pair has the same bits in both and equality means equality. Scores of pairs
 from the first pass are cached for the second, as far as memory allows.
 
-Scores of dot-product methods are summed in float64 and rounded to float32. That makes them independent of
-the tile they fall into, so that neither the memory limit nor the order of rows decides a tie, and equal
-vectors do tie.
+Scores of dot-product methods are summed in float64 and rounded to float32: they do not depend on the tile
+they fall into, so neither the memory limit nor the order of rows decides a tie, and equal vectors do tie.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from grainline.distributed import max_over_workers, part_of, sum_over_workers, workers
 from grainline.errors import UserError
-from grainline.evaluation.ranks import Ranks, refuse_nan
+from grainline.evaluation.statistics import Ranks, refuse_nan
 from grainline.methods.base import dot
 from grainline.types import Encoded, rows, same_image, to
 
@@ -61,9 +60,8 @@ class Both(NamedTuple):
 
 @torch.no_grad()
 def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEMORY) -> Both:
-    """Rank of the best positive of every image and every text, ties counted as wrong.
+    """Rank of the best positive of every image and every text that describes one, ties counted as wrong.
 
-    Texts are those that describe an image, in their order.
     Positives come from the `image` ids. Texts of no image (`image` = -1, foils) are candidates for every
     image and no query. `memory` bounds the bytes of a tile with all that is computed from it; for pairwise
     methods the temporaries inside `method.score` are estimated.
@@ -117,25 +115,18 @@ def all_scores(method: Scorer, images: Encoded, texts: Encoded, memory: int = ME
     return torch.cat([torch.cat([tile(r, c) for c in columns], 1) for r in rows_of])
 
 
-def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> Tensor:
-    """Score of every text with one image: [M].
-
-    of  [M] int64, row of `images` that text i is compared with
-    """
+def pair_scores(method: Scorer, images: Encoded, texts: Encoded, row: Tensor) -> Tensor:
+    """Score of every text with one image: [M]. row: [M] int64, the row of `images` of each text"""
     images, texts = prepared(method, images, texts)
     if not method.pairwise:
         a, b = images.vector, texts.vector
-        return torch.cat(
-            [
-                (a[of[i : i + SIDE]].double() * b[i : i + SIDE].double()).sum(1).float()
-                for i in range(0, len(of), SIDE)
-            ]
-        )
-    out = texts.vector.new_zeros(len(of), dtype=torch.float32)
+        blocks = [slice(i, i + SIDE) for i in range(0, len(row), SIDE)]
+        return torch.cat([(a[row[x]].double() * b[x].double()).sum(1).float() for x in blocks])
+    out = texts.vector.new_zeros(len(row), dtype=torch.float32)
     with torch.no_grad():
-        for row in of.unique().tolist():
-            text = (of == row).nonzero()[:, 0]
-            out[text] = method.score(rows(images, slice(row, row + 1)), rows(texts, text))[0].float()
+        for i in row.unique().tolist():
+            text = (row == i).nonzero()[:, 0]
+            out[text] = method.score(rows(images, slice(i, i + 1)), rows(texts, text))[0].float()
     return out
 
 

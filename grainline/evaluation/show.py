@@ -12,9 +12,15 @@ from grainline.data.descriptions import Descriptions
 from grainline.data.other_texts import OtherTexts, other_texts
 from grainline.errors import UserError
 from grainline.evaluation.result import writable
-from grainline.evaluation.show_panels import Photo, contrast_bar, heat_rows, photo_of, segment_panels
-from grainline.evaluation.show_selection import selection_panels
-from grainline.evaluation.text_attention import end_of_scale
+from grainline.evaluation.show_panels import (
+    Photo,
+    contrast_bar,
+    end_of_scale,
+    heat_rows,
+    photo_of,
+    segment_panels,
+    selection_panels,
+)
 from grainline.loading import load
 from grainline.methods.base import HasAttention, Method
 from grainline.model import Model
@@ -114,10 +120,8 @@ def description_of(known: Descriptions | None, image: str) -> str | None:
     """The description of an image file; None where the method reads none. Raises UserError for none."""
     description = None if known is None else known.of_file(image)
     if known is not None and description is None:
-        raise UserError(
-            f"the method reads a description of each image, and {image} has none in {known}: name"
-            " a file of `grainline data describe` with --descriptions"
-        )
+        what = f"the method reads a description of each image, and {image} has none in {known}"
+        raise UserError(f"{what}: name a file of `grainline data describe` with --descriptions")
     return description
 
 
@@ -134,16 +138,13 @@ def panels_of(model: Model, photo: Photo, texts: Sequence[str], limit: float, nu
         case = segment_panels(model, photo, texts if attends else (), limit)
     if null is None:
         return case
-    more = heat_rows(model, photo, texts, null)
-    image = case.rows[0].panels[0]
-    bar = contrast_bar()
-    image = image._replace(legend=[*image.legend, bar])
-    alone = len(case.rows) == 1 and len(case.rows[0].panels) == 1
-    if alone:
-        first = more[0]._replace(panels=[image, *more[0].panels])
-        return case._replace(rows=[first, *more[1:]])
-    first = case.rows[0]._replace(panels=[image, *case.rows[0].panels[1:]])
-    return case._replace(rows=[first, *case.rows[1:], *more])
+    more, (first, *rest) = heat_rows(model, photo, texts, null), case.rows
+    image = first.panels[0]
+    image = image._replace(legend=[*image.legend, contrast_bar()])
+    if not rest and len(first.panels) == 1:  # the image alone, beside the first sentence
+        first, *more = more
+        return case._replace(rows=[first._replace(panels=[image, *first.panels]), *more])
+    return case._replace(rows=[first._replace(panels=[image, *first.panels[1:]]), *rest, *more])
 
 
 def how_to_read(

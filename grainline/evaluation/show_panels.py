@@ -1,4 +1,4 @@
-"""The figure of an image in `grainline show`: its segments, attention of texts, heat of sentences."""
+"""The figure of an image in `grainline show`: segments, attention, heat of sentences, or selected patches."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,23 +6,38 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from grainline.data.pairs import original
 from grainline.data.transforms import Box
-from grainline.evaluation.examples import scored_parts
-from grainline.evaluation.text_attention import attention_maps
+from grainline.evaluation.examples import Part, attention_of, scored_parts
+from grainline.evaluation.suites.phrases import pieces
 from grainline.methods.heat import heat_overlay, over_image, read_area, token_heat
 from grainline.model import ImageLike, Model, given
+from grainline.nn.patch_selection.selector import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.case import Case, Panel, Row
-from grainline.report.heatmap import LegendEntry, dark_outside, ramp, ruled, scale_bar, segmented
+from grainline.report.heatmap import (
+    LegendEntry,
+    dark_outside,
+    patch_count,
+    ramp,
+    ruled,
+    scale_bar,
+    segmented,
+    selected_patches,
+    shares,
+)
 from grainline.report.png import PIXELS
-from grainline.types import Encoded, Images
+from grainline.types import Encoded, Images, each, rows
 
 BAR = 90, 18  # pixels of a colour scale
 LONGEST = 720  # pixels of the longer side of an image in a figure; larger ones are shrunk first
 OPEN, CLOSE = "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"  # around a phrase
 SQUARE, WHOLE = "the image; what is dark is not read", "the image"
+TIMES = 8  # end of the scale of maps, as a multiple of the weight of each token if all had the same
+WORDS = 40  # of a caption, from its start
+CAPTION, DESCRIPTION = "caption", "description"
 
 
 class Photo(NamedTuple):
@@ -60,11 +75,33 @@ def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
     if model.transform.square.patches is not None:
         return []
     pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
+    image = torch.zeros(1, dtype=torch.int64, device=model.device)
     with torch.no_grad():
-        maps = model.method.towers.segmentations(
-            Images(pixels, torch.zeros(1, dtype=torch.int64, device=model.device))
-        )
-    return [one[0].cpu().numpy() for one in maps]
+        return [one[0].cpu().numpy() for one in model.method.towers.segmentations(Images(pixels, image))]
+
+
+def end_of_scale(model: Model, square: ImageLike) -> float:
+    """The weight that has the full colour, the same for all images of a model."""
+    grid = model.method.grid
+    if isinstance(model.method, SelectsPatches) and grid is not None:
+        return min(1.0, TIMES / (grid[0] * grid[1]))
+    return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
+
+
+def attention_maps(
+    model: Model, image: ImageLike, texts: Sequence[str], area: Box, size: tuple[int, int]
+) -> list[list[tuple[Part, np.ndarray]]]:
+    """The attention of the parts of each text in an image: each with its weights over the pixels, [H, W]
+
+    area, size  what is read of the image, and its width and height, as in `methods.heat.over_image`
+    """
+    method, images = model.method, model.encode(images=[image])
+    same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
+    parts_of_texts = attention_of(method, same, model.encode(texts=texts), texts)
+    return [
+        [(part, over_image(method, images, part.weight[:-1].to(model.device), area, size)) for part in parts]
+        for parts in parts_of_texts
+    ]
 
 
 def segment_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
@@ -99,6 +136,7 @@ def segment_panels(model: Model, photo: Photo, texts: Sequence[str], limit: floa
 
 
 def weights_bar(limit: float) -> LegendEntry:
+    """The colours of weights up to a limit."""
     return colour_bar(ramp(*BAR), "from none to orange", f"0 to {limit:.3g}")
 
 
@@ -136,3 +174,105 @@ def heat_rows(model: Model, photo: Photo, texts: Sequence[str], null: Encoded) -
             out.append(Row(panels, head, large=True))
             head = ""
     return out
+
+
+class Match(NamedTuple):
+    """A token of the image, and the words of a caption that find it."""
+
+    token: str  # its name
+    words: list[tuple[str, float]]  # with their cosines
+    share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
+
+
+def selection_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
+    """An image with the patches that stay for each of some captions, and the tokens that their words find.
+
+    limit  the share of a patch in a token that has the full colour
+    """
+    square, description = photo.square, photo.description
+    selection, grid = selection_of(model, square, texts, description), model.method.grid
+    out = []
+    for i, text in enumerate(texts):
+        one = rows(selection, slice(i, i + 1))
+        number = f" {i + 1}" if len(texts) > 1 else ""
+        before = f"Description: {description}\n" if description and not i else ""
+        panels = stays(one, square, grid, joint=model.method.reads_descriptions)
+        head = f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}"
+        out.append(Row(panels if i else [photo.panel(weights_bar(limit)), *panels], head, large=True))
+        words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
+        panels = []
+        for match in matches(one, words, grid):
+            cosines = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
+            where = place(match.share) if match.share.any() else "without a place"
+            image = shares(square, match.share, limit, PIXELS)
+            panels.append(Panel(cosines, image, match.token, alt=f"{cosines}: {match.token}, {where}"))
+        left = f", of which the first {WORDS} are shown" if len(words) > WORDS else ""
+        mean = f"{float(one.cosine[0][one.words[0]].mean()):.3f}{left}"
+        what = f"What its words and pieces of words find: cosines, whose mean over all {len(words)} is {mean}"
+        out.append(Row(panels, what, large=True))
+    return Case(photo.name, rows=out)
+
+
+def selection_of(
+    model: Model, square: Image.Image, texts: Sequence[str], description: str | None
+) -> Selection:
+    """The patches of a square that stay for each text, and the tokens of words: [M] rows, on the CPU"""
+    method = model.method
+    assert isinstance(method, SelectsPatches), "ask `check_texts` first"
+    image = model.encode(images=[given(square, description)])
+    same = rows(image, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
+    return each(lambda x: x.cpu(), method.select_patches(same, model.encode(texts=texts)))
+
+
+def stays(
+    selection: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool
+) -> list[Panel]:
+    """The image with the patches that stay, for each choice that there is, and for either of both.
+
+    selection  one row
+    joint      whether a lone choice of the caption knows the description too
+    """
+    masks = {CAPTION: selection.by_text, DESCRIPTION: selection.by_description}
+    maps = {f"kept for the {what}": _on_grid(x[0], grid) for what, x in masks.items() if x is not None}
+    if joint and selection.by_description is None:
+        maps = {"kept for caption and description, which choose by one score": next(iter(maps.values()))}
+    if len(maps) == 2:
+        maps["kept for either of both"] = np.logical_or(*maps.values())
+    return [
+        Panel(what, selected_patches(square, x, PIXELS), patch_count(x), alt=f"{what}: {place(x * 1.0)}")
+        for what, x in maps.items()
+    ]
+
+
+def matches(selection: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
+    """The tokens that the first WORDS words find, in the order of the words, each token once.
+
+    selection  one row
+    words      all words that it compares
+    """
+    real = selection.words[0]
+    out: dict[int, Match] = {}
+    tokens, cosines = selection.token[0][real].tolist(), selection.cosine[0][real].tolist()
+    for word, token, cosine in list(zip(words, tokens, cosines, strict=True))[:WORDS]:
+        share = _on_grid(selection.shares[0, token], grid)
+        match = out.setdefault(token, Match(_token_name(selection.kind, token, share), [], share))
+        match.words.append((word, cosine))
+    return list(out.values())
+
+
+def _token_name(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
+    kind = kinds[token]
+    if kind == PATCH:
+        row, column = divmod(token, share.shape[1])
+        return f"patch in row {row + 1}, column {column + 1}"
+    return {
+        SLOT: f"aggregated token {token + 1} of {kinds.count(SLOT)}",
+        REST: "one token of what is dropped",
+        CLASS: "the class token, without a place",
+    }[kind]
+
+
+def _on_grid(values: Tensor, grid: tuple[int, int] | None) -> np.ndarray:
+    """Values of patches [L] where the patches lie: [G, G]"""
+    assert grid is not None, "selected patches lie on a grid"
+    return values.view(grid).numpy()

@@ -1,8 +1,7 @@
 """The frame of all suites: the class of a suite, and the way from outcomes to a result.
 
-A suite asks one question of a model. `Suite.encode` walks over a source once with the suite's collector,
-`Suite.measure` makes a `Result` of the collected data. A suite of one's own is a subclass in any module that
-can be imported; it is named `module:Class`.
+`Suite.encode` walks over a source once with the suite's collector, `Suite.measure` makes a `Result` of the
+collected data. A suite of one's own is a subclass in any module, named `module:Class`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,9 +20,9 @@ from grainline.errors import UserError, suggestion
 from grainline.evaluation import SUITES
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
 from grainline.evaluation.examples import EXAMPLES, Evaluation
-from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
+from grainline.evaluation.statistics import from_replicates, replicates, wilson
 from grainline.model import Model
 from grainline.report.case import CaseList, cases_html
 from grainline.report.page import Section, facts, hint
@@ -57,21 +56,8 @@ class Settings(NamedTuple):
         return {"resamples": self.resamples, "seed": self.seed}
 
 
-class Inputs(NamedTuple):
-    """The arguments of `Suite.encode`, after its checks: `settings.captions` is set."""
-
-    model: Model
-    source: Source
-    settings: Settings
-    descriptions: Descriptions | None
-    progress: Progress | None
-
-
 class MetricSamples(NamedTuple):
-    """One metric of one set of queries, with its value in every resample.
-
-    Its unit is one of `Metric`, or "share": of 1, which a result has in per cent.
-    """
+    """One metric of some queries, with its value in every resample. A result has a "share" in per cent."""
 
     value: float
     samples: np.ndarray  # [R]
@@ -85,19 +71,19 @@ class MetricSamples(NamedTuple):
         """The same as a result has it: a share in per cent."""
         if self.unit != "share":
             return self
-        wilson = self.wilson and (100 * self.wilson[0], 100 * self.wilson[1])
-        return MetricSamples(
-            100 * self.value, 100 * self.samples, self.queries, self.chance and 100 * self.chance, self.ties,
-            "%", wilson,
-        )  # fmt: skip
+        return self._replace(
+            value=100 * self.value,
+            samples=100 * self.samples,
+            chance=self.chance and 100 * self.chance,
+            unit="%",
+            wilson=self.wilson and (100 * self.wilson[0], 100 * self.wilson[1]),
+        )
 
 
 class Outcomes(NamedTuple):
     """The single outcomes of a suite, from which metrics are computed."""
 
-    queries: dict[
-        str, Any
-    ]  # lists of outcomes, as JSON has them behind the keys of the images, for `metrics`
+    queries: dict[str, Any]  # lists of outcomes, as JSON has them behind the keys of the images
     notes: tuple[str, ...] = ()  # for readers of the numbers
     settings: Mapping[str, Any] = {}  # added to `Result.settings`
     data: Mapping[str, Any] = {}  # added to `Result.data`
@@ -166,20 +152,23 @@ class Suite(ABC, Generic[O]):
         """The source as the suite reads it. Raises UserError as `check` and `encode_source` do."""
         self.check(model, source)
         captions = self.choose_captions(settings.captions)
-        own = descriptions is not None and descriptions.own and self.needs_text
-        if own and captions == "auto":
-            captions = "each"
-        if own and captions == "whole":
-            raise UserError(
-                "--captions whole reads the long captions, which describe their own images here: "
-                "give --captions first, or each, or other descriptions"
-            )
-        return self.walk(Inputs(model, source, settings._replace(captions=captions), descriptions, progress))
+        if descriptions is not None and descriptions.own and self.needs_text:
+            captions = "each" if captions == "auto" else captions
+            if captions == "whole":
+                raise UserError(
+                    "--captions whole reads the long captions, which describe their own images here: "
+                    "give --captions first, or each, or other descriptions"
+                )
+        settings = settings._replace(captions=captions)
+        descriptions = descriptions if self.encodes_images else None
+        return self.walk(model, source, settings, descriptions=descriptions, progress=progress)
 
-    def walk(self, inputs: Inputs) -> Encodings:
-        """Walk over the source once. A suite that needs another walk, or more of them, overrides this."""
-        model, source = self.prepare(inputs.model, inputs.source)
-        settings = inputs.settings
+    def walk(self, model: Model, source: Source, settings: Settings, **others: Any) -> Encodings:
+        """Walk over the source once. A suite that needs another walk, or more of them, overrides this.
+
+        others  descriptions and progress, as `Walk` has them
+        """
+        model, source = self.prepare(model, source)
         collector = self.collector(model, source, settings)
         return encode_source(
             model,
@@ -190,10 +179,9 @@ class Suite(ABC, Generic[O]):
             encode_texts=self.encodes_captions,
             keep_tokens=self.keeps_tokens,
             collectors={} if collector is None else {self.name: collector},
-            descriptions=inputs.descriptions if self.encodes_images else None,
             batch=settings.batch_size,
             max_corrupt=settings.max_corrupt,
-            progress=inputs.progress,
+            **others,
         )
 
     @abstractmethod
@@ -265,16 +253,12 @@ class Suite(ABC, Generic[O]):
             raise UserError(f"{data.path} was encoded for other suites; encode it with the {self.name} suite")
         return data.collected[self.name]
 
-    def choose_captions(self, given: str | None) -> Captions:
+    def choose_captions(self, mode: str | None) -> Captions:
         """The texts of a record that are read. Raises UserError for a mode that the suite does not allow."""
-        if given is None:
-            return self.captions[0]
-        if given not in self.captions:
-            raise UserError(
-                f"--captions is {given!r}{suggestion(given, self.captions)}; {self.name} reads {self.reads}; "
-                f"allowed: {', '.join(self.captions)}"
-            )
-        return given
+        if mode is not None and mode not in self.captions:
+            near, modes = suggestion(mode, self.captions), ", ".join(self.captions)
+            raise UserError(f"--captions is {mode!r}{near}; {self.name} reads {self.reads}; allowed: {modes}")
+        return self.captions[0] if mode is None else mode
 
 
 def variant(source: Source, method: str) -> Source:
@@ -302,18 +286,16 @@ def suite_class(name: str) -> type[Suite[Any]]:
 
 
 def load_suite(name: str, changes: Sequence[str] = (), **options: Any) -> Suite[Any]:
-    """A suite with options, each "key=value" or "SUITE.key=value", as `--suite` and `--set` take them.
-
-    options  the same as values: protocol="coco-5k"
+    """A suite with options, each "key=value" or "SUITE.key=value" as `--set` takes them, or a keyword.
 
     Raises UserError as `suite_class` does, for an unknown option and for a value that is not allowed.
     """
     cls = suite_class(name)
     values = override({}, list(changes)) | options
-    with_prefix = values.pop(cls.name, {}) if cls.name not in cls.Options.model_fields else {}
-    if not cls.Options.model_fields and (values or with_prefix):
-        raise UserError(f"--set {next(iter(values or with_prefix))}: --suite {cls.name} has no options")
-    return cls(parse(cls.Options, {**values, **with_prefix}, f"--set, --suite {cls.name}"))
+    nested = values.pop(cls.name, {}) if cls.name not in cls.Options.model_fields else {}
+    if not cls.Options.model_fields and (values or nested):
+        raise UserError(f"--set {next(iter(values or nested))}: --suite {cls.name} has no options")
+    return cls(parse(cls.Options, {**values, **nested}, f"--set, --suite {cls.name}"))
 
 
 def suite_of(result: Result) -> Suite[Any]:
@@ -337,13 +319,12 @@ def settings_of(result: Result) -> Settings:
 
 def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tuple[Metric, ...]:
     """Metrics with their intervals."""
-    return tuple(
-        Metric(
-            name, *from_replicates(one.value, one.samples, settings.level), one.queries, one.chance, one.ties,
-            one.unit, one.wilson,
-        )
-        for name, one in ((name, one.in_unit()) for name, one in samples.items())
-    )  # fmt: skip
+    out = []
+    for name, one in samples.items():
+        one = one.in_unit()
+        ends = from_replicates(one.value, one.samples, settings.level)
+        out.append(Metric(name, *ends, one.queries, one.chance, one.ties, one.unit, one.wilson))
+    return tuple(out)
 
 
 def mean_of(metrics: Sequence[MetricSamples]) -> MetricSamples:
@@ -371,7 +352,9 @@ def accuracy(
     """
     mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
     metric = mean_metric(mean, image, mean.size * len(right), chance, ties, "share", settings)
-    return metric._replace(wilson=wilson_ends(mean, len(right), settings))
+    if len(right) > 1:
+        return metric
+    return metric._replace(wilson=wilson(int(mean.sum()), len(mean), settings.level)[1:])
 
 
 def mean_metric(
@@ -388,11 +371,6 @@ def mean_metric(
     return MetricSamples(float(values.mean()), samples, queries, chance, ties, unit)
 
 
-def wilson_ends(right: np.ndarray, runs: int, settings: Settings) -> tuple[float, float] | None:
-    """Wilson's interval of the share of queries [Q] that are right, 0 or 1; None for several runs."""
-    return wilson(int(right.sum()), len(right), settings.level)[1:] if runs == 1 else None
-
-
 def count_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
     """A note of each number that is not 0, with what it counts."""
-    return tuple(f"{number} {what}" for what, number in counts.items() if number)
+    return tuple(f"{number:,} {what}" for what, number in counts.items() if number)

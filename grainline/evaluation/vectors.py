@@ -13,7 +13,7 @@ is no query. Names that are files, seen from the folder of the pairs, are shown 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from grainline.errors import UserError, amount, some, suggestion
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Cosine
-from grainline.model import Model
 from grainline.report.case import CaseImage
 from grainline.report.page import MissingImage
 from grainline.types import Encoded
@@ -75,11 +74,11 @@ class Embeddings(NamedTuple):
     method: Any  # a `Scorer`
     data: Encodings
     source: ImageTextPairs  # the images behind the rows, as far as pairs name files
-    about: dict[str, Any]  # for `Result.settings`, as `fingerprint.origin` has it of a model
+    about: dict[str, Any]  # for `Result.settings`, as `result.origin` has it of a model
 
 
 class VectorEvaluation(Evaluation):
-    """A result of vectors: images are shown whole, and nothing looks into them."""
+    """A result of `Embeddings` in place of a model: images are shown whole, and nothing looks into them."""
 
     def image(self, row: int) -> Image.Image | MissingImage:
         try:
@@ -98,17 +97,8 @@ class VectorEvaluation(Evaluation):
     whole_sentence = crop_sentence
 
 
-def evaluation_of(embeddings: Embeddings, result: Any) -> Evaluation:
-    """The evaluation of a page about vectors."""
-    return VectorEvaluation(cast(Model, embeddings), embeddings.source, embeddings.data, result)
-
-
 def open_vectors(
-    vectors: Any,
-    pairs: Any = None,
-    scores: Any = None,
-    similarity: str = "cosine",
-    images: str | None = None,
+    vectors: Any, pairs: Any = None, scores: Any = None, similarity: str = "cosine", images: str | None = None
 ) -> Embeddings:
     """Vectors with their pairs, ready for `Suite.measure`.
 
@@ -127,15 +117,13 @@ def open_vectors(
         raise UserError(f"similarity is {similarity!r}{near}; allowed: {', '.join(SIMILARITIES)}")
     if vectors is None and scores is None:
         raise UserError("no vectors and no scores; give the vectors of images and of texts")
-    name, rows = "scores", _Rows(None, None)
+    name, known, own_pairs = "scores", None, None
     if vectors is not None:
-        (a, b), name, rows = _both_sides(vectors)
+        (a, b), name, known, own_pairs = _both_sides(vectors)
         image, text = _vectors(a, "image", similarity), _vectors(b, "text", similarity)
-        if image.shape[1] != text.shape[1]:
-            raise UserError(
-                f"vectors of images have {image.shape[1]} numbers and those of texts {text.shape[1]};"
-                " they must have as many to be compared"
-            )
+        a, b = image.shape[1], text.shape[1]
+        if a != b:
+            raise UserError(f"vectors of images have {a} numbers and those of texts {b}; both need as many")
     method: Any = Dot()
     if scores is not None:
         matrix = _matrix(scores)
@@ -143,28 +131,23 @@ def open_vectors(
         if vectors is None:
             image, text = (torch.zeros(number, 1) for number in matrix.shape)
         if matrix.shape != (len(image), len(text)):
-            raise UserError(
-                f"scores are {list(matrix.shape)}; {amount(len(image), 'image')} and"
-                f" {amount(len(text), 'text')} need [{len(image)}, {len(text)}], images in the rows"
-            )
+            sizes = f"{amount(len(image), 'image')} and {amount(len(text), 'text')}"
+            wanted = f"[{len(image)}, {len(text)}], images in the rows"
+            raise UserError(f"scores are {list(matrix.shape)}; {sizes} need {wanted}")
     where = str(pairs) if isinstance(pairs, str | Path) else "the pairs"
     if pairs is None:
-        if rows.pairs is None:
-            raise UserError(
-                f"no pairs: give a file with one line a text, {FORM}, or the row of the image of each"
-            )
-        pairs, where = rows.pairs, "rows.jsonl"
+        if own_pairs is None:
+            raise UserError(f"no pairs: give a file with one line a text, {FORM}, or the row of each image")
+        pairs, where = own_pairs, "rows.jsonl"
     lines = _lines(pairs, where)
-    owner, strings, keys = _matched(lines, where, len(image), len(text), rows.keys)
+    owner, strings, keys = _matched(lines, where, len(image), len(text), known)
     order = (
         f"names of images stand for rows of the vectors in order of first appearance: {keys[0]} is row 0, "
         f"{keys[-1]} row {len(keys) - 1}; where the vectors are in another order, give rows in place of names"
     )
-    named = rows.keys is None and any(isinstance(line["image"], str) for line in lines)
-    folder = images or (str(Path(where).parent) if Path(where).suffix else ".")
-    number = torch.arange(len(image))
+    named = known is None and any(isinstance(line["image"], str) for line in lines)
     data = Encodings(
-        images=_encoded(image, number),
+        images=_encoded(image, torch.arange(len(image))),
         texts=_encoded(text, torch.tensor(owner)),
         keys=tuple(keys),
         strings=tuple(strings),
@@ -178,25 +161,19 @@ def open_vectors(
         blank=0,
         cut=0,
         positions=tuple(range(len(image))),
-        remarks=(order,) if named else (),
+        remarks=(order,) * named,
     )
-    about = {
-        "model": name,
-        "method": "scores" if scores is not None else "vectors",
-        "similarity": "scores" if scores is not None else similarity,
-    }
+    kind = ("vectors", similarity) if scores is None else ("scores", "scores")
+    about = {"model": name, "method": kind[0], "similarity": kind[1]}
+    folder = images or (str(Path(where).parent) if Path(where).suffix else ".")
     return Embeddings(method, data, ImageTextPairs(zip(keys, [()] * len(keys), strict=True), folder), about)
 
 
-class _Rows(NamedTuple):
-    """The content of rows.jsonl of `grainline encode`."""
-
-    keys: list[str] | None  # of the images
-    pairs: list[dict[str, Any]] | None  # of the texts
+Pairs = list[dict[str, Any]] | None
 
 
-def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
-    """The arrays of images and of texts, their name, and the rows of a folder."""
+def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, list[str] | None, Pairs]:
+    """The arrays of images and of texts, their name, and the keys and pairs of a folder."""
     if isinstance(vectors, str | Path | Mapping):
         vectors = [vectors]
     if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
@@ -204,19 +181,23 @@ def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, _Rows]:
     names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
     arrays = [_arrays(one) for one in vectors]
     sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
-    first, last = _folder_rows(vectors[0]), _folder_rows(vectors[-1])
-    return sides, " and ".join(dict.fromkeys(names)), _Rows(first.keys, last.pairs)
+    return (
+        sides,
+        " and ".join(dict.fromkeys(names)),
+        _folder_rows(vectors[0])[0],
+        _folder_rows(vectors[-1])[1],
+    )
 
 
-def _folder_rows(vectors: Any) -> _Rows:
+def _folder_rows(vectors: Any) -> tuple[list[str] | None, Pairs]:
+    """The keys of the images and the pairs in rows.jsonl of a folder of `grainline encode`."""
     if not isinstance(vectors, str | Path) or not (file := Path(vectors) / "rows.jsonl").is_file():
-        return _Rows(None, None)
-    lines = read_text(str(file)).split("\n")
+        return None, None
     try:
-        rows = [parse_json(line) for line in lines if line]
+        rows = [parse_json(line) for line in read_text(str(file)).split("\n") if line]
         texts = [row for row in rows if row["side"] == "texts" and "key" in row]
         pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
-        return _Rows([str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None)
+        return [str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None
     except (ValueError, TypeError, KeyError):
         raise UserError(f"{file} is not as `grainline encode` writes it; encode again") from None
 
@@ -271,9 +252,7 @@ def _vectors(array: Any, side: str, similarity: str) -> Tensor:
             empty = (block == 0).all(1)
             if bool(empty.any()):
                 row = start + int(empty.nonzero()[0, 0])
-                raise UserError(
-                    f"vector {row} of the {side}s has length 0, so no cosine; leave it out, or take dot"
-                )
+                raise UserError(f"vector {row} of the {side}s has length 0, so no cosine; or take dot")
             block = F.normalize(block / block.abs().amax(1, keepdim=True), dim=1)
         out[start : start + len(block)] = block
     return out
@@ -313,17 +292,15 @@ def _matrix(scores: Any) -> np.ndarray:
 def _lines(pairs: Any, where: str) -> list[Mapping[str, Any]]:
     """The fields of each text, in the order of the texts."""
     if isinstance(pairs, str | Path):
-        lines = [line for line in read_text(str(pairs)).split("\n") if line.strip()]
+        text = read_text(str(pairs))
         try:
-            pairs = [parse_json(line) for line in lines]
+            pairs = [parse_json(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise UserError(f"{where} is no file of JSON lines, each {FORM}: {error}") from None
     if isinstance(pairs, Tensor | np.ndarray):
         pairs = pairs.tolist()
     if not isinstance(pairs, Sequence):
-        raise UserError(
-            f"{where} are of type {type(pairs).__name__}; give a file, or a list with one entry a text"
-        )
+        raise UserError(f"{where} are of type {type(pairs).__name__}; give a file, or a list of one a text")
     return [_line(one, i, where) for i, one in enumerate(pairs)]
 
 
@@ -334,14 +311,11 @@ def _line(one: Any, number: int, where: str) -> Mapping[str, Any]:
         one = {"image": one}
     if not isinstance(one, Mapping) or "image" not in one or not isinstance(one.get("text", ""), str):
         raise UserError(f"{where}: entry {number + 1} is no pair; write {FORM}")
-    if isinstance(one["image"], bool | list | dict | float) or _long(one["image"]):
+    image = one["image"]
+    # A number that no row has may have too many digits to be printed.
+    if isinstance(image, bool | list | dict | float) or (isinstance(image, int) and abs(image) >= 2**63):
         raise UserError(f"{where}: entry {number + 1}: image is a row or a name, one of them, or null")
     return one
-
-
-def _long(value: Any) -> bool:
-    """Whether it is a number that no row has, and that may have too many digits to be printed."""
-    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _matched(
@@ -349,10 +323,8 @@ def _matched(
 ) -> tuple[list[int], list[str], list[str]]:
     """The row of the image of each text (-1 for none), the texts, and the names of the images."""
     if len(lines) != texts:
-        raise UserError(
-            f"{where} has {amount(len(lines), 'line')} for {amount(texts, 'text vector')};"
-            " one a text is needed"
-        )
+        sizes = f"{amount(len(lines), 'line')} for {amount(texts, 'text vector')}"
+        raise UserError(f"{where} has {sizes}; one a text is needed")
     if keys is not None and len(set(keys)) < images:
         raise UserError(f"rows.jsonl names {len(set(keys))} images for {amount(images, 'image vector')}")
     values = [line["image"] for line in lines]
@@ -360,10 +332,8 @@ def _matched(
     if named and any(isinstance(value, int | np.integer) for value in values):
         raise UserError(f"{where} has rows and names of images; use one of them throughout")
     if named and keys is None and len(named) != images:
-        raise UserError(
-            f"{where} names {amount(len(named), 'image')} for {amount(images, 'image vector')}; names"
-            " stand for rows in order of first appearance, so each image needs a text; or give rows"
-        )
+        sizes = f"{amount(len(named), 'image')} for {amount(images, 'image vector')}"
+        raise UserError(f"{where} names {sizes}; each image needs a text that names it, or give rows")
     rows = {key: i for i, key in enumerate(named if keys is None else keys)}
     names = dict(enumerate(rows)) if rows and (named or keys) else {}
     owner = []
@@ -381,10 +351,5 @@ def _matched(
 
 def _encoded(vector: Tensor, image: Tensor) -> Encoded:
     number = len(vector)
-    return Encoded(
-        vector,
-        vector.new_zeros(number, 0, vector.shape[1]),
-        torch.zeros(number, 0).bool(),
-        torch.arange(number),
-        image,
-    )
+    tokens, mask = vector.new_zeros(number, 0, vector.shape[1]), torch.zeros(number, 0).bool()
+    return Encoded(vector, tokens, mask, torch.arange(number), image)

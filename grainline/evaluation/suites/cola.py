@@ -16,10 +16,18 @@ from grainline.data.benchmarks.contests import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
+from grainline.evaluation.statistics import refuse_nan
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    Suite,
+    accuracy,
+    count_notes,
+)
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
@@ -64,17 +72,16 @@ class ColaSuite(Suite[NoOptions]):
             "right": (margin > 0).int().tolist(),
             "tied": (margin == 0).int().tolist(),
         }
-        skipped = items.all - len(items.number)
-        notes = []
-        if skipped:
-            notes.append(f"{skipped} of {items.all} items were skipped: an image of theirs cannot be used")
-        groups = len(np.unique(connected(items.images.numpy())))
+        skipped, groups = items.all - len(items.number), len(np.unique(connected(items.images.numpy())))
+        notes = count_notes(
+            {f"of {items.all} items were skipped: an image of theirs cannot be used": skipped}
+        )
         if groups < len(items.number):
-            notes.append(
+            notes += (
                 f"{len(items.number)} items share images: the interval draws {groups} groups of them that"
-                " share none; Wilson's interval in the JSON takes items for independent"
+                " share none; Wilson's interval in the JSON takes items for independent",
             )
-        return Outcomes(queries, tuple(notes), data={"items": items.all, "items_left_out": skipped})
+        return Outcomes(queries, notes, data={"items": items.all, "items_left_out": skipped})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """The accuracy; the bootstrap draws groups of items that share no image."""
@@ -96,22 +103,19 @@ class ColaSuite(Suite[NoOptions]):
                 which = "this image" if right > wrong else "the other image" if right < wrong else "neither"
                 below = f"{data.keys[row]}. This caption finds {which}, {ahead(abs(right - wrong))}."
                 panels.append(Panel(texts[own], evaluation.image(row), below, alt=f"image {data.keys[row]}"))
-            by = float(margin[i])
-            return Case(lead(by), f"item {items.number[i] + 1:,}", by > 0, rows=[Row(panels, large=True)])
+            gap = float(margin[i])
+            title, row = f"item {items.number[i] + 1:,}", Row(panels, large=True)
+            return Case(lead(gap), title, gap > 0, rows=[row])
 
-        order = (
-            "Sorted by the smaller of two margins: the score of a caption with its own image less the other."
-        )
+        order = "Sorted by the smaller margin: the score of a caption with its own image less the other."
         titles = ("Items: most wrong", "Items: most right")
-        return evaluation.both_ends(titles, order, extremes(margin, number=number), case)
+        return evaluation.both_ends(titles, order, case, margin, number=number)
 
 
 def items_file(source: Source) -> Cola:
     """The source, if it is a file of items. Raises UserError else."""
     if not isinstance(source, Cola):
-        raise UserError(
-            f"{source.path} is not a file of items; --suite cola takes one JSON file with rows {ROW}"
-        )
+        raise UserError(f"{source.path} is no file of items; --suite cola takes one JSON file of rows {ROW}")
     return source
 
 
@@ -157,9 +161,6 @@ def margins(score: Tensor) -> Tensor:
     """Margin by which the caption that is surer of the wrong image prefers its own: [P], right above zero.
 
     score  [P, image 2, caption 2]
-
-    >>> margins(torch.tensor([[[0.25, 0.25], [0.25, 0.5]], [[0.5, 0.5], [0.25, 0.25]]]))
-    tensor([ 0.0000, -0.2500])
     """
     first, second = score[:, 0, 0] - score[:, 1, 0], score[:, 1, 1] - score[:, 0, 1]
     return torch.minimum(first, second)

@@ -1,19 +1,17 @@
 """Referring expressions: of the boxes in an image, which one does an expression refer to?
 
 The protocol of ReCLIP (Subramanian et al., arXiv 2204.05991) for RefCOCO, RefCOCO+ and RefCOCOg, without
-training for it. In five steps:
-  1. squash the whole image into the square that the model reads;
-  2. read the expression in lower case, without a prompt around it;
-  3. make maps of it over the pixels of the image, as below;
-  4. score each box by the sum of the map inside over the square root of its area, and choose the highest;
-  5. it is right if its IoU with the true box is above one half, unless a wrong one has the same score.
+training for it. In four steps:
+  1. squash the whole image into the square that the model reads; read the expression in lower case, without a
+     prompt around it;
+  2. make maps of it over the pixels of the image: `gradient` and `centred gradient` (gradient_maps.py) of
+     methods whose scores read tokens; `heat`, the method's own, stretched to 0 .. 1; on request `attention`;
+     and `largest box`, the same everywhere: the accuracy of a map that ignores the text;
+  3. score each box by the sum of the map inside over the square root of its area, and choose the highest;
+  4. it is right if its IoU with the true box is above one half, unless a wrong one has the same score.
 
 Boxes come from a file of detections, or are those of the things in the image. Chance is the share of right
 boxes among them. Where no box is right, none can be chosen: the share of expressions with one bounds all.
-
-Maps are `gradient` and `centred gradient` (gradient_maps.py) of methods whose scores read tokens; `heat`, the
-method's own, stretched to 0 .. 1, so that neither its sign nor its offset counts; on request `attention`
-(gradient_maps.py); and `largest box`, the same everywhere: the accuracy of a map that ignores the text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +30,7 @@ from grainline.data.formats.common import digest
 from grainline.data.record import Box, Cause, CorruptSample, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
 from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
@@ -94,7 +92,6 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
-    card = ("Protocol", "What was chosen from, and how")
     Options = ComprehensionOptions
     headline = (*(f"{ACCURACY}, {name}" for name in MAPS.values()), AMONG)
 
@@ -115,13 +112,13 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         choices: Compared = self.collected(data)
         expressions, flat = choices.expressions, choices.flat
-        names = [name for name in MAPS if name in expressions[0].by]
+        names = [name for name in MAPS if name in expressions[0].by_map]
         if flat.get(GRADIENT) == len(expressions) > flat.get(CENTRED, 0):
             names.remove(GRADIENT)  # scores do not depend on the lengths of tokens
         by_map = {}
         for name in names:
-            boxes = [one.by[name] for one in expressions]
-            right, tied = [int(one.right) for one in boxes], [int(one.tied) for one in boxes]
+            boxes = [one.by_map[name] for one in expressions]
+            right, tied = ([int(getattr(one, field)) for one in boxes] for field in ("right", "tied"))
             by_map[name] = {"chosen": [one.box for one in boxes], "right": right, "tied": tied}
         queries = self.queries(data) | {
             "offered": digest(" ".join(f"{x:.3f}" for b in one.boxes for x in b) for one in expressions),
@@ -156,11 +153,27 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
 
         def case(i: int) -> Case:
             one = expressions[i]
-            choice, key = one.by[name], evaluation.data.keys[one.image]
+            choice, key = one.by_map[name], evaluation.data.keys[one.image]
             box = one.boxes[choice.box] if choice.box >= 0 else None
             iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.target])))
             title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
-            look = _look(evaluation, one, box, name)
+            alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
+            look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place=name)])
+            if isinstance(look.image, Image.Image):
+                images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
+                texts, (width, height) = evaluation.model.encode(texts=[one.text]), look.image.size
+                heat = maps(evaluation.model, images, texts, (height, width))[name]
+                whole = image_size(evaluation.source[evaluation.data.positions[one.image]])
+                scale = np.divide((width, height) * 2, whole * 2)  # to where boxes lie in the square
+                true, prediction, *candidates = map(
+                    tuple, scale * [one.target, box or one.target, *one.boxes]
+                )
+                look = look._replace(
+                    heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by what is above its mean
+                    box=true,
+                    candidates=candidates,
+                    prediction=None if box is None else prediction,
+                )
             return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
 
         order = (
@@ -169,9 +182,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
             " around the one that the map chose, thin lines around all that were to choose from."
         )
         titles = ("Expressions: most wrong", "Expressions: most right")
-        leads = [one.by[name].lead for one in expressions]
-        places = extremes(leads, image=evaluation.result.queries["image"], number=number)
-        return evaluation.both_ends(titles, order, places, case)
+        leads, image = [one.by_map[name].lead for one in expressions], evaluation.result.queries["image"]
+        return evaluation.both_ends(titles, order, case, leads, image=image, number=number)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -245,10 +257,9 @@ class ChoiceCollector(ExpressionCollector):
         offered: Sequence[Box] = ()
         square = None
         if expressions:
+            known = self._proposals
             offered = (
-                boxes_of(self._source, sample.position, record)
-                if self._proposals is None
-                else self._proposals.of(record.key)
+                boxes_of(self._source, sample.position, record) if known is None else known.of(record.key)
             )
             if self._attention:
                 square = self.model.prepared(given(decode(record), record.dense))
@@ -258,29 +269,30 @@ class ChoiceCollector(ExpressionCollector):
         self._with_boxes += bool(offered)
         return ImageExpressions(size, expressions, (boxes, square))
 
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
-        """The scores of every map."""
-        boxes, square = of.shared
-        true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
+    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterator[Expression]:
+        """The choice of every map."""
+        boxes, square = group.shared
+        true = clipped(torch.tensor([one.target for one in group.expressions]), group.size)
         right = box_iou(true, boxes) > 0.5  # [E, B]
         by_map = {}
-        for name, heat in maps(self.model, images, texts, of.size, square).items():
+        for name, heat in maps(self.model, images, texts, group.size, square).items():
             self.flat[name] += number_flat(heat)
             score = box_scores(heat.cpu(), boxes)
             by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
-        edges = tuple((x[0], x[1], x[2], x[3]) for x in boxes.tolist())
-        for k, one in enumerate(of.expressions):
-            by = {name: choices[k] for name, choices in by_map.items()}
-            yield one._replace(boxes=edges, fitting=int(right[k].sum()), by=by)
+        edges = tuple(map(tuple, boxes.tolist()))
+        for k, one in enumerate(group.expressions):
+            by_name = {name: choices[k] for name, choices in by_map.items()}
+            yield one._replace(boxes=edges, fitting=int(right[k].sum()), by_map=by_name)
 
     def result(self, data: Encodings) -> Compared:
         """Raises UserError where there is none, and where no image has boxes."""
         compared = super().result(data)
         if not self._with_boxes:
-            raise UserError(
-                f"{offered_from(self._proposals)['boxes']} names no image of {data.path}: it must say"
-                " image_id or file_name as the images are called"
+            boxes, names = (
+                offered_from(self._proposals)["boxes"],
+                "image_id or file_name as images are called",
             )
+            raise UserError(f"{boxes} names no image of {data.path}: it must say {names}")
         return compared
 
 
@@ -307,14 +319,10 @@ def maps(
 
 
 def choose(score: Tensor, right: Tensor) -> BoxChoice:
-    """The box of the highest score; where a wrong one has it too, that one.
-
-    score  [B] >= 0, right [B] bool
+    """The box of the highest score; where a wrong one has it too, that one. score: [B] >= 0, right: [B] bool
 
     >>> choose(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([False, True, False]))
     BoxChoice(box=2, right=False, tied=True, lead=0.0)
-    >>> choose(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([False, True, True]))
-    BoxChoice(box=1, right=True, tied=False, lead=0.5)
     """
     if not len(score):
         return BoxChoice(-1, False, False, -1.0)
@@ -334,27 +342,3 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     """Boxes as far as they are in the image, without those that are not: [B, 4] float64"""
     cut = clipped(torch.tensor(boxes, dtype=torch.float64).view(-1, 4), size)
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
-
-
-def _look(evaluation: Evaluation, one: Expression, box: Box | None, name: str) -> CaseImage:
-    """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    key = evaluation.data.keys[one.image]
-    alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
-    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place=name)])
-    if not isinstance(look.image, Image.Image):
-        return look
-    images = evaluation.model.encode(images=[evaluation.given(one.image, look.image)])
-    texts = evaluation.model.encode(texts=[one.text])
-    heat = maps(evaluation.model, images, texts, (look.image.height, look.image.width))[name]
-    width, height = image_size(evaluation.source[evaluation.data.positions[one.image]])
-    across, down = look.image.width / width, look.image.height / height
-    true, prediction, *candidates = (  # where they lie in the square
-        (across * a, down * b, across * c, down * d)
-        for a, b, c, d in (one.target, box or one.target, *one.boxes)
-    )
-    return look._replace(
-        heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
-        box=true,
-        candidates=candidates,
-        prediction=None if box is None else prediction,
-    )

@@ -2,8 +2,7 @@
 
 Bianchi et al., arXiv 2311.17518, evaluate open-vocabulary detectors so; Xie et al., arXiv 2505.05071
 (FG-CLIP), take the boxes as given and compare the image tokens inside, of images squashed into the square, as
-here. A question is a region with one right text and its foils of one difficulty, or of one kind. Differs from
-theirs: a tie is wrong.
+here. A question is a region with one right text and its foils of one kind or difficulty. A tie is wrong.
 
 The feature of a region is the mean of the image tokens over its box, at length 1, and scores are cosines with
 the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), each part of a text
@@ -24,7 +23,7 @@ from grainline.data.benchmarks.phrase_regions import DIFFICULTY
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
-from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
+from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import (
     MetricSamples,
@@ -35,6 +34,7 @@ from grainline.evaluation.suite import (
     count_notes,
     mean_metric,
 )
+from grainline.evaluation.suites.monotonicity import SubtextQueue, Subtexts
 from grainline.evaluation.suites.regions import (
     BoxTokens,
     PooledRegions,
@@ -45,7 +45,6 @@ from grainline.evaluation.suites.regions import (
     region_queries,
     region_scorer,
 )
-from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore, lead, standing
@@ -138,13 +137,11 @@ class FgOvdSuite(RegionSuite[NoOptions]):
 
         def case(i: int) -> Case:
             question = regions.questions[i]
-            row = int(regions.image[question.region])
-            left, top, right, bottom = regions.box[question.region].tolist()
+            row, box = int(regions.image[question.region]), regions.box[question.region].tolist()
             texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            look = _look(evaluation, row, texts, (left, top, right, bottom), null)
-            rank = f"rank {queries['rank'][i]} of {len(question.texts)}"
-            detail = f"{question.kind}, {rank}, {evaluation.data.keys[row]}"
-            return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
+            detail = f"{question.kind}, rank {queries['rank'][i]} of {len(question.texts)}, "
+            look = _look(evaluation, row, texts, tuple(box), null)
+            return Case(lead(float(margin[i])), detail + evaluation.data.keys[row], margin[i] > 0, look=look)
 
         order = (
             "Sorted by the score of the right text less that of the best foil; one region for each image,"
@@ -152,9 +149,7 @@ class FgOvdSuite(RegionSuite[NoOptions]):
             f" a text with what lies in the box. {CONTRAST_HINT}"
         )
         titles = ("Regions: most wrong", "Regions: most right")
-        return evaluation.both_ends(
-            titles, order, extremes(margin, image=queries["image"], number=number), case
-        )
+        return evaluation.both_ends(titles, order, case, margin, image=queries["image"], number=number)
 
 
 def _place(kind: str) -> tuple[int, str]:
@@ -203,10 +198,10 @@ class FoilCollector(RegionCollector):
     def result(self, data: Encodings) -> Regions:
         """Raises UserError where there is no region to measure."""
         if not self._questions:
-            outside, of = self._counts[OUTSIDE], f"of {data.path}"
+            outside = self._counts[OUTSIDE]
             if outside:
-                raise UserError(f"all {outside} regions {of} lie outside their images")
-            raise UserError(f"no region {of} has a box and foils; {NEEDED}")
+                raise UserError(f"all {outside} regions of {data.path} lie outside their images")
+            raise UserError(f"no region of {data.path} has a box and foils; {NEEDED}")
         texts = self._queue.encoded()
         self.truncated = self._queue.number_cut
         vector = torch.cat(self._vectors or [torch.empty(0, 1)])
@@ -231,13 +226,7 @@ class FoilCollector(RegionCollector):
 
 
 def choices_of(region: Region) -> dict[str, list[str]]:
-    """For each kind of foil the texts to choose from, each once, the right one first.
-
-    >>> from grainline.data.record import Foil
-    >>> foils = Foil("a blue cup", "a red cup", "colour"), Foil("a red pan", "a red cup", "noun")
-    >>> choices_of(Region("a red cup", foils=foils))
-    {'colour': ['a red cup', 'a blue cup'], 'noun': ['a red cup', 'a red pan']}
-    """
+    """For each kind of foil the texts to choose from, each once, the right one first."""
     by_kind: dict[str, dict[str, None]] = {}
     for foil in region.foils:
         by_kind.setdefault(foil.kind, {region.phrase: None})[foil.text] = None
@@ -249,29 +238,25 @@ def question_scores(regions: Regions) -> list[Tensor]:
 
     Texts that the model reads alike score the same.
     """
+    texts, device = regions.texts.texts, regions.vector.device
     if isinstance(regions.scorer, PooledRegions):
         scores = []
         for question in regions.questions:
             place, back = regions.texts.row[list(question.texts)].unique(return_inverse=True)
-            texts = rows(regions.texts.texts, place.to(regions.texts.texts.vector.device))
-            scores.append(regions.scorer.score_box(regions.tokens[question.region], texts).cpu()[back])
+            box, some = regions.tokens[question.region], rows(texts, place.to(texts.vector.device))
+            scores.append(regions.scorer.score_box(box, some).cpu()[back])
         return scores
     number = torch.tensor([len(question.texts) for question in regions.questions])
     region = torch.tensor([question.region for question in regions.questions]).repeat_interleave(number)
     place = torch.tensor([text for question in regions.questions for text in question.texts])
-    vector, device = regions.vector, regions.vector.device
-    texts = rows(regions.texts.texts, regions.texts.row[place].to(device))
-    row = torch.arange(len(vector), device=device)
+    texts = rows(texts, regions.texts.row[place].to(device))
+    vector, row = regions.vector, torch.arange(len(regions.vector), device=device)
     images = Encoded(vector, vector[:, None, :0], vector.new_ones(len(vector), 0).bool(), row, row)
     return list(pair_scores(regions.scorer, images, texts, region.to(device)).cpu().split(number.tolist()))
 
 
 def ranks_of(scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ranks of the right texts [Q] int64, 1 + foils that score at least as high, and [Q] bool: only tied.
-
-    >>> ranks_of([torch.tensor([0.5, 0.5, 0.1]), torch.tensor([0.3, 0.2]), torch.tensor([0.1, 0.1, 0.4])])
-    (tensor([2, 1, 3]), tensor([ True, False, False]))
-    """
+    """Ranks of the right texts [Q] int64, 1 + foils that score at least as high, and [Q] bool: only tied."""
     beaten = torch.tensor([int((one[1:] >= one[0]).sum()) for one in scores])
     higher = torch.tensor([int((one[1:] > one[0]).sum()) for one in scores])
     return 1 + beaten, (higher == 0) & (beaten > 0)
@@ -285,8 +270,7 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
 def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i == 0))  # ties: the right one is behind
-    ranked = sorted(scores, reverse=True)
-    foils = [i for i in order if i][: TEXTS - 1]
+    ranked, foils = sorted(scores, reverse=True), [i for i in order if i][: TEXTS - 1]
     return [
         SentenceScore(
             texts[i],
@@ -309,10 +293,6 @@ def _look(
         return look
     strings = [one.text for one in texts]
     others = [text for text in dict.fromkeys(null) if text not in strings]
-    contrast = len(others) >= FEWEST
-    heat = (
-        evaluation.model.heat(evaluation.given(row, look.image), strings, others if contrast else None)
-        .cpu()
-        .numpy()
-    )
+    model, image, contrast = evaluation.model, evaluation.given(row, look.image), len(others) >= FEWEST
+    heat = model.heat(image, strings, others if contrast else None).cpu().numpy()
     return look._replace(heat=heat, box=box, contrast=contrast)

@@ -35,10 +35,8 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Tens
 
     To first order, `plain` is how much the score falls if the token is set to zero, and `centred` if it is
     set to the mean token of its image. Where a method scales tokens to one length before it scores, as by a
-    LayerNorm, the gradient is at right angles to the token, and `plain` is 0 everywhere.
-
-    Pairs are taken one by one, so that no pair has a part in another one's gradient. Raises ValueError for a
-    method that scores by vectors, and RuntimeError for one whose scores let no gradient through.
+    LayerNorm, the gradient is at right angles to the token, and `plain` is 0 everywhere. Pairs are taken one
+    by one. Raises ValueError for a method that scores by vectors.
     """
     if not method.pairwise:
         raise ValueError("scores of vectors have no gradient by tokens")
@@ -60,13 +58,11 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Tens
 
 
 # The map of the last attention is after ReCLIP (Subramanian et al., arXiv 2204.05991), which takes the row of
-# the class token of Id + mean over heads of relu(gradient * attention), without the class token itself, where
-# Id adds nothing. Here the rows of all tokens are summed. Where a score reads the class token alone, as in
-# ReCLIP, the gradient of all other rows is 0 and the map is the same; where it reads patches, their rows
-# count as well, and an encoder without a class token needs no other rule.
+# the class token of Id + mean over heads of relu(gradient * attention), without the class token itself. Here
+# the rows of all tokens are summed: where a score reads the class token alone, as in ReCLIP, the gradient of
+# all other rows is 0 and the map is the same.
 #
-# Weights are captured in the call of scaled dot-product attention, which our transformers and those of the
-# library share. Decisions of a score, such as which patches stay, are constants.
+# Weights are captured in the call of scaled dot-product attention, which all transformers here share.
 
 
 class AttentionCapture(TorchFunctionMode):

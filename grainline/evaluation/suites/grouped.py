@@ -5,8 +5,10 @@ once and not stored.
 """
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -18,8 +20,7 @@ from grainline.data.record import Cause, CorruptSample, Record
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample
-from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.suites.baselines import SEED, Labelled, can_cluster, clusterings
+from grainline.evaluation.statistics import refuse_nan
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import texts_of, to
@@ -28,6 +29,11 @@ BARE = "texts have no marked phrase and are left out"
 UNMAPPED = "texts are left out, because their tokens cannot be told apart"
 OVERFLOW = "phrases lie beyond what the model reads and are left out"
 ENDLESS = 2**31 - 1  # a context that truncates nothing
+SEED = 0  # results that are compared or pooled need the same draws
+K_MEANS, SPECTRAL, MEAN_SHIFT = "k-means", "spectral clustering", "mean shift"
+CLUSTERINGS = (K_MEANS, SPECTRAL, MEAN_SHIFT)
+CLUSTERS = 4
+LACKING = "no clusterings of token states: they need scikit-learn, pip install 'grainline[cluster]'"
 
 
 class Token(NamedTuple):
@@ -44,8 +50,7 @@ def tokens_of(
     """The tokens of a caption, or None where they cannot be told apart from each other.
 
     context, parts  as the method reads: several parts are sentences
-    cuts            characters at which a word is cut further, if that changes no token: where a phrase ends
-                    before the full stop
+    cuts            characters at which a word is cut further, if that changes no token
 
     Each word is encoded alone. Where the tokens of all words in a row are those of the whole caption, the
     places are exact. Otherwise they come from the tokenizer, which needs a cleaning that changes nothing but
@@ -68,11 +73,7 @@ def tokens_of(
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """The spans of the words of a text, separated by blanks.
-
-    >>> word_spans(" a T-shirt .")
-    [(1, 2), (3, 10), (11, 12)]
-    """
+    """The spans of the words of a text, separated by blanks."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
@@ -140,11 +141,7 @@ def segments(caption: Caption, tokens: Sequence[Token]) -> np.ndarray:
 
 
 def up_to(caption: Caption, end: int) -> Caption:
-    """The first characters of a caption, with its phrases cut off there.
-
-    >>> up_to(Caption("a red dog", (((0, 5),), ((6, 9),))), 7)
-    Caption(text='a red d', phrases=(((0, 5),), ((6, 7),)))
-    """
+    """The first characters of a caption, with its phrases cut off there."""
     phrases = [tuple((a, min(b, end)) for a, b in phrase if a < end) for phrase in caption.phrases]
     return Caption(caption.text[:end], tuple(phrase for phrase in phrases if phrase))
 
@@ -154,10 +151,6 @@ def shuffled(caption: Caption, generator: np.random.Generator) -> tuple[Caption,
 
     In the first one phrases stay at the places of their words, whatever stands there now. In the second one
     they go with their words.
-
-    >>> a, b = shuffled(Caption("a red dog runs", (((0, 9),),)), np.random.default_rng(0))
-    >>> a.text, [a.text[x:y] for x, y in a.phrases[0]], [b.text[x:y] for x, y in b.phrases[0]]
-    ('dog a red runs', ['dog', 'a', 'red'], ['dog', 'a', 'red'])
     """
     words = word_spans(caption.text)
     order = generator.permutation(len(words)).tolist()  # the word at each place
@@ -173,11 +166,16 @@ def shuffled(caption: Caption, generator: np.random.Generator) -> tuple[Caption,
             if max(start, a) < min(end, b)
         ]
         in_place.append(tuple(places[i] for i in dict.fromkeys(i for i, _, _ in inside)))
-        shifts = [moved[i][0] - words[i][0] for i, _, _ in inside]
-        with_words.append(
-            tuple(sorted((a + by, b + by) for (_, a, b), by in zip(inside, shifts, strict=True)))
-        )
+        shifts = [(a, b, moved[i][0] - words[i][0]) for i, a, b in inside]
+        with_words.append(tuple(sorted((a + shift, b + shift) for a, b, shift in shifts)))
     return Caption(text, tuple(in_place)), Caption(text, tuple(with_words))
+
+
+class Labelled(NamedTuple):
+    """The groups of one caption."""
+
+    labels: np.ndarray  # [L] the group of each token
+    groups: int  # how many there are, those without a token included
 
 
 class Shuffled(NamedTuple):
@@ -217,21 +215,13 @@ class CaptionTokens(NamedTuple):
 
 
 class GroupCollector(Collector):
-    """Reads captions with marked phrases batch by batch.
-
-    batch  texts that the model sees at once
-
-    Raises UserError for a method that composes texts of chunks, which are no run of words.
-    """
+    """Reads captions with marked phrases batch by batch. Raises UserError for methods that compose chunks."""
 
     def __init__(self, model: Model, batch: int) -> None:
         if model.method.chunking is not None:
-            raise UserError(
-                f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
-                " methods that read its words one after the other"
-            )
+            what = f"{model.description.method} reads a text as chunks that it composes"
+            raise UserError(f"{what}; --suite phrases is for methods that read its words in a row")
         self._model, self._batch, self._has_groups = model, batch, makes_groups(model)
-        self.truncated = 0
         self._waiting: list[tuple[CaptionTokens, CaptionTokens | None]] = []
         self._grouped = Grouped()
 
@@ -257,9 +247,8 @@ class GroupCollector(Collector):
             out.tokens.append(tokens)
             out.image.append(sample.row)
             out.gold.append(gold)
-            self._waiting.append(
-                (CaptionTokens(caption.text, [one.column for one in tokens], (gold,)), other)
-            )
+            own = CaptionTokens(caption.text, [one.column for one in tokens], (gold,))
+            self._waiting.append((own, other))
             if len(self._waiting) == self._batch:
                 self._read_waiting()
 
@@ -269,10 +258,8 @@ class GroupCollector(Collector):
         unmapped = self._grouped.counts[UNMAPPED]
         if not self._grouped.texts:
             why = f"; of {unmapped} the tokens cannot be told apart" if unmapped else ""
-            raise UserError(
-                f"no phrase in {data.path} that the model reads is marked in its caption{why}; the phrases"
-                " suite needs regions with a span, as flickr30k-entities and scenes have"
-            )
+            needed = "the phrases suite needs regions with a span, as flickr30k-entities and scenes have"
+            raise UserError(f"no phrase in {data.path} that the model reads is marked{why}; {needed}")
         return self._grouped
 
     def _tokens_of(self, caption: Caption) -> list[Token] | None:
@@ -351,3 +338,41 @@ def hard(soft: np.ndarray) -> Labelled:
     Groups behind the last one with a share of any token are not used by the caption, and are not counted.
     """
     return Labelled(soft.argmax(0), int(np.flatnonzero(soft.sum(1) > 0)[-1]) + 1)
+
+
+def can_cluster() -> bool:
+    """Whether scikit-learn is installed (extra `cluster`)."""
+    return find_spec("sklearn") is not None
+
+
+def clusterings(states: np.ndarray) -> dict[str, Labelled]:
+    """The groups of one caption by clustering its token states [L, D], with scikit-learn.
+
+    k-means and spectral clustering get four clusters, or as many as there are tokens. Mean shift takes no
+    number; its bandwidth is estimated from the caption.
+    """
+    from sklearn.cluster import KMeans, MeanShift, SpectralClustering, estimate_bandwidth
+    from sklearn.exceptions import ConvergenceWarning
+
+    states = states.astype(np.float64)
+    number = min(CLUSTERS, len(states))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different states than clusters
+        k_means = KMeans(number, n_init=10, random_state=SEED).fit_predict(states)
+        spectral = np.arange(number)  # each alone: a graph of so few tokens has not enough directions
+        if number < len(states):
+            unit = states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), 1e-12)
+            affinity = ((1 + unit @ unit.T) / 2).clip(0)
+            spectral = SpectralClustering(number, affinity="precomputed", random_state=SEED).fit_predict(
+                affinity
+            )
+        width = estimate_bandwidth(states, random_state=SEED) if len(states) > 1 else 0.0
+        if width > 0:
+            shifted = MeanShift(bandwidth=width).fit_predict(states)
+        else:  # nearest neighbours are equal: group only equal states
+            shifted = np.unique(states, axis=0, return_inverse=True)[1].reshape(-1)
+    return {
+        K_MEANS: Labelled(k_means.astype(np.int64), number),
+        SPECTRAL: Labelled(spectral.astype(np.int64), number),
+        MEAN_SHIFT: Labelled(shifted.astype(np.int64), int(shifted.max()) + 1),
+    }

@@ -2,13 +2,11 @@
 
 For methods whose texts attend to image tokens or to an empty slot beside them, as in FLAIR and CAFT (Woo et
 al., arXiv 2602.02977, whose figures show it). In three steps:
-  1. score each image with the parts of its own text, and with those of a text of another image;
+  1. score each image with the parts of its own text, and with those of a text of another image: the next one
+     in a fixed random order of all distinct texts. A part that both texts have counts as an own one;
   2. take the weight of the empty slot of each part;
   3. AUROC: the share of pairs of a foreign and an own part in which the foreign one has the larger weight.
-
-A pair that is equal counts one half. The other text is the next one in a fixed random order of all distinct
-texts, so that each text is a foreign one as often as an own one. A part that both texts have is true of the
-image, and does not count as a foreign one.
+     A pair that is equal counts one half.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,20 +20,19 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, number_cut, texts_of
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.examples import EXAMPLES, Evaluation, Part, attention_of
 from grainline.evaluation.score import Scorer
+from grainline.evaluation.statistics import refuse_nan, replicates
 from grainline.evaluation.suite import (
     MetricSamples,
     NoOptions,
     Outcomes,
     Settings,
     Suite,
+    count_notes,
     mean_metric,
     mean_of,
 )
-from grainline.evaluation.text_attention import Part, attention_of
 from grainline.methods.base import parts_of, require_attention
 from grainline.model import Model
 from grainline.report.case import Case, CaseList
@@ -79,23 +76,25 @@ class InactivitySuite(Suite[NoOptions]):
         usable = {i: one for i, one in enumerate(slots) if one is not None}
         if not usable:
             raise UserError(
-                f"all texts of {data.path} say the same; the {self.name} suite compares different ones"
+                f"all texts of {data.path} say the same; --suite {self.name} compares different ones"
             )
         scores = {
-            OWN: [[weight for _, weight in one.own] for one in usable.values()],
-            OTHER: [[weight for _, weight in one.other] for one in usable.values()],
+            name: [[weight for _, weight in side] for side in sides]
+            for name, sides in (
+                (OWN, [one.own for one in usable.values()]),
+                (OTHER, [one.other for one in usable.values()]),
+            )
         }
-        weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
+        weights = np.concatenate([np.asarray(one) for sides in scores.values() for one in sides])
         refuse_nan(int(np.isnan(weights).sum()), len(weights))
         texts = [text for i, one in usable.items() for text in (data.strings[i], one.foreign)]
         queries = {"image": [*usable], "texts": digest(texts), "scores": scores}
-        notes = []
-        alone = len(slots) - len(usable)
-        if alone:
-            notes.append(f"{alone} images have no other text to compare with and are left out")
+        notes = count_notes(
+            {"images have no other text to compare with and are left out": len(slots) - len(usable)}
+        )
         if len(np.unique(weights)) < len(weights):
-            notes.append("in AUROC a tie counts one half")
-        return Outcomes(queries, tuple(notes), {"order_seed": SEED}, {"parts": len(weights)})
+            notes += ("in AUROC a tie counts one half",)
+        return Outcomes(queries, notes, {"order_seed": SEED}, {"parts": len(weights)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images, the same for every metric."""
@@ -116,16 +115,14 @@ class InactivitySuite(Suite[NoOptions]):
                 for role, side in zip(ROLES, (one.own, one.other), strict=True)
                 for words, weight in side
             ]
-            key, image = evaluation.data.keys[i], evaluation.image(i)
-            return Case(
-                f"AUROC {100 * share[place]:.1f} %", key, image=image, alt=f"image {key}", texts=texts
-            )
+            key, title = evaluation.data.keys[i], f"AUROC {100 * share[place]:.1f} %"
+            return Case(title, key, image=evaluation.image(i), alt=f"image {key}", texts=texts)
 
         order = (
             "Sorted by AUROC within the image. Above each part of a text stands the weight of its empty slot."
         )
         titles = ("Images: lowest AUROC", "Images: highest AUROC")
-        return evaluation.both_ends(titles, order, extremes(share, gap, number=number), case)
+        return evaluation.both_ends(titles, order, case, share, gap, number=number)
 
 
 def texts_in(source: Source, captions: Captions) -> list[str]:
@@ -146,9 +143,6 @@ def partners(texts: Sequence[str], split: Callable[[str], list[str]]) -> dict[st
     split  a text to its parts
 
     A text without such another one is left out.
-
-    >>> sorted(partners(["A dog.", "A cat.", "A dog."], lambda text: [text]).items())
-    [('A cat.', 'A dog.'), ('A dog.', 'A cat.')]
     """
     order = sorted(set(texts))
     Random(SEED).shuffle(order)
@@ -166,36 +160,36 @@ class EmptySlotCollector(Collector):
     """Takes the weights of each image while its tokens are there."""
 
     def __init__(self, model: Model, source: Source, captions: Captions) -> None:
-        parts = model.encode(texts=["a"]).tokens.shape[1]
         self._model = model
-        self._other = partners(
-            texts_in(source, captions), lambda text: parts_of(model.method, text, parts)
-        )  # text -> the text of another image
+        number = model.encode(texts=["a"]).tokens.shape[1]
+        texts = texts_in(source, captions)
+        self._other = partners(texts, lambda text: parts_of(model.method, text, number))
         self._slots: list[EmptySlots | None] = []
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        method, strings = self._model.method, [text for (text,) in texts]
-        encoded = self._model.encode(texts=strings)
-        self.truncated += number_cut(encoded)
-        own = attention_of(method, images, encoded, strings)
-        there = [i for i, text in enumerate(strings) if text in self._other]
-        foreign = [self._other[strings[i]] for i in there]
-        other: list[list[Part]] = []
-        if there:
-            some = rows(images, torch.tensor(there, device=images.vector.device))
-            other = attention_of(method, some, self._model.encode(texts=foreign), foreign)
-        slots: list[EmptySlots | None] = [None] * len(strings)
-        for i, text, parts in zip(there, foreign, other, strict=True):
-            known = {_key(part.words) for part in own[i]}
-            slots[i] = EmptySlots(
-                tuple((part.words, part.empty) for part in own[i]),
-                tuple((part.words, part.empty) for part in parts if _key(part.words) not in known),
-                text,
+        strings = [text for (text,) in texts]
+        own, cut = self._parts(images, strings)
+        self.truncated += cut
+        place = {i: self._other[text] for i, text in enumerate(strings) if text in self._other}
+        other: dict[int, list[Part]] = {}
+        if place:
+            some = rows(images, torch.tensor(list(place), device=images.vector.device))
+            other = dict(zip(place, self._parts(some, list(place.values()))[0], strict=True))
+        for i, parts in enumerate(own):
+            known = {_key(part.words) for part in parts}
+            foreign = [part for part in other.get(i, ()) if _key(part.words) not in known]
+            own_side, other_side = (
+                tuple((part.words, part.empty) for part in side) for side in (parts, foreign)
             )
-        self._slots += slots
+            self._slots.append(EmptySlots(own_side, other_side, place[i]) if i in place else None)
+
+    def _parts(self, images: Encoded, strings: list[str]) -> tuple[list[list[Part]], int]:
+        """The parts of each text in its image, and the number of texts that are cut."""
+        encoded = self._model.encode(texts=strings)
+        return attention_of(self._model.method, images, encoded, strings), number_cut(encoded)
 
     def result(self, data: Encodings) -> tuple[EmptySlots | None, ...]:
-        """The values of every image; None where no other text has a part that its own lacks."""
+        """The values of every image; None where each other text has only parts that its own has too."""
         return tuple(self._slots)
 
 
@@ -219,11 +213,7 @@ def auroc(place: np.ndarray, other: np.ndarray) -> float:
 
 
 def within(own: list[float], foreign: list[float]) -> float:
-    """AUROC of the weights of one image.
-
-    >>> within([0.25, 0.5], [0.5, 0.75])
-    0.875
-    """
+    """AUROC of the weights of one image."""
     place = np.unique([*own, *foreign], return_inverse=True)[1]
     return auroc(place, np.arange(len(place)) >= len(own))
 
@@ -234,11 +224,9 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     image = np.array([i for side in sides for i, one in enumerate(side) for _ in one])
     other = np.arange(len(weight)) >= sum(map(len, sides[0]))
     place = np.unique(weight, return_inverse=True)[1]
+    pairs = np.stack([place, other], axis=1)
     samples = replicates(
-        np.stack([place, other], axis=1),
-        image,
-        lambda x: auroc(x[:, 0].astype(np.int64), x[:, 1] > 0),
-        **settings.bootstrap,
+        pairs, image, lambda x: auroc(x[:, 0].astype(np.int64), x[:, 1] > 0), **settings.bootstrap
     )
     tied = int(np.isin(place[other], place[~other]).sum())
     inside = np.array([within(*pair) for pair in zip(*sides, strict=True)])

@@ -8,7 +8,7 @@ The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read 
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -21,8 +21,9 @@ from grainline.distributed import parts_of_workers
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Encodings
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import Inputs, Outcomes, Settings
+from grainline.evaluation.suite import Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.model import Model
 
 DEFAULT, PLAIN = "default", "plain"
 
@@ -72,11 +73,7 @@ class Card(NamedTuple):
 
 
 def swapped(pieces: Sequence[str]) -> Sequence[str]:
-    """The sentences with the first and the fourth exchanged, or the last one where there are fewer.
-
-    >>> swapped(["A.", "B.", "C.", "D.", "E."]), swapped(["A.", "B."])
-    (['D.', 'B.', 'C.', 'A.', 'E.'], ['B.', 'A.'])
-    """
+    """The sentences with the first and the fourth exchanged, or the last one where there are fewer."""
     other, out = min(3, len(pieces) - 1), [*pieces]
     out[0], out[other] = out[other], out[0]
     return out
@@ -100,20 +97,12 @@ def rejoined(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The text up to its first line break, even if that is nothing, as Long-CLIP reads Urban-1k.
-
-    >>> first_line("A street.\\nCars wait."), first_line("\\nA street.")
-    ('A street.', '')
-    """
+    """The text up to its first line break, even if that is nothing, as Long-CLIP reads Urban-1k."""
     return re.split(r"\r\n|\r|\n", text, maxsplit=1)[0]
 
 
 def one_line(text: str) -> str:
-    """The text with blanks for line breaks, as Long-CLIP reads ShareGPT4V.
-
-    >>> one_line("A street.\\n\\nCars wait.")
-    'A street.  Cars wait.'
-    """
+    """The text with blanks for line breaks, as Long-CLIP reads ShareGPT4V."""
     return text.replace("\n", " ")
 
 
@@ -249,20 +238,20 @@ class LongRetrievalSuite(RetrievalSuite):
     def fold_protocol(self) -> str:
         return "plain"
 
-    def choose_captions(self, given: str | None) -> Captions:
+    def choose_captions(self, mode: str | None) -> Captions:
         if self.options.protocol not in SINGLE:
-            return super().choose_captions(given)
-        if given not in (None, "each"):
-            raise UserError(f"--captions is {given!r}; protocol {self.options.protocol} ranks each sentence")
+            return super().choose_captions(mode)
+        if mode not in (None, "each"):
+            raise UserError(f"--captions is {mode!r}; protocol {self.options.protocol} ranks each sentence")
         return "each"
 
-    def walk(self, inputs: Inputs) -> Encodings:
+    def walk(self, model: Model, source: Source, settings: Settings, **others: Any) -> Encodings:
         """Raises UserError for a protocol of another set too."""
-        captions = inputs.settings.captions or "whole"
-        source, card = under(inputs.source, self.options.protocol, captions)
+        captions = settings.captions or "whole"
+        source, card = under(source, self.options.protocol, captions)
         perturb = self.options.perturb
         changed = source if perturb == "none" else Perturbed(source, perturb, captions)
-        data = super().walk(inputs._replace(source=changed))
+        data = super().walk(model, changed, settings, **others)
         if isinstance(changed, Perturbed):
             stay = sum(parts_of_workers(len(changed.unchanged)))
             words = f"{PERTURBATIONS[perturb][1]}; {stay:,} of one sentence stay"
@@ -330,10 +319,10 @@ class Perturbed(SourceWrapper):
     """A source whose records have one text each, its sentences removed or exchanged.
 
     The fingerprint is that of the source, so that results with and without it can be compared.
+    name: of PERTURBATIONS; captions: as in `under`
     """
 
     def __init__(self, source: Source, name: str, captions: str) -> None:
-        """name: of PERTURBATIONS; captions: as in `under`"""
         super().__init__(source)
         self.path = f"{source.path}, {name}"
         self._first, self._change = captions == "first", PERTURBATIONS[name][0]
@@ -367,21 +356,12 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
         raise UserError(f"protocol is {protocol!r}; allowed for long-retrieval: {', '.join(PROTOCOLS)}")
     rule = RULES[protocol]
     if benchmark not in rule.benchmarks:
-        raise UserError(
-            f"--protocol {protocol} reads the files of {rule.name}, and {source.path} is not these; allowed"
-            f" here: {', '.join((DEFAULT, PLAIN, *own))}"
-        )
-    card = Card(
-        rule.name,
-        protocol,
-        rule.which,
-        rule.images,
-        "each sentence, many an image"
-        if rule.single
-        else "one an image; where a file names an image again, its first text stands",
-        papers=f"{rule.papers} {EMPTY} {TIES}",
-        pairs=rule.pairs,
-    )
+        allowed = ", ".join((DEFAULT, PLAIN, *own))
+        what = f"--protocol {protocol} reads the files of {rule.name}, and {source.path} is not these"
+        raise UserError(f"{what}; allowed here: {allowed}")
+    one = "one an image; where a file names an image again, its first text stands"
+    texts, papers = "each sentence, many an image" if rule.single else one, f"{rule.papers} {EMPTY} {TIES}"
+    card = Card(rule.name, protocol, rule.which, rule.images, texts, papers=papers, pairs=rule.pairs)
     return _read(source, rule), card
 
 

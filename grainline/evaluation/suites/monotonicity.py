@@ -1,10 +1,12 @@
 """Monotonicity: does an image score higher, the more of its caption is read?
 
 HiMo-CLIP, arXiv 2511.06653, section 5.1. In three steps:
-  1. take the subtexts of every caption, each the beginning of the next (subtexts.py);
+  1. take subtexts of every caption, each the start of the next. Of n sentences HiMo@2 takes the first half
+     and all, HiMo@3 a third, two thirds and all, HiMo@K one sentence more each time, or the subtexts that the
+     source has of its own;
   2. score each of them with its own image, and with no other;
-  3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly, of two and of three subtexts;
-     HiMo@K: the mean over the captions of Pearson's correlation of score and number, over all its subtexts.
+  3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly; HiMo@K: the mean over the captions
+     of Pearson's correlation of score and number.
 
 The paper has HiMo@K for K > 3, its code for any K: both are given. A tie is no rise. A model that reads no
 further than the shorter subtext must tie, so ties and cut subtexts are counted.
@@ -12,15 +14,19 @@ further than the shorter subtext must tie, so ties and cut subtexts are counted.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from grainline.data.captions import sentences
 from grainline.data.record import Source
+from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
 from grainline.evaluation.examples import Evaluation, spread
-from grainline.evaluation.score import Scorer
+from grainline.evaluation.score import Scorer, pair_scores
+from grainline.evaluation.statistics import refuse_nan
 from grainline.evaluation.suite import (
     MetricSamples,
     NoOptions,
@@ -28,24 +34,20 @@ from grainline.evaluation.suite import (
     Settings,
     Suite,
     accuracy,
+    count_notes,
     mean_metric,
-)
-from grainline.evaluation.suites.subtexts import (
-    EACH,
-    HALVES,
-    PARTS,
-    THIRDS,
-    SubtextCollector,
-    Subtexts,
-    sequence_scores,
 )
 from grainline.model import Model
 from grainline.report.case import CaseList
 from grainline.report.charts import SUBTEXT_RULES, SubtextScores, subtext_case
+from grainline.types import Encoded, rows
 
+HALVES, THIRDS, EACH = "HiMo@2", "HiMo@3", "HiMo@K"
+PARTS = {HALVES: 2, THIRDS: 3}
+
+IMAGES = 256  # scored at a time
 LONG = f"{EACH}, K >= 4"
-MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
-"""Subtexts that a sample must have to count for a metric."""
+MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}  # that a sample must have to count for a metric
 
 EXAMPLES = 4  # images of the page
 
@@ -66,7 +68,7 @@ class MonotonicitySuite(Suite[NoOptions]):
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError where no caption has two sentences, and for NaN scores."""
         subtexts: Subtexts = self.collected(data)
-        if not any(len(places) > 1 for of in subtexts.of.values() for places in of):
+        if not any(len(places) > 1 for one in subtexts.sequences.values() for places in one):
             raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
         scores = sequence_scores(scorer, data.images, subtexts)
         return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
@@ -75,16 +77,17 @@ class MonotonicitySuite(Suite[NoOptions]):
         """Means over the runs of each image, over all captions with enough sentences."""
         out = {}
         for name, minimum in MIN_SUBTEXTS.items():
-            of = [run["sequences"][EACH if name == LONG else name] for run in runs]
-            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= minimum]
+            sequences = [run["sequences"][EACH if name == LONG else name] for run in runs]
+            images = [i for i, number in enumerate(sequences[0]["subtexts"]) if number >= minimum]
             if not images:
                 continue
-            tied = sum(ties(one["scores"][i]) for one in of for i in images)
+            scores = [[one["scores"][i] for i in images] for one in sequences]  # [run][Q]
+            tied = sum(ties(one) for run in scores for one in run)
             if name in PARTS:
-                rising = [[rises(one["scores"][i]) for i in images] for one in of]
+                rising = [[rises(one) for one in run] for run in scores]
                 out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
                 continue
-            value = np.mean([[correlation(one["scores"][i]) for i in images] for one in of], axis=0)  # [Q]
+            value = np.mean([[correlation(one) for one in run] for run in scores], axis=0)  # [Q]
             number = len(images) * len(runs)
             out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
         return out
@@ -99,41 +102,25 @@ class MonotonicitySuite(Suite[NoOptions]):
         cases = []
         for k in spread(np.array(rho), number):
             i = long[k]
-            texts = [subtexts.strings[t] for t in subtexts.of[EACH][i]]
-            one = SubtextScores(
-                evaluation.image(i), evaluation.data.keys[i], texts, scores[i], queries["cut"][i], rho[k]
-            )
-            cases.append(subtext_case(one))
+            texts = [subtexts.strings[t] for t in subtexts.sequences[EACH][i]]
+            image, key = evaluation.image(i), evaluation.data.keys[i]
+            cases.append(subtext_case(SubtextScores(image, key, texts, scores[i], queries["cut"][i], rho[k])))
         hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
         return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
 
 def rises(scores: Sequence[float]) -> bool:
-    """Whether every score is above the one before.
-
-    >>> rises([0.1, 0.2, 0.3]), rises([0.1, 0.3, 0.3]), rises([0.2, 0.2])
-    (True, False, False)
-    """
+    """Whether every score is above the one before."""
     return all(a < b for a, b in pairwise(scores))
 
 
 def ties(scores: Sequence[float]) -> bool:
-    """Whether two neighbours are equal.
-
-    >>> ties([0.1, 0.3, 0.3]), ties([0.3, 0.1, 0.3])
-    (True, False)
-    """
+    """Whether two neighbours are equal."""
     return any(a == b for a, b in pairwise(scores))
 
 
 def correlation(scores: Sequence[float]) -> float:
-    """Pearson's correlation of some scores with 1, 2, ...; 0 for equal scores, and for a single one.
-
-    >>> round(correlation([0.234, 0.243, 0.247, 0.275]), 6)
-    0.926859
-    >>> correlation([0.3, 0.3, 0.3])
-    0.0
-    """
+    """Pearson's correlation of some scores with 1, 2, ...; 0 for equal scores, and for a single one."""
     y = np.asarray(scores, np.float64)
     if y.min() == y.max():
         return 0.0
@@ -152,12 +139,139 @@ def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
         if number:
             what = "subtexts" if name == LONG else "sentences"
             notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {minimum} {what}")
-    truncated = sum(sum(cut) > 1 for cut in each["cut"])
-    if truncated:
-        notes.append(
-            f"{truncated} of {samples} samples have two or more subtexts that are longer than the model reads"
-        )
-    for name, of in sequences.items():
-        if tied := sum(map(ties, of["scores"])):
+    cut = f"of {samples} samples have two or more subtexts that are longer than the model reads"
+    notes += count_notes({cut: sum(sum(one) > 1 for one in each["cut"])})
+    for name, one in sequences.items():
+        if tied := sum(map(ties, one["scores"])):
             notes.append(f"{name}: {tied} samples have a tie")
     return tuple(notes)
+
+
+class Subtexts(NamedTuple):
+    """The subtexts of N images, encoded."""
+
+    strings: tuple[str, ...]  # [T] each once
+    cut: tuple[bool, ...]  # [T] longer than the model reads
+    row: torch.Tensor  # [T] int64, row of `texts`; strings that the model reads alike share one, so they tie
+    texts: Encoded  # [U] `image` is -1
+    sequences: dict[str, tuple[tuple[int, ...], ...]]  # name -> for each image the places in `strings`
+
+
+def boundaries(n: int, parts: int) -> list[int]:
+    """How many of n sentences the subtexts hold: floor(k * n / parts) for k = 1 .. parts."""
+    assert n >= parts >= 1, (n, parts)
+    return [k * n // parts for k in range(1, parts + 1)]
+
+
+def cumulative(caption: str, parts: int | None = None) -> tuple[str, ...]:
+    """The subtexts of a caption, shortest first; none where it has fewer sentences than parts.
+
+    parts  None: as many as there are sentences
+
+    Every subtext is the beginning of the caption with each run of blanks as one, and the last one all of it.
+
+    >>> cumulative("A dog runs.  It is wet. The sea\\nis grey.", 2)
+    ('A dog runs.', 'A dog runs. It is wet. The sea is grey.')
+    >>> cumulative("A dog runs. It is wet.")
+    ('A dog runs.', 'A dog runs. It is wet.')
+    >>> cumulative("A dog runs.", 2)
+    ()
+    """
+    pieces = sentences(caption)
+    number = len(pieces) if parts is None else parts
+    if not pieces or len(pieces) < number:
+        return ()
+    return tuple(" ".join(caption[: pieces[end - 1].end].split()) for end in boundaries(len(pieces), number))
+
+
+def sequences(caption: str, own: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """The three sequences of a caption.
+
+    own  subtexts that the source has of its own, for HiMo@K; none: sentence by sentence
+    """
+    prefixes = {name: cumulative(caption, parts) for name, parts in PARTS.items()}
+    return prefixes | {EACH: tuple(own) or cumulative(caption)}
+
+
+class SubtextQueue:
+    """Collects the subtexts of each image in turn; of texts that the model reads alike, `rows` gets one."""
+
+    def __init__(self, model: Model, rows: Rows) -> None:
+        self.rows = rows
+        self._model = model
+        self._place: dict[str, int] = {}
+        self._cut: list[bool] = []
+        self._row: list[int] = []
+        self._row_of: dict[tuple[tuple[int, ...], ...], int] = {}  # by the tokens that are read
+        self._sequences: dict[str, list[tuple[int, ...]]] = {}
+
+    def add(self, sequences: Mapping[str, Sequence[str]]) -> None:
+        """The sequences of the next image."""
+        for name, texts in sequences.items():
+            self._sequences.setdefault(name, []).append(self.places(texts))
+
+    def places(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """The places of texts in `Subtexts.strings`; new ones are queued."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._place]
+        tokens = self._model.read(new) if new else TokenizedParts([], [])
+        for text, ids, cut in zip(new, tokens.ids, tokens.truncated, strict=True):
+            read = tuple(map(tuple, ids))
+            if read not in self._row_of:
+                self._row_of[read] = self.rows.add(text)
+            self._place[text] = len(self._place)
+            self._row.append(self._row_of[read])
+            self._cut.append(cut)
+        return tuple(self._place[text] for text in texts)
+
+    @property
+    def number_cut(self) -> int:
+        """How many of the texts were cut, encoded or not."""
+        return sum(self._cut)
+
+    def encoded(self) -> Subtexts:
+        """All of them."""
+        sequences = {name: tuple(places) for name, places in self._sequences.items()}
+        row, texts = torch.tensor(self._row), self.rows.of_no_image()
+        return Subtexts(tuple(self._place), tuple(self._cut), row, texts, sequences)
+
+
+class SubtextCollector(Collector):
+    """Encodes the cumulative subtexts of the first text of each image, each distinct one once."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        self._queue = SubtextQueue(model, text_rows(model, batch))
+
+    def add(self, sample: Sample) -> None:
+        self._queue.add(sequences(sample.texts[0], sample.record.subtexts))
+
+    def result(self, data: Encodings) -> Any:
+        self.truncated = self._queue.number_cut
+        return self._queue.encoded()
+
+
+def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:
+    """Every sequence of each image: the number of its subtexts, their scores, and which were cut.
+
+    Scores are the shortest decimals that are these float32 numbers: equal stays equal, and files are half as
+    long. Raises UserError for NaN scores.
+    """
+    row = subtexts.row.tolist()
+    score: dict[tuple[int, int], float] = {}  # image and row
+    for start in range(0, len(images.vector), IMAGES):
+        block = range(start, min(start + IMAGES, len(images.vector)))
+        sequences = subtexts.sequences.values()
+        pairs = list(dict.fromkeys((i, row[t]) for places in sequences for i in block for t in places[i]))
+        if pairs:
+            image, text = torch.tensor(pairs).T
+            some = rows(images, slice(start, start + IMAGES))
+            scores = pair_scores(method, some, rows(subtexts.texts, text), image - start)
+            refuse_nan(int(scores.isnan().sum()), len(scores))
+            score |= zip(pairs, (float(str(one)) for one in scores.cpu().numpy()), strict=True)
+    return {
+        name: {
+            "subtexts": [len(one) for one in places],
+            "scores": [[score[i, row[t]] for t in one] for i, one in enumerate(places)],
+            "cut": [[int(subtexts.cut[t]) for t in one] for one in places],
+        }
+        for name, places in subtexts.sequences.items()
+    }

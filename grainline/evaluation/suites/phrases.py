@@ -1,18 +1,24 @@
 """Phrases: are the groups that a model makes of the tokens of a caption its annotated phrases?
 
-tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, means over captions that have a
-phrase, begin and end tokens left out. The suite also measures rules that ignore the words: uniform chunks
-(as many as the method has groups, as it uses in a caption, and four), one group, single tokens and random
-groups. It measures clusters of token states where the method has a state of every token.
+tIoU of the Text Group Transformer, means over captions that have a phrase, without begin and end tokens:
+  1. leave tokens outside all phrases (verbs, prepositions, punctuation) out of the groups;
+  2. IoU of every group with every phrase, in tokens;
+  3. pair groups with phrases by the largest sum of IoU (Kuhn-Munkres): as many pairs as there are groups or
+     phrases, whichever are fewer, groups without a token included;
+  4. precision, recall and F1 of each pair, F1 their harmonic mean; then the mean of each over the pairs.
+Where several pairings have the largest sum, precision and recall may differ: groups are then put in the order
+of their first tokens, so that their names decide nothing.
 
-A method whose groups depend on positions alone does not beat uniform chunks by much. So captions are grouped
-a second time with their words in another order: phrases at the places of their words, and moved with them.
+Rules that ignore the words and clusters of token states are measured as well. A method whose groups depend on
+positions alone does not beat uniform chunks by much. So captions are grouped a second time with their words
+in another order: phrases at the places of their words, and moved with them.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 from scipy.special import entr
 
 from grainline.data.formats.common import digest
@@ -30,17 +36,16 @@ from grainline.evaluation.suite import (
     count_notes,
     mean_metric,
 )
-from grainline.evaluation.suites.baselines import (
+from grainline.evaluation.suites.grouped import (
     LACKING,
     MEAN_SHIFT,
     SEED,
+    GroupCollector,
+    Grouped,
     Labelled,
-    at_random,
     can_cluster,
-    chunks,
-    overlap,
+    hard,
 )
-from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard
 from grainline.model import Model
 from grainline.report.case import CaseList
 from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
@@ -58,12 +63,54 @@ SUFFIX = "</w>"  # of pieces of words in CLIP's vocabulary; no word holds it
 Scores = dict[str, dict[str, list[float]]]  # name -> measure -> value of each caption
 
 
-def uniform(groups: int) -> str:
-    """The name of a number of uniform chunks.
+class Overlap(NamedTuple):
+    """Means over the pairs of one caption."""
 
-    >>> uniform(4)
-    'uniform chunks, K = 4'
+    tiou: float
+    precision: float
+    recall: float
+    f1: float
+
+
+def overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> Overlap:
+    """How well groups are phrases.
+
+    labels  [L] the group of each token, 0 .. groups - 1
+    gold    [P, L] bool, the tokens of each phrase; every phrase has one at least
+    groups  how many there are; those that no token is in count too
     """
+    phrases, tokens = gold.shape
+    assert labels.shape == (tokens,), (labels.shape, gold.shape)
+    assert phrases > 0, "no phrase"
+    assert gold.any(1).all(), "a phrase without a token"
+    assert 0 <= labels.min() <= labels.max() < groups, (labels, groups)
+    annotated = gold.any(0)
+    _, first, code = np.unique(labels[annotated], return_index=True, return_inverse=True)
+    group, phrase = first.argsort().argsort()[code], gold[:, annotated].astype(np.int64)
+    shared = np.zeros((groups, phrases), np.int64)  # tokens that a group and a phrase have in common
+    np.add.at(shared, group, phrase.T)
+    size, length = np.bincount(group, minlength=groups), phrase.sum(1)
+    iou = shared / np.maximum(size[:, None] + length - shared, 1)  # [K, P], 0 for groups without a token
+    row, column = linear_sum_assignment(iou, maximize=True)
+    inter = shared[row, column]
+    precision, recall = inter / np.maximum(size[row], 1), inter / length[column]
+    both = precision + recall
+    f1 = 2 * precision * recall / np.where(both > 0, both, 1.0)
+    return Overlap(*(float(x.mean()) for x in (iou[row, column], precision, recall, f1)))
+
+
+def chunks(tokens: int, groups: int) -> Labelled:
+    """Runs of tokens that are as equally long as can be."""
+    return Labelled(np.arange(tokens) * groups // tokens, groups)
+
+
+def at_random(tokens: int, groups: int, number: int) -> Labelled:
+    """Every token in any group, with the same chance. number: of the caption, for the seed"""
+    return Labelled(np.random.default_rng((SEED, number)).integers(0, groups, tokens), groups)
+
+
+def uniform(groups: int) -> str:
+    """The name of a number of uniform chunks."""
     return f"uniform chunks, K = {groups}"
 
 
@@ -82,37 +129,29 @@ class PhrasesSuite(Suite[NoOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         grouped: Grouped = self.collected(data)
-        number = grouped.groups or FOUR
-        queries = {
-            "texts": digest(grouped.texts),
-            "image": list(grouped.image),
-            "scores": _scores(grouped, number),
-        }
-        about = {"groups": grouped.groups, "anchor_seed": SEED}
+        scores = _scores(grouped, grouped.groups or FOUR)
+        queries = {"texts": digest(grouped.texts), "image": list(grouped.image), "scores": scores}
         counts = {"texts": len(grouped.texts), "phrases": sum(map(len, grouped.gold))}
+        about = {"groups": grouped.groups, "anchor_seed": SEED}
         return Outcomes(queries, _notes(grouped), about, counts)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """Means over the runs; the bootstrap draws images.
-
-        Only what all runs have: clusters need a state of every token, and groups a method that makes them.
-        """
+        """Means over the runs, of what all runs have; the bootstrap draws images."""
         image, number = np.array(runs[0]["image"]), len(runs[0]["image"]) * len(runs)
-        by_measure: dict[str, dict[str, MetricSamples]] = {measure: {} for measure in MEASURES}
-        for name in runs[0]["scores"]:
-            if all(name in run["scores"] for run in runs):
-                for measure, out in by_measure.items():
+        out = {}
+        for measure in MEASURES:
+            for name in runs[0]["scores"]:
+                if all(name in run["scores"] for run in runs):
                     value = np.mean([run["scores"][name][measure] for run in runs], axis=0)
                     metric = mean_metric(value, image, number, None, 0, "share", settings)
                     out[f"{measure}, {name}"] = metric
-        return {name: one for out in by_measure.values() for name, one in out.items()}
+        return out
 
     def headlines(self, result: Result) -> list[str]:
         """tIoU of the groups and of uniform chunks."""
         number = result.settings["groups"]
         chunks = AS_MANY if AS_MANY in result.queries["scores"] else uniform(number or FOUR)
-        names = [chunks] if number is None else [GROUPS, chunks]
-        return [f"{MEASURES[0]}, {name}" for name in names]
+        return [f"{MEASURES[0]}, {name}" for name in [GROUPS] * (number is not None) + [chunks]]
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
@@ -129,12 +168,11 @@ class PhrasesSuite(Suite[NoOptions]):
     def examples(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
         grouped: Grouped = self.collected(evaluation.data)
-        scores = evaluation.result.queries["scores"]
         if not grouped.soft:
             return []
-        tiou = scores[GROUPS][MEASURES[0]]
+        scores = evaluation.result.queries["scores"]
         chunks = AS_MANY if AS_MANY in scores else uniform(len(grouped.soft[0]))
-        uniform_tiou = scores[chunks][MEASURES[0]]
+        tiou, uniform_tiou = (scores[name][MEASURES[0]] for name in (GROUPS, chunks))
         return [
             TokenGroups(
                 evaluation.data.keys[grouped.image[i]],
@@ -190,11 +228,9 @@ def _notes(grouped: Grouped) -> tuple[str, ...]:
         groups = [hard(one) for one in grouped.soft]
         used = np.mean([one.groups for one in groups])
         empty = np.mean([1 - len(np.unique(one.labels)) / one.groups for one in groups])
-        notes.append(
-            f"{100 * empty:.1f} % of the groups of a caption have no token, of {used:.2f} that it uses out of"
-            f" {grouped.groups}; the entropy of a token over the groups is {entropy:.3f} of the largest"
-            " possible"
-        )
+        share = f"{100 * empty:.1f} % of the groups of a caption have no token, of {used:.2f} that it uses"
+        spread_over = f"the entropy of a token over the groups is {entropy:.3f} of the largest possible"
+        notes.append(f"{share} out of {grouped.groups}; {spread_over}")
     if not can_cluster():
         notes.append(LACKING)
     elif not grouped.has_states:
@@ -206,13 +242,7 @@ def _notes(grouped: Grouped) -> tuple[str, ...]:
 
 
 def by_position(soft: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean share of each group along captions, each stretched to the same length: [K, BINS]
-
-    soft  [K, L] of each caption
-
-    >>> by_position([np.eye(2), np.eye(2)])[0].tolist() == [1.0] * (BINS // 2) + [0.0] * (BINS // 2)
-    True
-    """
+    """The mean share of each group along captions of one length: [K, BINS]. soft: [K, L] of each"""
     middle = (np.arange(BINS) + 0.5) / BINS
     return np.asarray(np.mean([one[:, (middle * one.shape[1]).astype(int)] for one in soft], axis=0))
 

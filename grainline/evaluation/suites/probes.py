@@ -1,8 +1,8 @@
 """Pairwise ranking accuracy: does a right pair of image and text score higher than a wrong one?
 
-The wrong pair shares the image or the text with the right one. Where the text is another one, that is a foil:
-a caption that is wrong in one thing. Where the image is, the text is true of the first and false of the
-second. A tie is wrong and counted: it shows, for instance, two texts that truncation made equal.
+The wrong pair shares the image or the text with the right one: its text is a foil, a caption that is wrong in
+one thing, or its image is one of which the text is false. A tie is wrong and counted: it shows, for instance,
+two texts that truncation made equal.
 
 Accuracy is given by what is wrong and pooled, for each benchmark by itself. Where SVO-Probes and FOIL-COCO
 are measured together, `noun understanding` is the mean of subject, object and FOIL-COCO.
@@ -31,11 +31,10 @@ from grainline.data.benchmarks.contests import (
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy
+from grainline.evaluation.statistics import refuse_nan, replicates
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, count_notes
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
@@ -128,18 +127,14 @@ class ProbesSuite(Suite[ProbesOptions]):
         names, number = sorted(set(probes.benchmark)), len(probes.kind)
         card = {name: CARDS[name] for name in names} | {"rule": RULE}
         counts = {"texts": len(probes.strings), "probes": number, "probes_left_out": probes.skipped}
-        notes = []
-        if probes.skipped:
-            notes.append(
-                f"{probes.skipped} of {probes.skipped + number} comparisons were skipped: an image of theirs"
-                " cannot be used"
-            )
+        skipped = f"of {probes.skipped + number} comparisons were skipped: an image of theirs cannot be used"
+        notes = count_notes({skipped: probes.skipped})
         if image != other:
-            notes.append(
+            notes += (
                 "intervals draw the images that texts are true of; that several texts meet one wrong image"
-                " does not widen them"
+                " does not widen them",
             )
-        return Outcomes(queries, tuple(notes), {"card": card}, counts)
+        return Outcomes(queries, notes, {"card": card}, counts)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Accuracy by kind and over all kinds of a benchmark; resamples draw images of right pairs."""
@@ -167,29 +162,23 @@ class ProbesSuite(Suite[ProbesOptions]):
         def case(i: int) -> Case:
             own, other = images[i].tolist()
             true, false = (probes.strings[row] for row in pairs[i])
-            by, name = float(right[i]) - float(wrong[i]), data.keys[own]
-            detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
+            gap, key = float(right[i]) - float(wrong[i]), data.keys[own]
+            detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {key}"
             if own != other:
                 panels = [
-                    Panel(data.keys[row], evaluation.displayed(row), f"{which} image, {ahead(sign * by)}")
+                    Panel(data.keys[row], evaluation.displayed(row), f"{which} image, {ahead(sign * gap)}")
                     for which, row, sign in (("Right", own, 1), ("Wrong", other, -1))
                 ]
-                return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
-            names = f"True text, {ahead(by)}", f"False text, {ahead(-by)}"
+                return Case(lead(gap), detail, gap > 0, quote=true, rows=[Row(panels, large=True)])
+            names = f"True text, {ahead(gap)}", f"False text, {ahead(-gap)}"
             texts = list(zip(names, marked(true, false), strict=True))
-            return Case(
-                lead(by), detail, by > 0, image=evaluation.displayed(own), alt=f"image {name}", texts=texts
-            )
+            image, alt = evaluation.displayed(own), f"image {key}"
+            return Case(lead(gap), detail, gap > 0, image=image, alt=alt, texts=texts)
 
         order = "Sorted by the difference of the two scores; one comparison for each image."
         titles = ("Probes: most wrong", "Probes: most right")
-        return evaluation.both_ends(
-            titles,
-            order,
-            extremes(right - wrong, image=images[:, 0], number=number),
-            case,
-            evaluation.whole_sentence(),
-        )
+        about, choice = evaluation.whole_sentence(), {"image": images[:, 0], "number": number}
+        return evaluation.both_ends(titles, order, case, right - wrong, about=about, **choice)
 
 
 def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:
@@ -219,21 +208,18 @@ class ProbeCollector(Collector):
 
     def result(self, data: Encodings) -> Probes:
         """Raises UserError where there is no comparison."""
-        row_of = {place: row for row, place in enumerate(data.positions)}
-        text_row: dict[str, int] = {}
+        row_of, text_row = {place: row for row, place in enumerate(data.positions)}, dict[str, int]()
         skipped = 0
         for name, one in ((origin.benchmark, one) for origin in self._origins for one in origin.contests):
-            if one.right in row_of and one.wrong in row_of:
-                text = self._row(one.text, text_row)
-                self._pairs.append((row_of[one.right], row_of[one.wrong], text, text))
-                self._names.append((one.kind, name))
-            else:
+            if one.right not in row_of or one.wrong not in row_of:
                 skipped += 1
+                continue
+            text = self._row(one.text, text_row)
+            self._pairs.append((row_of[one.right], row_of[one.wrong], text, text))
+            self._names.append((one.kind, name))
         if not self._pairs:
-            raise UserError(
-                f"no probes in {data.path}; this suite needs samples with foils, as in `scenes`, or a"
-                " benchmark of pairs"
-            )
+            needed = "samples with foils, as in `scenes`, or a benchmark of pairs"
+            raise UserError(f"no probes in {data.path}; this suite needs {needed}")
         pairs, (kind, benchmark) = torch.tensor(self._pairs), zip(*self._names, strict=True)
         strings = tuple(self._strings)
         texts = self._texts.of_no_image()

@@ -1,15 +1,14 @@
 """Referring segmentation: does the heat of an expression cover the thing that it refers to?
 
-As CAFT (Woo et al., arXiv 2602.02977) measures it after SaG, without training for it. In five steps:
+As CAFT (Woo et al., arXiv 2602.02977) measures it after SaG, without training for it. In four steps:
   1. squash the whole image into the square that the model reads: a crop could lose the target;
   2. take the heat of the expression, interpolated to the pixels of the annotation;
   3. stretch it to 0 .. 1 and cut it at Otsu's threshold;
-  4. IoU with the right mask, for each expression;
-  5. mIoU is the mean over the expressions, cumulative IoU the sum of all intersections over that of all
-     unions.
+  4. IoU with the right mask. mIoU is the mean over the expressions, cumulative IoU the sum of all
+     intersections over that of all unions.
 
-The whole image and a box of half its sides in the middle are measured as well: a number that they reach too
-says nothing about the model.
+The whole image and a box of half its sides in the middle are measured too: a number that they reach says
+nothing about the model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from grainline.data.record import Cause, CorruptSample, Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
+from grainline.evaluation.statistics import replicates
 from grainline.evaluation.suite import (
     MetricSamples,
     NoOptions,
@@ -70,7 +69,9 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         compared: Compared = self.collected(data)
         pixels = {
-            name: {field: [one.by[name][i] for one in compared.expressions] for i, field in enumerate(FIELDS)}
+            name: {
+                field: [one.by_map[name][i] for one in compared.expressions] for i, field in enumerate(FIELDS)
+            }
             for name in MASKS
         }
         queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
@@ -84,9 +85,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
         by_mask |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
         out = {}
         for name, pixels in by_mask.items():
-            both, either = (
-                np.array([one[field] for one in pixels], np.float64) for field in FIELDS
-            )  # [run, E]
+            both, either = (np.array([one[field] for one in pixels], float) for field in FIELDS)  # [run, E]
             iou = both / either
             parts = np.stack([both.mean(0), either.mean(0)], axis=1)  # [E, 2]
             (inter, union), samples = parts.mean(0), replicates(parts, image, **settings.bootstrap)
@@ -111,9 +110,11 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
             " the map was compared."
         )
-        titles = ("Expressions: covered least", "Expressions: covered best")
-        places = extremes(iou, image=evaluation.result.queries["image"], number=number)
-        return evaluation.both_ends(titles, order, places, case)
+        titles, image = (
+            ("Expressions: covered least", "Expressions: covered best"),
+            evaluation.result.queries["image"],
+        )
+        return evaluation.both_ends(titles, order, case, iou, image=image, number=number)
 
 
 class MaskCollector(ExpressionCollector):
@@ -138,19 +139,17 @@ class MaskCollector(ExpressionCollector):
                 self.counts[MASKLESS if region.mask is None else EMPTY] += 1
         return ImageExpressions((height, width), expressions)
 
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterator[Expression]:
+    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterator[Expression]:
         """IoU of the heat above Otsu's threshold, and of two masks that ignore the text."""
         with torch.no_grad():
-            heat = pixel_maps(self.method, images, self.method.heat(images, texts), of.size)
+            heat = pixel_maps(self.method, images, self.method.heat(images, texts), group.size)
         self.flat[HEAT] += number_flat(heat)
-        true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
-        box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
+        true = torch.from_numpy(np.stack([one.target for one in group.expressions])).to(heat.device)
+        box = torch.from_numpy(centred_box(*group.size)).to(heat.device)
         masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
-        counts = {name: [x.tolist() for x in overlap(mask, true)] for name, mask in masks.items()}
-        for k, one in enumerate(of.expressions):
-            yield one._replace(
-                target=None, by={name: (both[k], either[k]) for name, (both, either) in counts.items()}
-            )
+        counts = {name: torch.stack(overlap(mask, true), 1).tolist() for name, mask in masks.items()}
+        for k, one in enumerate(group.expressions):
+            yield one._replace(target=None, by_map={name: pixels[k] for name, pixels in counts.items()})
 
 
 def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,11 +158,7 @@ def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def centred_box(height: int, width: int) -> np.ndarray:
-    """The box of half the sides in the middle: [H, W] bool, the pixels whose centres lie in it.
-
-    >>> centred_box(4, 6).astype(int).tolist()
-    [[0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0]]
-    """
+    """The box of half the sides in the middle: [H, W] bool, the pixels whose centres lie in it."""
     down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
     return down[:, None] & across[None]
 
@@ -174,10 +169,9 @@ def _look(evaluation: Evaluation, one: Expression) -> CaseImage:
     look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place="expression")])
     if not isinstance(look.image, Image.Image):
         return look
-    given = evaluation.given(one.image, look.image)
     mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    heat = evaluation.model.heat(given, [one.text]).cpu().numpy()
+    heat = evaluation.model.heat(evaluation.given(one.image, look.image), [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
     return look._replace(heat=heat - heat.mean(), outline=outline)

@@ -18,8 +18,8 @@ from grainline.data.record import Box, Source, content_of
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Sample, number_cut
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer
+from grainline.evaluation.statistics import refuse_nan
 from grainline.evaluation.suite import O, Suite
 from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
@@ -66,10 +66,8 @@ class ExpressionSuite(RegionSuite[O]):
     def queries(self, data: Encodings) -> dict[str, Any]:
         """The fields of `Outcomes.queries` that name the expressions."""
         compared: Compared = self.collected(data)
-        text, image, region = zip(
-            *((one.text, one.image, one.region) for one in compared.expressions), strict=True
-        )
-        return region_queries(compared.same, text, image, region)
+        named = zip(*((one.text, one.image, one.region) for one in compared.expressions), strict=True)
+        return region_queries(compared.same, *named)
 
     def numbers(self, data: Encodings) -> dict[str, int]:
         """The numbers of distinct texts and of expressions, for `Outcomes.data`."""
@@ -110,7 +108,7 @@ class Expression(NamedTuple):
     target: Any  # what it refers to: a mask, which is dropped once it is compared, or a box
     boxes: tuple[Box, ...] = ()  # to choose from
     fitting: int = 0  # how many of these are right
-    by: Mapping[str, Any] = {}  # what came of each map, by its name
+    by_map: Mapping[str, Any] = {}  # what came of each map, by its name
 
 
 class ImageExpressions(NamedTuple):
@@ -149,11 +147,8 @@ class ExpressionCollector(RegionCollector):
         """The expressions of a record. Raises CorruptSample before it counts anything."""
 
     @abstractmethod
-    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions) -> Iterable[Expression]:
-        """The expressions of one image, compared with it.
-
-        images, texts  row k of both belongs to expression k: images repeats the row of the image
-        """
+    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterable[Expression]:
+        """The expressions of an image, compared with it; row k of `images` and `texts` is of expression k."""
 
     def add(self, sample: Sample) -> None:
         self._waiting.append(self.expressions_of(sample))
@@ -161,14 +156,14 @@ class ExpressionCollector(RegionCollector):
 
     def add_images(self, images: Encoded, texts: Any) -> None:
         waiting, self._waiting = self._waiting, []
-        strings = list(dict.fromkeys(one.text for of in waiting for one in of.expressions))
-        place = {text: i for i, text in enumerate(strings)}
-        encoded = self._encode(strings) if strings else None
-        for i, of in enumerate(waiting):
-            step = max(1, min(self.batch, PIXELS // (of.size[0] * of.size[1])))
-            for start in range(0, len(of.expressions), step):
-                assert encoded is not None, "there are texts"
-                few = of._replace(expressions=of.expressions[start : start + step])
+        strings = list(dict.fromkeys(one.text for group in waiting for one in group.expressions))
+        if not strings:
+            return
+        place, encoded = {text: i for i, text in enumerate(strings)}, self._encode(strings)
+        for i, group in enumerate(waiting):
+            step = max(1, min(self.batch, PIXELS // (group.size[0] * group.size[1])))
+            for start in range(0, len(group.expressions), step):
+                few = group._replace(expressions=group.expressions[start : start + step])
                 row = torch.tensor([place[one.text] for one in few.expressions], device=images.vector.device)
                 both = rows(images, torch.full_like(row, i)), rows(encoded, row)
                 self._compared += self.compare(*both, few)
@@ -211,9 +206,7 @@ def region_scorer(model: Model) -> Scorer:
         return Cosine()
     pool = getattr(method, "pool", None)
     if not isinstance(pool, ConditionedPool):
-        raise UserError(
-            f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
-        )
+        raise UserError(f"no loss of {name} makes its image tokens like texts: they say nothing of regions")
     return PooledRegions(pool)
 
 
@@ -298,10 +291,7 @@ def _covered(low: Tensor, high: Tensor, step: float, number: int) -> Tensor:
 
 
 def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
-    """The sum of each map [E, H, W] over the pixels whose centres lie in each box: [E, B] float64
-
-    for e, b: sum of maps[e, y, x] over left <= x + 0.5 < right and top <= y + 0.5 < bottom
-    """
+    """The sum of each map [E, H, W] over the pixels whose centres lie in each box: [E, B] float64"""
     height, width = maps.shape[1:]
     whole = maps.new_zeros((len(maps), height + 1, width + 1), dtype=torch.float64)
     whole[:, 1:, 1:] = maps.double().cumsum(1).cumsum(2)
@@ -312,13 +302,7 @@ def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
 
 
 def box_scores(maps: Tensor, boxes: Tensor) -> Tensor:
-    """`box_sums` divided by area ** ALPHA: [E, B] float32, so that boxes of equal sum and area tie.
-
-    >>> corners = torch.zeros(1, 4, 4)
-    >>> corners[0, :2, :2], corners[0, 2:, 2:] = 1.0, 0.5
-    >>> box_scores(corners, torch.tensor([[0.0, 0, 2, 2], [0, 0, 4, 4], [2, 2, 4, 4]])).tolist()
-    [[2.0, 1.5, 1.0]]
-    """
+    """`box_sums` divided by area ** ALPHA: [E, B] float32, so that boxes of equal sum and area tie."""
     return (box_sums(maps, boxes) / areas(boxes).pow(ALPHA)).float()
 
 
@@ -329,11 +313,7 @@ def areas(boxes: Tensor) -> Tensor:
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of every a [A, 4] with every b [B, 4]: [A, B] float64
-
-    >>> box_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[0.0, 0, 2, 1], [5, 5, 6, 6]])).tolist()
-    [[0.5, 0.0]]
-    """
+    """Intersection over union of every a [A, 4] with every b [B, 4]: [A, B] float64"""
     a, b = a.double()[:, None], b.double()[None]
     low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     both = (high - low).clamp(min=0).prod(-1)

@@ -1,19 +1,29 @@
-"""Retrieval both ways, fold by fold: do images and texts find each other?"""
+"""Retrieval both ways, fold by fold: do images and texts find each other?
 
+A protocol says what is ranked together:
+
+plain         every image and every caption
+coco-5k       5,000 images with the first five captions of each
+coco-1k       the same, cut into five folds of 1,000 images in file order; metrics are means over the folds
+flickr30k-1k  1,000 images with the first five captions of each, as in the test split of Karpathy
+"""
+
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
+from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, spread
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import Fold, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.score import Scorer, all_scores, retrieval_ranks
+from grainline.evaluation.statistics import chance_median, chance_recall, replicates
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.report.case import Case, CaseList, Panel, Row, standing
 from grainline.report.page import MissingImage
@@ -23,6 +33,8 @@ DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
 HITS = 5  # candidates of an example on the page
+IMAGES, CAPTIONS, FOLD = 5000, 5, 1000  # of COCO
+FLICKR = 1000  # images of Flickr30k
 
 
 class RetrievalOptions(Config):
@@ -72,8 +84,10 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
         heat = f" {HEAT_HINT}" if evaluation.model.method.has_layout else ""
-        texts = [_text_case(evaluation, query) for query in self._spread(evaluation, "t2i", number)]
-        images = [_image_case(evaluation, query) for query in self._spread(evaluation, "i2t", number)]
+        texts, images = (
+            [query.case(evaluation, way) for query in self._spread(evaluation, way, number)]
+            for way in ("t2i", "i2t")
+        )
         return [
             CaseList("Text to image, best to worst", f"{order} {evaluation.whole_sentence()}{heat}", texts),
             CaseList("Image to text, best to worst", order, images),
@@ -89,6 +103,56 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             outcomes = zip(places, part[way]["rank"], part[way]["tied"], strict=True)
             queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
         return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
+
+
+class Fold(NamedTuple):
+    """Rows that are compared with each other and with nothing else."""
+
+    images: Tensor  # [n] int64, rows of the images
+    texts: Tensor  # [m] int64, rows of the texts
+
+
+def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data") -> list[Fold]:
+    """The folds of a protocol, rows in file order. Raises UserError if the data lack images or captions."""
+    n, m = len(images.image), len(texts.image)
+    if protocol == "plain":
+        return [Fold(torch.arange(n), torch.arange(m))]
+    number = FLICKR if protocol == "flickr30k-1k" else IMAGES
+    if n != number:
+        raise UserError(f"{n} images in {where}; {protocol} needs exactly {number}")
+    captions: Counter[int] = Counter()
+    first = []  # rows of the first captions of every image
+    for row, image in enumerate(texts.image.tolist()):
+        captions[image] += 1
+        if image >= 0 and captions[image] <= CAPTIONS:
+            first.append(row)
+    short = sum(captions[image] < CAPTIONS for image in images.image.tolist())
+    if short:
+        raise UserError(
+            f"{short} images in {where} have fewer than {CAPTIONS} captions; {protocol} needs {CAPTIONS} "
+            "of each, as separate texts (captions: each)"
+        )
+    size = FOLD if protocol == "coco-1k" else number
+    text = torch.tensor(first)
+    return [
+        Fold(torch.arange(i, i + size), text[torch.isin(texts.image[text], images.image[i : i + size])])
+        for i in range(0, n, size)
+    ]
+
+
+def coco_split(keys: Sequence[str]) -> str:
+    """The 5,000 images of COCO that the names point to: two such sets are in use, whose numbers differ.
+
+    >>> coco_split(["COCO_val2014_000000391895", "COCO_val2014_000000060623"])
+    'coco-karpathy'
+    >>> coco_split(["000000000139", "000000000285"])
+    'coco-val2017'
+    """
+    if all(re.search(r"COCO_val2014_\d{12}", key) for key in keys):
+        return "coco-karpathy"
+    if all(re.search(r"(^|/)\d{12}(\.\w+)?$", key) for key in keys):
+        return "coco-val2017"
+    return "unknown: the names of the images are not those of COCO"
 
 
 def _outcomes(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
@@ -109,10 +173,8 @@ def _fold_metrics(
     many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
     bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
-    for name, way, positives, size in (
-        (I2T, "i2t", many, first["texts"]),
-        (T2I, "t2i", one, first["images"]),
-    ):
+    sides = (I2T, "i2t", many, first["texts"]), (T2I, "t2i", one, first["images"])
+    for name, way, positives, size in sides:
         rank, image = (np.concatenate([run[way][key] for run in runs]) for key in ("rank", "image"))
         ties, queries = sum(sum(run[way]["tied"]) for run in runs), len(rank)
         hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
@@ -121,9 +183,8 @@ def _fold_metrics(
             chance, value = chance_recall(positives, size, k), hits[:, i].mean()
             out[f"{name} R@{k}"] = MetricSamples(value, samples[:, i], queries, chance, ties, "share")
         middle, chance = replicates(rank, image, np.median, **bootstrap), chance_median(positives, size)
-        out[f"{name} median rank"] = MetricSamples(
-            float(np.median(rank)), middle, queries, chance, ties, "rank"
-        )
+        value = float(np.median(rank))
+        out[f"{name} median rank"] = MetricSamples(value, middle, queries, chance, ties, "rank")
     recalls = [out[f"{way} R@{k}"] for way in (I2T, T2I) for k in DEPTHS]
     out["rSum"] = MetricSamples(
         100 * sum(x.value for x in recalls),
@@ -144,44 +205,32 @@ class _Query(NamedTuple):
     rank: int
     tied: bool
 
-    def case(self, candidates: Tensor, name: str) -> Case:
-        """A case with the place of the right candidate, and whether a wrong one ties."""
-        tied = "tied with a wrong one, " * self.tied
-        return Case(f"Right one at rank {self.rank:,} of {len(candidates):,}", tied + name)
-
-
-def _text_case(evaluation: Evaluation, query: _Query) -> Case:
-    data, text = evaluation.data, evaluation.data.strings[query.row]
-    own = int(data.texts.image[query.row])
-    panels = []
-    hits, scores = _hits(evaluation, query, "t2i")
-    for place, row in enumerate(hits[:HITS], 1):
-        which = "the right image" if row == own else "a wrong image"
-        alt = f"{data.keys[row]}, rank {place}, {which}"
-        panels.append(
-            Panel("", evaluation.displayed(row), standing(place, scores), alt=alt, right=row == own)
-        )
-    look = evaluation.look(own, text)
-    if look is not None and look.sentences and not isinstance(whole := evaluation.whole(own), MissingImage):
-        look = look._replace(whole=whole)
-    return query.case(query.fold.images, data.keys[own])._replace(
-        quote=text,
-        rows=[Row(panels)],
-        look_title="The sentences in the right image",
-        look=look,
-    )
-
-
-def _image_case(evaluation: Evaluation, query: _Query) -> Case:
-    data, key = evaluation.data, evaluation.data.keys[query.row]
-    hits, scores = _hits(evaluation, query, "i2t")
-    panels = [
-        Panel(data.strings[row], None, standing(place, scores), right=int(data.texts.image[row]) == query.row)
-        for place, row in enumerate(hits[:HITS], 1)
-    ]
-    return query.case(query.fold.texts, key)._replace(
-        image=evaluation.displayed(query.row), alt=f"query image {key}", rows=[Row(panels)]
-    )
+    def case(self, evaluation: Evaluation, way: str) -> Case:
+        """The place of the right candidate, and the best ones; of a text its sentences in the right image."""
+        data, text = evaluation.data, way == "t2i"
+        candidates = self.fold.images if text else self.fold.texts
+        own = int(data.texts.image[self.row]) if text else self.row
+        (places, scores), panels, key = _hits(evaluation, self, way), [], data.keys[own]
+        for place, row in enumerate(places[:HITS], 1):
+            right = (row if text else int(data.texts.image[row])) == own
+            which = (
+                f"{data.keys[row]}, rank {place}, {'the right' if right else 'a wrong'} image" if text else ""
+            )
+            words, image = ("", evaluation.displayed(row)) if text else (data.strings[row], None)
+            panels.append(Panel(words, image, standing(place, scores), alt=which, right=right))
+        title = f"Right one at rank {self.rank:,} of {len(candidates):,}"
+        case = Case(title, "tied with a wrong one, " * self.tied + key, rows=[Row(panels)])
+        if not text:
+            return case._replace(image=evaluation.displayed(self.row), alt=f"query image {key}")
+        look = evaluation.look(own, data.strings[self.row])
+        if (
+            look is not None
+            and look.sentences
+            and not isinstance(whole := evaluation.whole(own), MissingImage)
+        ):
+            look = look._replace(whole=whole)
+        head = "The sentences in the right image"
+        return case._replace(quote=data.strings[self.row], look_title=head, look=look)
 
 
 def _hits(evaluation: Evaluation, query: _Query, way: str) -> tuple[list[int], list[float]]:

@@ -1,18 +1,16 @@
 """Similarity of the features that one image has under its texts, and retrieval in a gallery of own captions.
 
 Sim of beta-CLIP (Zohra et al., arXiv 2512.12678), for methods that pool an image by a text. In three steps:
-  1. take the sentences and phrases of the caption of an image, as in training;
+  1. take the sentences and phrases of the caption of an image, as in training; a text that comes twice counts
+     once, other than in the published code;
   2. pool the image by each of these texts, as soon as it is encoded;
-  3. Sim = mean over images of the mean cosine between two of its features.
+  3. Sim = mean over images of the mean cosine between two of its features; the same for the texts themselves.
 
-The suite gives the same number for the vectors of the texts. Neither end of the scale is better. Near 1 an
-image looks the same to all its texts; the lower Sim is, the more a feature follows its text. Differs from the
-published code: a text that comes twice counts once.
+Neither end of the scale is better. Near 1 an image looks the same to all its texts.
 
 own-caption pools every image with its own caption and then retrieves, as beta-CLIP reports retrieval with
 text-conditioned images. The gallery is made from the answers, so this is no retrieval. It stands under its
-own name, to repeat published numbers and to compare them with `retrieval` with `--scoring conditioned`, where
-every image is pooled by every text.
+own name, to repeat published numbers and to compare them with `retrieval` with `--scoring conditioned`.
 """
 
 from collections.abc import Sequence
@@ -30,10 +28,10 @@ from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, number_cut, numbered, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
-from grainline.evaluation.ranks import chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
+from grainline.evaluation.statistics import chance_recall, refuse_nan
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, mean_metric
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
@@ -101,12 +99,12 @@ class SimilaritySuite(TextConditionedSuite):
             )
         kinds: dict[str, dict[str, Any]] = {}
         for kind in KINDS:
-            of = {i: one.cosine[kind] for i, one in enumerate(likeness) if kind in one.cosine}
-            refuse_nan(sum(bool(np.isnan(one).any()) for one in of.values()), len(of))
+            values = {i: one.cosine[kind] for i, one in enumerate(likeness) if kind in one.cosine}
+            refuse_nan(sum(bool(np.isnan(one).any()) for one in values.values()), len(values))
             kinds[kind] = {
-                "image": [*of],
-                "number": [likeness[i].number[kind] for i in of],
-                "scores": {name: [one[i] for one in of.values()] for i, name in enumerate((SIM, TEXTS))},
+                "image": [*values],
+                "number": [likeness[i].number[kind] for i in values],
+                "scores": {name: [x[i] for x in values.values()] for i, name in enumerate((SIM, TEXTS))},
             }
         queries = {
             "texts": digest(text for one in likeness for text in one.texts),
@@ -127,10 +125,9 @@ class SimilaritySuite(TextConditionedSuite):
         for kind in runs[0]["kinds"]:
             scores = [run["kinds"][kind]["scores"] for run in runs]
             for name in (SIM, TEXTS):
-                value, number = np.mean([one[name] for one in scores], axis=0), len(scores[0][name])
-                out[f"{name}, {kind}"] = mean_metric(
-                    value, None, number * len(runs), None, 0, "cosine", settings
-                )
+                value = np.mean([one[name] for one in scores], axis=0)
+                number = len(value) * len(runs)
+                out[f"{name}, {kind}"] = mean_metric(value, None, number, None, 0, "cosine", settings)
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -140,10 +137,10 @@ class SimilaritySuite(TextConditionedSuite):
         def case(place: int) -> Case:
             i = usable[place]
             one, key = likeness[i], evaluation.data.keys[i]
-            sim, of_texts = one.cosine[ALL_TEXTS]
+            sim, text_cosine = one.cosine[ALL_TEXTS]
             scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
             look = CaseImage(evaluation.image(i), f"image {key}", scores[:MAX_ON_PAGE])
-            detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
+            detail = f"cosine of its {len(scores)} texts {text_cosine:.3f}, {key}"
             if len(scores) > MAX_ON_PAGE:
                 detail += f"; the first {MAX_ON_PAGE} texts are shown"
             return Case(f"Sim {sim:.3f}", detail, look=look)
@@ -153,15 +150,12 @@ class SimilaritySuite(TextConditionedSuite):
             " pooled with it and the image pooled with each other text."
         )
         titles = ("Images: most alike", "Images: least alike")
-        lowest, highest = extremes([likeness[i].cosine[ALL_TEXTS][0] for i in usable], number=number)
-        return evaluation.both_ends(titles, order, (highest, lowest), case)
+        falling = [-likeness[i].cosine[ALL_TEXTS][0] for i in usable]
+        return evaluation.both_ends(titles, order, case, falling, number=number)
 
 
 class LikenessCollector(Collector):
-    """Pools each image by the texts of its caption while its tokens are there.
-
-    batch  texts, and pairs of image and text, in memory at once
-    """
+    """Pools each image by the texts of its caption while its tokens are there, in batches."""
 
     def __init__(self, model: Model, batch: int) -> None:
         self.model, self.batch = model, batch
@@ -170,18 +164,19 @@ class LikenessCollector(Collector):
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.model.method, TextConditioned)
         parts = [texts_of_caption(text) for (text,) in texts]
-        strings = list(dict.fromkeys(text for of in parts for text in of[ALL_TEXTS]))
+        strings = list(dict.fromkeys(text for kinds in parts for text in kinds[ALL_TEXTS]))
         place = {text: i for i, text in enumerate(strings)}
         starts = range(0, len(strings), self.batch)
         encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
         self.truncated += number_cut(encoded)
-        image = torch.tensor([i for i, of in enumerate(parts) for _ in of[ALL_TEXTS]])
-        row = torch.tensor([place[text] for of in parts for text in of[ALL_TEXTS]])
+        image = torch.tensor([i for i, kinds in enumerate(parts) for _ in kinds[ALL_TEXTS]])
+        row = torch.tensor([place[text] for kinds in parts for text in kinds[ALL_TEXTS]])
         device, pool = images.vector.device, self.model.method.pool_images
         # Few pairs at a time, because each brings all tokens of its image.
         pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
         features = torch.cat([pool(rows(images, i), rows(encoded, j)).cpu() for i, j in pairs])  # [P, D]
-        both = (x.split([len(of[ALL_TEXTS]) for of in parts]) for x in (features, encoded.vector.cpu()[row]))
+        number = [len(kinds[ALL_TEXTS]) for kinds in parts]
+        both = (x.split(number) for x in (features, encoded.vector.cpu()[row]))
         self._likeness += [_likeness(*one) for one in zip(parts, *both, strict=True)]
 
     def result(self, data: Encodings) -> tuple[Likeness, ...]:
@@ -203,26 +198,22 @@ def texts_of_caption(caption: str) -> dict[str, list[str]]:
 
 
 def mean_cosines(vectors: Tensor) -> Tensor:
-    """The mean cosine of each row with all others: [K] float64. vectors: [K, D] unit length, K > 1
-
-    >>> mean_cosines(torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])).round(decimals=6).tolist()
-    [0.3, 0.7, 0.4]
-    """
+    """The mean cosine of each row with all others: [K] float64. vectors: [K, D] unit length, K > 1"""
     cosine = vectors.double() @ vectors.double().T
     return (cosine.sum(1) - cosine.diagonal()) / (len(vectors) - 1)
 
 
-def _likeness(of: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Likeness:
+def _likeness(texts: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Likeness:
     """features [K, D] of the image under all its texts; vectors [K, D] of these texts"""
-    place = {text: i for i, text in enumerate(of[ALL_TEXTS])}
+    place = {text: i for i, text in enumerate(texts[ALL_TEXTS])}
     cosine = {}
-    for kind, texts in of.items():
-        row = [place[text] for text in texts]
+    for kind, some in texts.items():
+        row = [place[text] for text in some]
         if len(row) > 1:
-            sim, of_texts = (float(mean_cosines(x[row]).mean()) for x in (features, vectors))
-            cosine[kind] = sim, of_texts
+            sim, text_cosine = (float(mean_cosines(x[row]).mean()) for x in (features, vectors))
+            cosine[kind] = sim, text_cosine
     each = mean_cosines(features).tolist() if len(features) > 1 else []
-    return Likeness(tuple(place), {kind: len(texts) for kind, texts in of.items()}, cosine, tuple(each))
+    return Likeness(tuple(place), {kind: len(some) for kind, some in texts.items()}, cosine, tuple(each))
 
 
 class OwnCaptionSuite(TextConditionedSuite):
@@ -238,8 +229,8 @@ class OwnCaptionSuite(TextConditionedSuite):
         pair: Pair = self.collected(data)
         both = retrieval_ranks(Cosine(), pair.images, pair.texts, settings.memory)
         ranks = {
-            way: {"rank": of.rank.tolist(), "tied": of.tied.int().tolist()}
-            for way, of in zip(("i2t", "t2i"), both, strict=True)
+            way: {"rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
+            for way, one in zip(("i2t", "t2i"), both, strict=True)
         }
         return Outcomes(ranks, (NOTE,))
 

@@ -1,8 +1,8 @@
 """Stability: how much does a sentence that has nothing to do with the image change a score?
 
 SSI of HiMo-CLIP, arXiv 2511.06653, in percent; lower is better. In three steps:
-  1. choose one sentence of noise for every image, and put it into each of its subtexts (subtexts.py): between
-     two sentences, before the first or after the last;
+  1. choose one sentence of noise for every image, and put it into each of its subtexts (monotonicity.py):
+     between two sentences, before the first or after the last;
   2. score both forms with the image: s without, s~ with the noise;
   3. SSI = 100 * mean over images of the mean over their subtexts of |(s - s~) / s|.
 
@@ -22,10 +22,16 @@ from grainline.data.captions import sentences
 from grainline.data.formats.common import digest
 from grainline.data.record import Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
-from grainline.evaluation.suites.subtexts import EACH, SubtextCollector, Subtexts, sequence_scores, sequences
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, count_notes, mean_metric
+from grainline.evaluation.suites.monotonicity import (
+    EACH,
+    SubtextCollector,
+    Subtexts,
+    sequence_scores,
+    sequences,
+)
 from grainline.model import Model
 from grainline.report.case import Case, CaseList
 
@@ -82,8 +88,8 @@ class Insertion(NamedTuple):
     """The sentence of noise of an image, in each of its subtexts."""
 
     sentence: int  # which of SENTENCES
-    at: tuple[int, ...]  # for each subtext the number of its sentences before the noise
-    of: tuple[int, ...]  # for each subtext the number of its sentences
+    places: tuple[int, ...]  # for each subtext the number of its sentences before the noise
+    sentences: tuple[int, ...]  # for each subtext the number of its sentences
     texts: tuple[str, ...]  # with the noise
 
 
@@ -119,8 +125,8 @@ class StabilitySuite(Suite[StabilityOptions]):
         sequences = sequence_scores(scorer, data.images, noise.subtexts)
         queries = {
             "sentence": [one.sentence for one in noise.images],
-            "at": [list(one.at) for one in noise.images],
-            "of": [list(one.of) for one in noise.images],
+            "at": [list(one.places) for one in noise.images],
+            "of": [list(one.sentences) for one in noise.images],
             "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
             "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
         }
@@ -144,18 +150,17 @@ class StabilitySuite(Suite[StabilityOptions]):
             i, j = flat[k]
             one, words = noise.images[i], SENTENCES[noise.images[i].sentence]
             before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
-            title = f"changed by {100 * change[k]:,.2f} %"
-            detail = f"noise after {one.at[j]} of {one.of[j]} sentences, {evaluation.data.keys[i]}"
+            key, title = evaluation.data.keys[i], f"changed by {100 * change[k]:,.2f} %"
+            detail = f"noise after {one.places[j]} of {one.sentences[j]} sentences, {key}"
             name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
             text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
-            alt = f"image {evaluation.data.keys[i]}"
-            return Case(title, detail, image=evaluation.image(i), alt=alt, texts=[(name, text)])
+            image = evaluation.image(i)
+            return Case(title, detail, image=image, alt=f"image {key}", texts=[(name, text)])
 
-        change = _all_changes(queries)
-        smallest, largest = extremes(change, image=[i for i, _ in flat], number=number)
+        change, image = _all_changes(queries), [i for i, _ in flat]
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         titles = ("Noise: largest change", "Noise: smallest change")
-        return evaluation.both_ends(titles, order, (largest, smallest), case)
+        return evaluation.both_ends(titles, order, case, -change, image=image, number=number)
 
 
 class NoiseCollector(SubtextCollector):
@@ -178,8 +183,8 @@ class NoiseCollector(SubtextCollector):
         for one in self._images:
             self._queue.add({NOISY: one.texts})
         subtexts: Subtexts = super().result(data)
-        of = {PLAIN: subtexts.of[EACH], NOISY: subtexts.of[NOISY]}
-        return Noise(subtexts._replace(of=of), tuple(self._images))
+        both = {PLAIN: subtexts.sequences[EACH], NOISY: subtexts.sequences[NOISY]}
+        return Noise(subtexts._replace(sequences=both), tuple(self._images))
 
 
 def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
@@ -191,26 +196,23 @@ def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
     """
     sentence = int(digest([seed, "sentence", key]), 16) % len(SENTENCES)
     pieces = [[piece.text for piece in sentences(text)] for text in texts]
-    of = [len(one) for one in pieces]
-    at = [int(digest([seed, "place", key, text]), 16) % (n + 1) for text, n in zip(texts, of, strict=True)]
-    noisy = [inserted(one, SENTENCES[sentence], k) for one, k in zip(pieces, at, strict=True)]
-    return Insertion(sentence, tuple(at), tuple(of), tuple(noisy))
+    number = [len(one) for one in pieces]
+    places = [
+        int(digest([seed, "place", key, text]), 16) % (n + 1) for text, n in zip(texts, number, strict=True)
+    ]
+    noisy = [inserted(*one, SENTENCES[sentence]) for one in zip(pieces, places, strict=True)]
+    return Insertion(sentence, tuple(places), tuple(number), tuple(noisy))
 
 
-def inserted(pieces: Sequence[str], noise: str, at: int) -> str:
-    """Sentences as one text, with the noise after the first `at` of them.
+def inserted(pieces: Sequence[str], place: int, noise: str) -> str:
+    """Sentences as one text, with the noise after the first `place` of them.
 
     A text before the noise gets a full stop if it lacks one, or the two would be one sentence.
-
-    >>> inserted(["A dog runs.", "It is wet"], "Tax is due.", 1)
-    'A dog runs. Tax is due. It is wet'
-    >>> inserted(["A dog runs.", "It is wet"], "Tax is due.", 2)
-    'A dog runs. It is wet. Tax is due.'
     """
-    before = " ".join(pieces[:at])
+    before = " ".join(pieces[:place])
     if before and sentences(f"{before} {noise}")[-1].text != noise:
         before += "."
-    return " ".join(filter(None, [before, noise, *pieces[at:]]))
+    return " ".join(filter(None, [before, noise, *pieces[place:]]))
 
 
 def pool() -> str:
@@ -219,11 +221,7 @@ def pool() -> str:
 
 
 def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.ndarray) -> np.ndarray:
-    """|(s - s~) / s| of some scores, |s| taken for 1e-6 where it is less.
-
-    >>> changes([0.25, -0.5, 0.0], [0.2, -0.6, 1e-6]).round(6).tolist()
-    [0.2, 0.2, 1.0]
-    """
+    """|(s - s~) / s| of some scores, |s| taken for 1e-6 where it is less."""
     s, noisy_s = np.asarray(plain, np.float64), np.asarray(noisy, np.float64)
     return np.abs(s - noisy_s) / np.maximum(np.abs(s), FLOOR)
 
@@ -235,20 +233,13 @@ def _all_changes(run: dict[str, Any]) -> np.ndarray:
 
 
 def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
-    """Notes for readers of the value."""
-    notes = [
-        f"noise: {len(SENTENCES)} sentences, digest {pool()}, seed {seed}; published values were made with "
-        "others and cannot be compared"
-    ]
     plain = np.concatenate([np.asarray(x) for x in queries["scores"][PLAIN]])
-    change, number = _all_changes(queries), len(plain)
-    floored = int((np.abs(plain) < FLOOR).sum())
-    if floored:
-        notes.append(f"{floored} of {number} scores are closer to 0 than {FLOOR:g} and count as that")
-    cut = sum(sum(cut) for cut in queries["cut"][NOISY])
-    if cut:
-        notes.append(
-            f"{cut} of {number} subtexts with noise are longer than the model reads: it misses the noise, or "
-            f"words behind it; {int((change == 0).sum())} scores did not change at all"
-        )
-    return tuple(notes)
+    number, still = len(plain), int((_all_changes(queries) == 0).sum())
+    floored = f"of {number} scores are closer to 0 than {FLOOR:g} and count as that"
+    cut = (
+        f"of {number} subtexts with noise are longer than the model reads: it misses the noise, or "
+        f"words behind it; {still} scores did not change at all"
+    )
+    counts = {floored: int((np.abs(plain) < FLOOR).sum()), cut: sum(map(sum, queries["cut"][NOISY]))}
+    noise = f"noise: {len(SENTENCES)} sentences, digest {pool()}, seed {seed}"
+    return f"{noise}; published values were made with others and cannot be compared", *count_notes(counts)

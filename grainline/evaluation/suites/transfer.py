@@ -1,15 +1,14 @@
 """Transfer: a model that was trained on one set is measured by retrieval on another, without any tuning.
 
-The metrics and protocols are those of retrieval. The result names the training data and the test data, and
-counts the images in both; training data as test data are an error.
-
-The recipe of the run names its data, and those of the runs before it (`init_from`). They are opened again, so
-that their fingerprints are those of today's files. Images are the same if their files are, byte by byte, and
-scenes if their keys are. Images of other bytes that look the same are near copies, by a perceptual hash
-(data/check.py), with a count of their own. The training data of checkpoints of others are unknown here.
+The result names the training data and the test data, and counts the images in both; training data as test
+data are an error. The recipe of the run names its data, and those of the runs before it (`init_from`). They
+are opened again, so that their fingerprints are those of today's files. Images are the same if their files
+are, byte by byte, and scenes if their keys are. Images of other bytes that look the same are near copies, by
+a perceptual hash (data/check.py), with a count of their own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain, count
 from pathlib import Path
@@ -25,14 +24,14 @@ from grainline.data.formats.joined import parts_of
 from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source, takes_images
 from grainline.data.record import CorruptSample, Source, content_of, keys_of
-from grainline.data.scenes.source import Scenes
-from grainline.data.scenes.world import VERSION
+from grainline.data.scenes.source import VERSION, Scenes
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import Inputs, Outcomes, Settings, Strings
+from grainline.evaluation.suite import Outcomes, Settings, Strings, count_notes
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.loading import find_run
+from grainline.model import Model
 
 RECIPE = "recipe.yaml"
 NAMED_PAIRS = 5  # images that look the same, in a note
@@ -89,10 +88,10 @@ class TransferSuite(RetrievalSuite):
         assert isinstance(self.options, TransferOptions)
         self.training = training_of(path, self.options.train_data)
 
-    def walk(self, inputs: Inputs) -> Encodings:
+    def walk(self, model: Model, source: Source, settings: Settings, **others: Any) -> Encodings:
         """Training data are read first. Raises UserError where the source is among them. Needs `open_run`."""
-        both = overlap(self.training, inputs.source, inputs.model.method.size, inputs.progress)
-        return super().walk(inputs)._replace(collected={self.name: both})
+        both = overlap(self.training, source, model.method.size, others["progress"])
+        return super().walk(model, source, settings, **others)._replace(collected={self.name: both})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         both: Overlap = self.collected(data)
@@ -111,14 +110,11 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
     """
     home = _home(model)
     if home is None:
-        raise UserError(
-            f"{model} is no run with a {RECIPE}, so nothing says what it was trained on, which --suite"
-            " transfer has to compare with the data; measure it with --suite retrieval"
-        )
+        why = f"{model} is no run with a {RECIPE}, so nothing says what it was trained on"
+        raise UserError(f"{why}, which --suite transfer compares with the data; use --suite retrieval")
     data: list[Named] = []
     unknown: list[str] = []
-    visited: set[Path] = set()
-    name = model
+    visited, name = set[Path](), model
     while home is not None and home.resolve() not in visited:
         visited.add(home.resolve())
         values = read_yaml(home / RECIPE)
@@ -133,9 +129,9 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
         before = values.get("init_from")
         home, name = (None, name) if before is None else (_home(before), before)
         if before is not None and home is None:
-            there = Path(before).exists()  # a checkpoint of others
+            known = Path(before).exists()  # a checkpoint of others
             gone = f"the run {before}, which is not there any more"
-            unknown.append(f"the checkpoint {before}" if there else gone)
+            unknown.append(f"the checkpoint {before}" if known else gone)
     return Training(model, tuple(data), tuple(dict.fromkeys(unknown)))
 
 
@@ -200,19 +196,17 @@ class _Content(NamedTuple):
 
 def _home(model: str) -> Path | None:
     """The folder of the run of a path; None where there is none, or one without a recipe."""
-    try:
+    with suppress(UserError):
         run = find_run(model)
-    except UserError:
-        return None
-    return run[0] if run is not None and (run[0] / RECIPE).is_file() else None
+        return run[0] if run is not None and (run[0] / RECIPE).is_file() else None
+    return None
 
 
 def _takes(path: str) -> bool:
     """Whether a path names images in a folder; one that is not there any more fails when it is opened."""
-    try:
+    with suppress(UserError):
         return takes_images(path)
-    except UserError:
-        return False
+    return False
 
 
 def _pretrained(values: Any) -> Iterator[str]:
@@ -229,18 +223,14 @@ def _opened(one: Named, size: int) -> Source:
     try:
         return open_source(one.path, images=one.images, size=size)
     except UserError as error:
-        raise UserError(
-            f"the training data of {one.run} cannot be opened, so they cannot be compared with the test data"
-            f" ({error}); say where they lie with --set train_data=PATH"
-        ) from None
+        what = f"the training data of {one.run} cannot be opened, so they cannot be compared ({error})"
+        raise UserError(f"{what}; say where they lie with --set train_data=PATH") from None
 
 
 def _refuse_if(wrong: bool, source: Source, named: Named, why: str) -> None:
     if wrong:
-        raise UserError(
-            f"{source.path} is what {named.run} was trained on ({named.path}: {why}); --suite transfer"
-            " measures on other data: name another set, or take --suite retrieval"
-        )
+        what = f"{source.path} is what {named.run} was trained on ({named.path}: {why})"
+        raise UserError(f"{what}; --suite transfer measures on other data: name another set")
 
 
 def _keys(source: Source) -> Iterator[str]:
@@ -272,11 +262,10 @@ def _card(both: Overlap, data: Encodings) -> dict[str, str]:
         f"{path}: {number:,} samples, fingerprint {fingerprint[:16]}"
         for path, number, fingerprint in zip(both.paths, both.samples, both.fingerprints, strict=True)
     ]
-    tested = data.fingerprint[:16]
     return {
         "trained on": "; ".join(trained) or "nothing that a recipe names",
         **({"began with": ", ".join(both.unknown)} if both.unknown else {}),
-        "tested on": f"{data.path}: {len(data.keys):,} images, fingerprint {tested}",
+        "tested on": f"{data.path}: {len(data.keys):,} images, fingerprint {data.fingerprint[:16]}",
         "in both": f"{both.images:,} of {both.compared:,} images, byte by byte; {len(both.near):,} more"
         f" look the same; {both.keys:,} keys",
     }
@@ -284,21 +273,14 @@ def _card(both: Overlap, data: Encodings) -> dict[str, str]:
 
 def _notes(both: Overlap) -> tuple[str, ...]:
     """Overlaps that weaken a transfer."""
-    notes = []
-    if both.images:
-        notes.append(f"{both.images:,} of {both.compared:,} images were trained on, byte by byte")
-    if both.near:
-        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:NAMED_PAIRS])
-        notes.append(
-            f"{len(both.near):,} of {both.compared:,} images look like crops or smaller copies of training"
-            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > NAMED_PAIRS)
-        )
-    if both.unlike:
-        notes.append(
-            f"{both.unlike:,} training images were compared by their bytes alone, not by their looks"
-        )
-    if both.keys and both.keys != both.images:
-        notes.append(f"{both.keys:,} keys of images are keys of training data too")
-    if both.unknown:
-        notes.append(f"what {', '.join(both.unknown)} learnt from is not known here, nor compared")
-    return tuple(notes)
+    pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:NAMED_PAIRS])
+    some = f"of {both.compared:,} images"
+    counts = {
+        f"{some} were trained on, byte by byte": both.images,
+        f"{some} look like crops or smaller copies of training images; look at them: {pairs}"
+        + ", ..." * (len(both.near) > NAMED_PAIRS): len(both.near),
+        "training images were compared by their bytes alone, not by their looks": both.unlike,
+        "keys of images are keys of training data too": both.keys * (both.keys != both.images),
+    }
+    learnt = f"what {', '.join(both.unknown)} learnt from is not known here, nor compared"
+    return count_notes(counts) + (learnt,) * bool(both.unknown)

@@ -6,8 +6,7 @@ Radford et al., arXiv 2103.00020, section 3.1. In three steps:
      method compares tokens, so there the score of a class is the mean of the scores of its prompts;
   3. rank the classes for every image; a tie is wrong.
 
-A class is the first caption of an image. Underscores count as blanks. As a check against forgetting, run the
-suite before and after a fine-tuning on the same images (evaluation/compare.py).
+A class is the first caption of an image. Underscores count as blanks.
 """
 
 from collections import Counter
@@ -26,10 +25,9 @@ from grainline.data.formats.parsed import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError, some
 from grainline.evaluation.encode import Collector, Encodings, number_cut, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import ranks
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer, all_scores
+from grainline.evaluation.statistics import ranks, replicates
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Table, ahead, lead, table_html
@@ -124,41 +122,39 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
         With five classes or fewer accuracy at 5 is left out: it could not fail.
         """
-        first = runs[0]
-        label = np.array(first["label"])
+        label, classes = np.array(runs[0]["label"]), len(runs[0]["classes"])
         rank = np.array([run["rank"] for run in runs])  # [run, N]
         ties = int(np.sum([run["tied"] for run in runs]))
-        classes = len(first["classes"])
         out = {
             f"top-{k} accuracy": accuracy(rank <= k, None, k / classes, ties, settings)
             for k in DEPTHS
             if k == 1 or k < classes
         }
-        hit = (rank == 1).mean(0)
-        hits = np.stack([hit, label], axis=1)
+        hits = np.stack([(rank == 1).mean(0), label], axis=1)
         samples = replicates(hits, None, mean_of_classes, **settings.bootstrap)
         out[PER_CLASS] = MetricSamples(mean_of_classes(hits), samples, rank.size, 1 / classes, ties, "share")
         return out
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(evaluation.data), evaluation.result.queries
-        judged = judge(
-            evaluation.model.method, evaluation.data.images, classes, settings_of(evaluation.result).memory
-        )
+        memory = settings_of(evaluation.result).memory
+        judged = judge(evaluation.model.method, evaluation.data.images, classes, memory)
         true, false = judged.true.numpy(), judged.false.numpy()
 
         def case(i: int) -> Case:
-            by, name = float(true[i]) - float(false[i]), evaluation.data.keys[i]
+            gap, name = float(true[i]) - float(false[i]), evaluation.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
-                (f"True class, {ahead(by)}", classes.names[queries["label"][i]]),
-                (f"Best other class, {ahead(-by)}", classes.names[int(judged.other[i])]),
+                (f"True class, {ahead(gap)}", classes.names[queries["label"][i]]),
+                (f"Best other class, {ahead(-gap)}", classes.names[int(judged.other[i])]),
             ]
-            return Case(lead(by), detail, by > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts)
+            return Case(
+                lead(gap), detail, gap > 0, image=evaluation.image(i), alt=f"image {name}", texts=texts
+            )
 
         order = "Sorted by the score of the true class less that of the best other class."
         titles = ("Classes: most wrong", "Classes: most right")
-        return evaluation.both_ends(titles, order, extremes(true - false, number=number), case)
+        return evaluation.both_ends(titles, order, case, true - false, number=number)
 
     def sections(self, evaluation: Evaluation) -> list[Section]:
         note = f"The {ON_PAGE} most frequent mistakes at most; the JSON has the outcome of every image."
@@ -264,13 +260,10 @@ def number_classes(
 
     labels  [N] captions of the images
     listed  label -> name, all that there are, in their order; None takes those of the images, sorted
-    where   the data, for error messages
 
     Raises UserError for a label that is not listed, fewer than two classes, and names that only differ in
     capitals: a tokenizer reads them as one.
 
-    >>> number_classes(["dog", "hot_dog", "dog"], None, "x")
-    (('dog', 'hot dog'), [0, 1, 0])
     >>> number_classes(["n02", "n02"], {"n01": "tench", "n02": "goldfish"}, "x")
     (('tench', 'goldfish'), [1, 1])
     """
@@ -287,11 +280,7 @@ def number_classes(
 
 
 def spelt(label: str) -> str:
-    """A label with single blanks for underscores and white space.
-
-    >>> spelt(" great_white  shark")
-    'great white shark'
-    """
+    """A label with single blanks for underscores and white space."""
     return " ".join(label.replace("_", " ").split())
 
 
@@ -311,10 +300,8 @@ def _means(encoded: Encoded, templates: int) -> Encoded:
 def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     names, label = queries["classes"], queries["label"]
     mode, times = Counter(label).most_common(1)[0]
-    notes = [
-        f"{len(names)} classes; always saying {names[mode]!r} would be right for {times / len(label):.1%} "
-        "of the images"
-    ]
+    always = f"always saying {names[mode]!r} would be right for {times / len(label):.1%} of the images"
+    notes = [f"{len(names)} classes; {always}"]
     empty = [name for i, name in enumerate(names) if i not in set(label)]
     if empty:
         notes.append(f"{len(empty)} classes have no image and count only as wrong answers: {some(empty)}")
@@ -335,11 +322,11 @@ def confusion_table(queries: Mapping[str, Any]) -> Markup:
     mistakes = confusions(queries)
     if not mistakes:
         return hint("No image was taken for another class.")
-    of = Counter(queries["classes"][i] for i in queries["label"])
+    number = Counter(queries["classes"][i] for i in queries["label"])
     cells = [
-        (true, other, f"{images:,} of {of[true]:,}", f"{100 * images / of[true]:.1f} %")
+        (true, other, f"{images:,} of {number[true]:,}", f"{100 * images / number[true]:.1f} %")
         for true, other, images in mistakes
     ]
-    caption = "True class, the class it was taken for, and how often"
     head = ("True class", "Taken for", "Images", "Of its class")
+    caption = "True class, the class it was taken for, and how often"
     return table_html(Table(caption, head, cells, words=(1,)))
