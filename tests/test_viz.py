@@ -168,8 +168,8 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     assert "heat of &#39;a flat one&#39;: no contrast" in drawn
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
-    assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
-    assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
+    assert (np.asarray(one.over(heat[0])) == np.asarray(image)).all()
+    assert (np.asarray(one.over(heat[1]))[:10, :10] != np.asarray(image)[:10, :10]).any()
 
 
 # charts
