@@ -1,5 +1,6 @@
 """`grainline serve`: answers, limits, refusals, batches, overload, an index that changes meanwhile."""
 
+import asyncio
 import io
 import os
 import re
@@ -10,7 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -485,17 +486,24 @@ def test_a_request_that_waits_too_long_gets_an_error(made: Path, monkeypatch: py
         until(lambda: ask(client).status_code == 200)
 
 
+async def answers_of(batcher: Batcher, requests: Iterable[tuple[Any, str]]) -> list[Any]:
+    """What requests and their clients get that all wait before the first batch."""
+    waiting = [asyncio.create_task(batcher.answer(*one)) for one in requests]
+    await asyncio.sleep(0)
+    worker = asyncio.create_task(batcher.run())
+    out = await asyncio.gather(*waiting, return_exceptions=True)
+    worker.cancel()
+    return out
+
+
 def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
     def work(numbers: list[int]) -> list[float]:
         return [1 / one for one in numbers]
 
     batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9, share=1))
-    answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
-    batcher.start()
-    assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
-    with pytest.raises(ZeroDivisionError):
-        answers[1].result(PATIENCE)
-    batcher.close()
+    first, fault, *others = asyncio.run(answers_of(batcher, [(one, "a") for one in (1, 0, 4, 5, 8)]))
+    assert [first, *others] == [1.0, 0.25, 0.2, 0.125]
+    assert isinstance(fault, ZeroDivisionError)
 
 
 def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
@@ -505,22 +513,16 @@ def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
         batches.append(requests)
         return requests
 
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
-    answers = [batcher.submit(number, client) for number, client in enumerate("aaaabd", 1)]
-    with pytest.raises(HTTPException):
-        batcher.submit(7, "a")
     long = [TextQuery(text="a" * (CHARACTERS // 2 + 1)) for _ in range(2)]
-    answers += [batcher.submit(one, "c") for one in long]
-    batcher.start()
-    assert [answer.result(PATIENCE) for answer in answers] == [1, 2, 3, 4, 5, 6, *long]
+    requests = [*enumerate("aaaabda", 1), *((one, "c") for one in long)]
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
+    answers = asyncio.run(answers_of(batcher, requests))
+    assert isinstance(answers.pop(6), HTTPException)
+    assert answers == [1, 2, 3, 4, 5, 6, *long]
     assert batches == [[1, 5], [2, 6], [3, long[0]], [4, long[1]]]
-    batcher.close()
     batcher = Batcher(work, lambda: None, limits=Limits())
-    answers = [batcher.submit(one, client) for one, client in zip(long, "ab", strict=True)]
-    batcher.start()
-    assert [answer.result(PATIENCE) for answer in answers] == long
+    assert asyncio.run(answers_of(batcher, zip(long, "ab", strict=True))) == long
     assert batches[4:] == [long[:1], long[1:]]
-    batcher.close()
 
 
 # An index that changes

@@ -451,7 +451,7 @@ def test_a_busy_server_is_reported_kindly_and_answers_again_later(
         raise HTTPException(503, "the server has too much to do; try again in a moment")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Batcher, "submit", busy)
+        patch.setattr(Batcher, "answer", busy)
         site.one("#text").send_keys(QUERY, Keys.CONTROL, Keys.ENTER)
         site.wait(lambda: site.one("#problem").is_displayed())
         assert "The server is busy just now." in site.text("#problem")
