@@ -31,9 +31,9 @@ class Spot:
     def __init__(self, strength: float) -> None:
         self.strength = strength
 
-    def __call__(self, images: Encoded, of: Encoded) -> torch.Tensor:
-        heat = torch.zeros(len(of.vector), images.tokens.shape[1])
-        if len(of.vector) < 16:
+    def __call__(self, images: Encoded, texts: Encoded) -> torch.Tensor:
+        heat = torch.zeros(len(texts.vector), images.tokens.shape[1])
+        if len(texts.vector) < 16:
             heat[0, 0] = self.strength
         else:
             heat[torch.arange(len(heat)), torch.arange(len(heat)) % heat.shape[1]] = 0.1
@@ -70,11 +70,11 @@ def test_the_area_that_is_read_is_where_the_square_lies(
 def test_heat_lies_on_the_area_that_is_read_and_the_rest_is_dark(tmp_path: Path) -> None:
     model = spotted(5.0)
     path = photo(tmp_path)
-    found = model.heat_image(path, "A dog.", null=TEXTS[:20])
+    drawn = model.heat_image(path, "A dog.", null=TEXTS[:20])
     with Image.open(path) as opened:
         plain = np.asarray(opened.convert("RGB")).astype(int)
-    pixels = np.asarray(found).astype(int)
-    assert found.size == WIDE
+    pixels = np.asarray(drawn).astype(int)
+    assert drawn.size == WIDE
     toward = np.abs(pixels - FOR).sum(2) <= np.abs(plain - FOR).sum(2)
     assert toward[:3, 5:9].all(), "orange begins where the square begins, in column 5"
     assert (pixels[15:, 21:24, 2] > pixels[15:, 21:24, 0]).mean() > 0.6, "blue where less"
@@ -100,20 +100,16 @@ def test_a_mask_is_what_stands_out_and_empty_where_nothing_does(tmp_path: Path) 
     assert not mask_of(low, Box(0, 0, 4, 4)).any()
     weak = np.full((4, 4), -3.0, np.float32)
     weak[0], weak[1] = 1.1, 0.3
-    assert mask_of(weak, Box(0, 0, 4, 4)).nonzero()[0].tolist() == [0] * 4, (
-        "0.3 is no contrast, whatever Otsu says"
-    )
+    rows = mask_of(weak, Box(0, 0, 4, 4)).nonzero()[0].tolist()
+    assert rows == [0] * 4, "0.3 is no contrast, whatever Otsu says"
 
 
 @pytest.mark.parametrize(("rank", "weak"), [(26, True), (25, False)])
 def test_a_run_near_chance_says_so_beside_its_heat(tmp_path: Path, rank: float, weak: bool) -> None:
     run = saved(tiny_model(), tmp_path / "run")
     metrics = {"text to image median rank": rank}
-    lines = [
-        {"kind": "validation", "step": 2, "images": 100, "metrics": metrics},
-        {"kind": "train", "step": 3},
-    ]
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    line = {"kind": "validation", "step": 2, "images": 100, "metrics": metrics}
+    (run / "log.jsonl").write_text(json.dumps(line) + "\n")
     image, said = str(photo(tmp_path)), f"near chance: .* at rank {rank} of 100"
     model = Model(tiny_model().description, tiny_model().method, tiny_model().tokenizer, run=run)
     for ask in (model.heat_image, model.segment):
@@ -147,9 +143,9 @@ def test_every_method_shows_where_texts_are(method: str, tmp_path: Path, capsys:
     changes = {"caft": ("heads=2", "composer.depth=1", "composer.heads=2"), "flair": ("heads=2",)}
     changes |= {"tgt": ("text.groups=3", "text.later=1")}
     model = saved(tiny_model(method, changes=changes.get(method, ())), tmp_path / "model")
-    (tmp_path / "told.jsonl").write_text('{"image_id": "wide.png", "text": "A dog."}\n')
+    (tmp_path / "dense.jsonl").write_text('{"image_id": "wide.png", "text": "A dog."}\n')
     png, html = tmp_path / "x.png", tmp_path / "x.html"
-    more = ("--descriptions", tmp_path / "told.jsonl") if method == "seps" else ()
+    more = ("--descriptions", tmp_path / "dense.jsonl") if method == "seps" else ()
     line = ("show", model, photo(tmp_path), "--text", "A red dog runs.", "--out", png, "--out", html, *more)
     assert call(*line) == 0, capsys.readouterr().err
     words = Page(html.read_text()).words

@@ -25,8 +25,8 @@ from grainline.index.store import (
     PRECOMPUTED,
     TOKENS,
     VECTORS,
-    inside,
     read_manifest,
+    require_inside,
     write_manifest,
 )
 from grainline.index.sync import add, build, refresh, remove
@@ -444,7 +444,7 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
 @pytest.mark.parametrize("path", ["../x.png", "/x.png", "a/../../x.png", ""])
 def test_a_row_whose_path_leaves_the_folder_is_corrupt(path: str) -> None:
     with pytest.raises(Corrupt, match="leaves the folder"):
-        inside(path)
+        require_inside(path)
 
 
 def test_paths_may_be_given_from_here_or_from_the_root(

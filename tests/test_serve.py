@@ -1,5 +1,6 @@
 """`grainline serve`: answers, limits, refusals, batches, overload, an index that changes meanwhile."""
 
+import asyncio
 import io
 import os
 import re
@@ -10,7 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from indexes import TEXTS, photo, photos, saved, texts, tiny_model
 from PIL import Image
-from runs import call, complaint
+from runs import complaint
 from servers import PATIENCE, Gate, running, until
 from starlette.exceptions import HTTPException
 
@@ -93,14 +94,8 @@ def png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + b"".join(more)
-        + chunk(b"IDAT", data)
-        + chunk(b"IEND", b"")
-    )
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    return b"".join([b"\x89PNG\r\n\x1a\n", header, *more, chunk(b"IDAT", data), chunk(b"IEND", b"")])
 
 
 # Answers
@@ -124,36 +119,27 @@ def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path)
     assert plain(body) == expected(index.search_images([file.getvalue()], 4)[0])
 
 
-def test_an_image_of_the_index_may_be_larger_than_one_that_is_sent(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_image_of_the_index_is_a_query_by_its_name_however_large(
+    client: Client, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.web.server.PIXELS", 4)
-    with running(Engine(made / "index", MODEL)) as client:
-        hit = ask(client).json()["hits"][0]
-        sent = {"image": (made / "photos" / hit["path"]).read_bytes()}
-        assert client.post("/api/search/image", files=sent).status_code == 413
-        named = client.post("/api/search/image", files={"name": (None, hit["name"])})
-        assert named.json()["hits"][0]["name"] == hit["name"]
-
-
-def test_an_image_of_the_index_is_a_query_by_its_name(client: Client, made: Path) -> None:
     hit = ask(client).json()["hits"][1]
+    index = open_index(made / "index", MODEL)
+    monkeypatch.setattr("grainline.web.server.PIXELS", 4)  # of what is sent
     for name in (hit["name"], hit["image"]):
         body = client.post("/api/search/image", files={"name": (None, name), "k": (None, "4")}).json()
-        index = open_index(made / "index", MODEL)
         assert plain(body) == expected(index.search_images([made / "photos" / hit["path"]], 4)[0])
         assert body["hits"][0]["name"] == hit["name"]
-    assert client.post("/api/search/image", files={"name": (None, "0" * 24)}).status_code == 404
-    assert "name: String should match pattern" in why(
-        client.post("/api/search/image", files={"name": (None, "x")})
-    )
-    unnamed = client.post("/api/search/image", files={"image": (None, "x")})
-    assert (unnamed.status_code, why(unnamed)) == (422, "image: it must be a file, with a name")
-    both = {"files": {"image": png(4, 4, ZEROS)}, "data": {"name": hit["name"]}}
-    for asked in (both, {"files": {"k": (None, "4")}}):
-        response = client.post("/api/search/image", **asked)
-        assert response.status_code == 422
-        assert "give an image, or the name of one in the index" in why(response)
+    image = png(4, 4, ZEROS)
+    for files, status, line in (
+        ({"image": image}, 413, "the image is too large; at most 4 pixels are allowed"),
+        ({"name": (None, "0" * 24)}, 404, "no such image in this index"),
+        ({"name": (None, "x")}, 422, "name: String should match pattern"),
+        ({"image": (None, "x")}, 422, "image: it must be a file, with a name"),
+        ({"image": image, "name": (None, hit["name"])}, 422, "give an image, or the name of one"),
+        ({"k": (None, "4")}, 422, "give an image, or the name of one"),
+    ):
+        response = client.post("/api/search/image", files=files)
+        assert (response.status_code, why(response)[: len(line)]) == (status, line)
 
 
 def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None:
@@ -161,10 +147,10 @@ def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None
     heat = client.post("/api/heat", json={"image": hit["name"], "text": QUERY}).json()
     assert client.post("/api/heat", json={"image": hit["image"], "text": QUERY}).json() == heat
     index = open_index(made / "index", MODEL)
-    asked = [(index.reader.numbers[hit["path"]], [s.text for s in sentences(QUERY)])]
-    exact = index.heat(asked, (2, 2))[0].flatten(1).numpy()
+    parts = [s.text for s in sentences(QUERY)]
+    exact = index.heat([(index.reader.numbers[hit["path"]], parts)], (2, 2))[0].flatten(1).numpy()
     assert (heat["rows"], heat["columns"], heat["part"]) == (2, 2, "middle")
-    assert [one["text"] for one in heat["maps"]] == [s.text for s in sentences(QUERY)]
+    assert [one["text"] for one in heat["maps"]] == parts
     for one, values in zip(heat["maps"], exact, strict=True):
         assert one["limit"] == pytest.approx(np.abs(values).max())
         assert max(map(abs, one["values"])) == 127
@@ -213,17 +199,10 @@ def test_images_are_sent_small_and_without_metadata(copy: Path) -> None:
 
 
 def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
-    said = client.get("/openapi.json").json()
-    assert set(said["paths"]) == {
-        "/api/search",
-        "/api/search/image",
-        "/api/heat",
-        "/api/image/{name}",
-        "/api/sentences",
-        "/api/index",
-        "/api/health",
-    }
-    for routes in said["paths"].values():
+    paths = client.get("/openapi.json").json()["paths"]
+    names = "search", "search/image", "heat", "image/{name}", "sentences", "index", "health"
+    assert set(paths) == {f"/api/{name}" for name in names}
+    for routes in paths.values():
         for route in routes.values():
             error = route["responses"]["422"]["content"]["application/json"]["schema"]
             assert error == {"$ref": "#/components/schemas/Error"}
@@ -234,7 +213,7 @@ def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "line"),
     [
         ({"text": " \n"}, "text: a search needs a text; this one is empty"),
         ({"text": "a" * (CHARACTERS + 1)}, f"String should have at most {CHARACTERS} characters"),
@@ -246,10 +225,10 @@ def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
         ([], "request: "),
     ],
 )
-def test_queries_are_limited(client: Client, values: Any, said: str) -> None:
+def test_queries_are_limited(client: Client, values: Any, line: str) -> None:
     response = client.post("/api/search", json=values)
     assert response.status_code == 422
-    assert said in why(response)
+    assert line in why(response)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"text": "\\ud800"}', b"\xff", b"NaN"])
@@ -301,10 +280,9 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "line"),
     [
         (png(50_000, 50_000, zlib.compress(b"")), 413, "too large; at most 40,000,000 pixels"),
-        (png(9_000, 9_000, zlib.compress(b"")), 413, "too large"),
         (png(9_500, 9_500, zlib.compress(b"")), 413, "too large"),
         (png(3, 3, b"", LONG_TEXT), 415, ""),
         (png(3_000, 4, zlib.compress(bytes(1600))), 415, "cannot be used"),
@@ -312,30 +290,16 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
         (b"", 415, "no image"),
         (b"GIF89a", 415, "no image"),
     ],
-    ids=["50000", "9000", "9500", "text", "thin", "eps", "empty", "short"],
+    ids=["50000", "9500", "text", "thin", "eps", "empty", "short"],
 )
-def test_bombs_and_what_is_no_image_are_refused(client: Client, body: bytes, status: int, said: str) -> None:
+def test_bombs_and_what_is_no_image_are_refused(client: Client, body: bytes, status: int, line: str) -> None:
     response = client.post("/api/search/image", files={"image": ("a.png", body)})
     assert response.status_code == status, response.text
-    assert said in why(response)
-
-
-def test_more_data_than_a_image_has_pixels_are_not_unpacked(client: Client) -> None:
-    response = client.post("/api/search/image", files={"image": png(4, 4, ZEROS)})
-    assert response.status_code == 200  # a decoder stops where the image ends
+    assert line in why(response)
 
 
 def test_no_path_leads_anywhere(client: Client) -> None:
-    for path in (
-        "../../etc/passwd",
-        "..%2f..%2fetc%2fpasswd",
-        "07.png",
-        "%00",
-        "0" * 24,
-        "0" * 25,
-        "-1",
-        "1e3",
-    ):
+    for path in ("../../etc/passwd", "..%2f..%2fetc%2fpasswd", "07.png", "%00", "0" * 24, "0" * 25, "-1"):
         response = client.get(f"/api/image/{path}")
         assert response.status_code in (404, 422), path
         assert why(response)
@@ -379,22 +343,14 @@ def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path)
         assert response.status_code == 421, host
         assert "does not go by the name" in why(response)
         assert client.get("/", headers={"Host": host}).status_code == 421
-    for headers in (
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://["},
-        {"Origin": "http://a[b]c"},
-    ):
+    foreign = [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site")]
+    origins = "http://evil.example", "null", "http://[", "http://a[b]c"
+    for headers in (*foreign, *({"Origin": origin} for origin in origins)):
         assert client.post("/api/search", json={"text": QUERY}, headers=headers).status_code == 403
         assert client.get("/api/index", headers=headers).status_code == 403
     port = client.base_url.port
-    for headers in (
-        {"Host": f"localhost:{port}"},
-        {"Host": f"[::1]:{port}"},
-        {"Sec-Fetch-Site": "same-origin"},
-    ):
+    own = [{"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Sec-Fetch-Site": "same-origin"}]
+    for headers in own:
         assert client.get("/api/index", headers=headers).status_code == 200
     with running(Engine(made / "index", MODEL), host="0.0.0.0") as wide:
         assert wide.get("/api/index", headers={"Host": "192.168.0.7"}).status_code == 200
@@ -416,19 +372,6 @@ def test_every_answer_carries_the_same_strict_headers(client: Client) -> None:
         assert "set-cookie" not in response.headers
     page = client.get("/").text
     assert not re.search(r"https?://|<script>|\son\w+=|style=", page)
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.web.guard.SENDING", 0.2)
-    with running(Engine(made / "index", MODEL)) as client:
-        address = (client.base_url.host, client.base_url.port)
-        with socket.create_connection(address, timeout=PATIENCE) as slow:
-            slow.sendall(
-                b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            )
-            slow.sendall(b"Content-Length: 100\r\n\r\n{")
-            assert slow.recv(100).startswith(b"HTTP/1.1 408")
-        assert ask(client).status_code == 200
 
 
 def test_a_failure_is_one_line_and_the_next_request_is_answered(
@@ -457,23 +400,21 @@ def test_requests_that_wait_together_are_answered_together_and_equally(
     engine = Engine(made / "index", MODEL)
     index = open_index(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)
-    asked = [(text, 2 + i % 2) for i, text in enumerate(TEXTS[:9])]
+    queries = [(text, 2 + i % 2) for i, text in enumerate(TEXTS[:9])]
     reads: list[int] = []
     read = MODEL.method.encode_texts
-    with running(engine, Limits(batch=8)) as client, ThreadPoolExecutor(len(asked)) as pool:
-        first = pool.submit(ask, client, *asked[0])
+    with running(engine, Limits(batch=8)) as client, ThreadPoolExecutor(len(queries)) as pool:
+        first = pool.submit(ask, client, *queries[0])
         until(lambda: len(gate.calls) == 1)
-        others = [pool.submit(ask, client, *one) for one in asked[1:]]
+        others = [pool.submit(ask, client, *one) for one in queries[1:]]
         until(lambda: client.get("/api/health").json()["waiting"] == 8)
         with monkeypatch.context() as patch:
             patch.setattr(MODEL.method, "encode_texts", lambda batch: reads.append(1) or read(batch))
             gate.open.set()
             answers = [future.result().json() for future in (first, *others)]
     assert [len(batch) for batch in gate.calls] == [1, 8]
-    assert (
-        len(reads) <= 2 + 2 * 2
-    )  # queries and their sentences: once for the first, once for each k of the rest
-    for (text, k), answer in zip(asked, answers, strict=True):
+    assert len(reads) <= 2 + 2 * 2, "queries and their sentences: for the first, for each k of the rest"
+    for (text, k), answer in zip(queries, answers, strict=True):
         alone = expected(index.search([text], k)[0])
         assert [hit["path"] for hit in answer["hits"]] == [hit["path"] for hit in alone["hits"]]
         scores = [hit["score"] for hit in answer["hits"]]
@@ -545,43 +486,43 @@ def test_a_request_that_waits_too_long_gets_an_error(made: Path, monkeypatch: py
         until(lambda: ask(client).status_code == 200)
 
 
+async def answers_of(batcher: Batcher, requests: Iterable[tuple[Any, str]]) -> list[Any]:
+    """What requests and their clients get that all wait before the first batch."""
+    waiting = [asyncio.create_task(batcher.answer(*one)) for one in requests]
+    await asyncio.sleep(0)
+    worker = asyncio.create_task(batcher.run())
+    out = await asyncio.gather(*waiting, return_exceptions=True)
+    worker.cancel()
+    return out
+
+
 def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
-    def work(asked: list[int]) -> list[float]:
-        return [1 / one for one in asked]
+    def work(numbers: list[int]) -> list[float]:
+        return [1 / one for one in numbers]
 
     batcher = Batcher(work, lambda: None, limits=Limits(batch=4, queue=9, share=1))
-    answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
-    batcher.start()
-    assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
-    with pytest.raises(ZeroDivisionError):
-        answers[1].result(PATIENCE)
-    batcher.close()
+    first, fault, *others = asyncio.run(answers_of(batcher, [(one, "a") for one in (1, 0, 4, 5, 8)]))
+    assert [first, *others] == [1.0, 0.25, 0.2, 0.125]
+    assert isinstance(fault, ZeroDivisionError)
 
 
 def test_every_client_has_its_turn_and_its_share_of_the_queue() -> None:
     batches: list[list[Any]] = []
 
-    def work(asked: list[Any]) -> list[Any]:
-        batches.append(asked)
-        return asked
+    def work(requests: list[Any]) -> list[Any]:
+        batches.append(requests)
+        return requests
 
-    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
-    asked = [(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "d")]
-    answers = [batcher.submit(*one) for one in asked]
-    with pytest.raises(HTTPException):
-        batcher.submit(7, "a")
     long = [TextQuery(text="a" * (CHARACTERS // 2 + 1)) for _ in range(2)]
-    answers += [batcher.submit(one, "c") for one in long]
-    batcher.start()
-    assert [answer.result(PATIENCE) for answer in answers] == [1, 2, 3, 4, 5, 6, *long]
+    requests = [*enumerate("aaaabda", 1), *((one, "c") for one in long)]
+    batcher = Batcher(work, lambda: None, limits=Limits(batch=2, queue=8, share=0.5))
+    answers = asyncio.run(answers_of(batcher, requests))
+    assert isinstance(answers.pop(6), HTTPException)
+    assert answers == [1, 2, 3, 4, 5, 6, *long]
     assert batches == [[1, 5], [2, 6], [3, long[0]], [4, long[1]]]
-    batcher.close()
     batcher = Batcher(work, lambda: None, limits=Limits())
-    answers = [batcher.submit(one, client) for one, client in zip(long, "ab", strict=True)]
-    batcher.start()
-    assert [answer.result(PATIENCE) for answer in answers] == long
+    assert asyncio.run(answers_of(batcher, zip(long, "ab", strict=True))) == long
     assert batches[4:] == [long[:1], long[1:]]
-    batcher.close()
 
 
 # An index that changes
@@ -641,22 +582,16 @@ def test_an_empty_index_says_so(copy: Path) -> None:
 
 
 def test_the_command_serves_until_ctrl_c(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = saved(MODEL, tmp_path / "model")
-    command = [
-        sys.executable,
-        "-m",
-        "grainline",
-        "serve",
-        str(made / "index"),
-        "--port",
-        "0",
-        "--model",
-        str(model),
-    ]
+    arguments = ["serve", str(made / "index"), "--port", "0", "--model", str(model)]
     program = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "grainline", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )  # fmt: skip
     try:
@@ -674,6 +609,9 @@ def test_the_command_serves_until_ctrl_c(
                 assert b" 400 " in odd.recv(100)
         taken = complaint(capsys, "serve", made / "index", "--port", address.group(1))
         assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: [^(]*; .*--port", taken)
+        assert "no index at" in complaint(capsys, "serve", tmp_path / "none")
+        monkeypatch.setattr("grainline.cli.index.find_spec", lambda _: None)
+        assert "pip install 'grainline[serve]'" in complaint(capsys, "serve", made / "index")
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE)
     finally:
@@ -682,48 +620,24 @@ def test_the_command_serves_until_ctrl_c(
     assert re.fullmatch(r'\d\d:\d\d:\d\d search "A red dog runs\..*": 3 images, \d+ ms\nended\n', out)
 
 
-def test_without_the_extra_the_command_is_one_line(
-    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("setting", "line"), [({}, "PASSIVE 1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None")]
+)
+def test_threads_sleep_while_they_wait_unless_the_user_wants_otherwise(
+    setting: dict[str, str], line: str
 ) -> None:
-    monkeypatch.setattr("grainline.cli.index.find_spec", lambda _: None)
-    assert "pip install 'grainline[serve]'" in complaint(capsys, "serve", made / "index")
-
-
-def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no index at" in complaint(capsys, "serve", tmp_path / "none", "--port", "0")
-    assert "cannot listen at nowhere.invalid:0" in complaint(
-        capsys, "serve", made / "index", "--host", "nowhere.invalid", "--port", "0"
-    )
-    assert call("serve", "--help") == 0
-
-
-def spinning(code: str, **setting: str) -> "subprocess.CompletedProcess[str]":
-    """Run code and print what is set for waiting threads, where nothing but `setting` was."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     environment = {name: value for name, value in os.environ.items() if name not in names} | setting
-    return subprocess.run(
-        [sys.executable, "-c", f"import os, {code}; print(*map(os.environ.get, {names}))"],
-        capture_output=True, text=True, check=True, env={**environment, "OMP_DISPLAY_ENV": "VERBOSE"},
-    )  # fmt: skip
-
-
-def test_threads_of_the_server_sleep_while_they_wait() -> None:
-    done = spinning("grainline.cli.main, grainline.web.server")
-    assert done.stdout == "PASSIVE 1000\n"
-    if "GOMP_SPINCOUNT" in done.stderr:  # what the library itself read
-        assert "GOMP_SPINCOUNT = '1000'" in done.stderr
-
-
-def test_what_is_set_for_waiting_threads_wins() -> None:
-    assert spinning("grainline", GOMP_SPINCOUNT="7").stdout == "None 7\n"
-    assert spinning("grainline", OMP_WAIT_POLICY="ACTIVE").stdout == "ACTIVE None\n"
+    code = f"import os, grainline; print(*map(os.environ.get, {names}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == line
 
 
 def test_help_does_not_load_the_server() -> None:
-    code = (
-        "import sys, grainline.cli.main; "
-        "print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules])"
-    )
+    modules = "[n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules]"
+    code = f"import sys, grainline.cli.main; print({modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -737,15 +651,12 @@ def of_scenes(made: Path) -> Path:
 
 @pytest.mark.parametrize(("data", "general"), [(None, True), ("photos/", True), ("scenes:train", False)])
 def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
-    data: str | None, general: bool, of_scenes: Path, tmp_path: Path
+    data: str | None, general: bool, of_scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = open_index(of_scenes, model=MODEL)
-    index.model.run = tmp_path
+    monkeypatch.setattr(index.model, "run", tmp_path)
     if data is not None:
         (tmp_path / "recipe.yaml").write_text(f"data: {{paths: ['{data}']}}\n")
-    try:
-        tries = examples(index)
-        assert tries
-        assert (set(tries) <= set(PHOTOGRAPHS)) == general
-    finally:
-        index.model.run = None
+    tries = examples(index)
+    assert tries
+    assert (set(tries) <= set(PHOTOGRAPHS)) == general

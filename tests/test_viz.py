@@ -68,24 +68,16 @@ def slow_bilinear(tokens: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def test_heat_on_pixels_equals_the_slow_interpolation() -> None:
     heat = torch.randn(3, 6)
-    found = on_grid(heat, (2, 3), (11, 14))
-    for one, tokens in zip(found, heat, strict=True):
-        np.testing.assert_allclose(
-            one, slow_bilinear(tokens.view(2, 3).double().numpy(), (11, 14)), atol=1e-5
-        )
+    slow = [slow_bilinear(tokens.view(2, 3).double().numpy(), (11, 14)) for tokens in heat]
+    np.testing.assert_allclose(on_grid(heat, (2, 3), (11, 14)), np.stack(slow), atol=1e-5)
 
 
 def test_the_place_of_the_maximum_is_reported_in_words() -> None:
-    spots = {
-        (0, 0): "at the upper left",
-        (0, 4): "at the top",
-        (4, 8): "at the right",
-        (4, 4): "at the centre",
-    }
-    for spot, words in (spots | {(8, 0): "at the lower left", (8, 5): "at the bottom"}).items():
+    words = "upper left", "top", "right", "centre", "lower left", "bottom"
+    for spot, where in zip([(0, 0), (0, 4), (4, 8), (4, 4), (8, 0), (8, 5)], words, strict=True):
         heat = np.full((9, 9), -0.5)
         heat[spot] = 0.1
-        assert place(heat) == f"strongest {words}"
+        assert place(heat) == f"strongest at the {where}"
 
 
 # overlay
@@ -140,15 +132,6 @@ def test_contrast_is_that_of_the_loops() -> None:
     np.testing.assert_allclose(contrast(heat, null, real).numpy(), wanted, atol=1e-12)
 
 
-def test_contrast_is_blind_to_the_level_of_a_text_and_to_tokens_that_every_text_is_close_to() -> None:
-    null, heat, real = torch.randn(32, 9), torch.randn(2, 9), torch.ones(9).bool()
-    bright = 5 * torch.eye(9)[3]  # a token that is close to every text
-    found = contrast(heat, null, real)
-    np.testing.assert_allclose(contrast(heat + 0.3, null, real), found, atol=1e-4)
-    np.testing.assert_allclose(contrast(heat + bright, null + bright, real), found, atol=1e-4)
-    np.testing.assert_allclose(contrast(7 * heat, 7 * null, real), found, atol=1e-4)
-
-
 def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:
     level = 0.2 + torch.rand(16)
     null = level + 1e-8 * torch.randn(20, 16)
@@ -168,8 +151,8 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     assert "heat of &#39;a flat one&#39;: no contrast" in drawn
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
-    assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
-    assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
+    assert (np.asarray(one.over(heat[0])) == np.asarray(image)).all()
+    assert (np.asarray(one.over(heat[1]))[:10, :10] != np.asarray(image)[:10, :10]).any()
 
 
 # charts
@@ -178,10 +161,10 @@ def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
 def test_ticks_are_round_and_cover_the_range() -> None:
     ranges = [(0.0, 1.0), (-3.2, 7.9), (0.0013, 0.0018), (5, 123456), (2.0, 2.0), (0.0, 0.0), (-4, -4)]
     for low, high in [*ranges, (1e-14, 3e-14), (1e-12, 1.0000000000000002e-12), (-1e15, -1e15 + 0.25)]:
-        found = ticks(low, high)
-        assert found[0] <= low <= high <= found[-1]
-        assert 3 <= len(found) <= 8
-        assert np.allclose(np.diff(found), found[1] - found[0])
+        marks = ticks(low, high)
+        assert marks[0] <= low <= high <= marks[-1]
+        assert 3 <= len(marks) <= 8
+        assert np.allclose(np.diff(marks), marks[1] - marks[0])
 
 
 def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
@@ -195,9 +178,8 @@ def test_a_long_series_keeps_its_peaks_as_a_band() -> None:
 
 
 def test_points_that_are_not_finite_are_left_out_and_reported() -> None:
-    drawn = line_chart(
-        Chart("t", "x", "y", [Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])])
-    )
+    series = Series("a", [1, 2, 3, 4], [1.0, float("nan"), 2.0, float("inf")])
+    drawn = line_chart(Chart("t", "x", "y", [series]))
     assert "2 not finite" in drawn
     assert "nan" not in drawn
     assert "no finite values" in line_chart(Chart("t", "x", "y", [Series("a", [1], [float("nan")])]))
@@ -253,53 +235,45 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     """A page with every part there is; `text` stands wherever data or users have a say."""
     image, gone = Image.new("RGB", (300, 200), "red"), MissingImage(text)
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
-    told = [SentenceScore(text, 0.5, 0.01, "shows"), SentenceScore(text, 0.1, 0.9, "does not")]
+    judged = [SentenceScore(text, 0.5, 0.01, "shows"), SentenceScore(text, 0.1, 0.9, "does not")]
     inside = [SentenceScore(text, 0.5, phrases=[SentenceScore(text, 0.25)])]
     phrased = CaseImage(image, text, inside, heat, left_out=text)
-    seen, unseen = CaseImage(image, text, told, heat), CaseImage(gone, "", told)
-    bare = CaseImage(image, text, [told[0]._replace(verdict="", p=None)])
+    whole, missing = CaseImage(image, text, judged, heat), CaseImage(gone, "", judged)
+    bare = CaseImage(image, text, [judged[0]._replace(verdict="", p=None)])
     hits = [
         Panel("", image, "1. 0.500", alt=f"{text}, rank 1, a wrong image", right=False),
         Panel("", gone, "2. 0.400", alt=text, right=False),
         Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
     match = macro("parts.html", "match_of", "sure", text)
-    results = [Case(text, note=match, look=seen), Case(text, note=text, look=unseen)]
+    results = [Case(text, note=match, look=whole), Case(text, note=text, look=missing)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
     ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"
     examples = [
-        Case(
-            ranks, f"tied with a wrong one, {text}", quote=text, rows=[Row(hits)], look_title=head, look=seen
-        ),
+        Case(ranks, f"tied, {text}", quote=text, rows=[Row(hits)], look_title=head, look=whole),
         Case(ranks, text, quote=text, rows=[Row(hits)], look_title=head, look=bare),
         Case(text, image=image, alt=text, rows=[Row([Panel(text, None, "1. 0.500", right=True)])]),
         Case(ranks, text, quote=text, rows=[Row(hits, head=f"{text}\n{text}", large=True)], look=phrased),
     ]
+    both = [(text, one) for one in marked(text, other)]
     pairs = [
-        Case(
-            lead(0.25), text, True, image=image, alt=text, texts=[(text, one) for one in marked(text, other)]
-        ),
+        Case(lead(0.25), text, True, image=image, alt=text, texts=both),
         Case(lead(0.0), text, False, image=gone, alt=text, texts=[(text, text), (text, other)], note=text),
     ]
     drawing = line_chart(drawn[0])
     cells = Table(text, ("", text, text), [("1", text, text), (text, "a", text)], words=(1,))
+    cases = [*examples, *pairs, Case(text, image=image, alt=text, chart=drawing, table=cells)]
     sections = [
         Section(text, metrics_html(result(text)) + charts(drawn), text),
         Section("Tables", table_html(cells)),
-        Section(
-            "Examples",
-            cases_html(
-                [*examples, *pairs, Case(text, image=image, alt=text, chart=drawing, table=cells)], "t"
-            ),
-        ),
+        Section("Examples", cases_html(cases, "t")),
         Section(text, query(text, f"{text}...", None, cases_html(results, "q1h"))),
         Section(text, query(text, text, image, cases_html([Case(text, look=CaseImage(image, text))], "q2h"))),
         Section(text, query(text, text, gone, Markup())),
         Section("Facts", facts({text: text}, text)),
     ]
-    return render_page(
-        text, summary({text: text, "R@1": "34.2 %\n30 to 40 %"}) + notes([text]), sections, [text]
-    )
+    headline = summary({text: text, "R@1": "34.2 %\n30 to 40 %"}) + notes([text])
+    return render_page(text, headline, sections, [text])
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
@@ -307,9 +281,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
         for tag, attributes in Page(page(text)).tags:
             assert tag not in ("script", "link", "iframe", "object", "embed", "base")
             assert (attributes.get("href") or "#").startswith("#")
-            assert (attributes.get("src") or "data:").startswith(
-                "data:image/jpeg;base64,"
-            ) or "src" not in attributes
+            assert "src" not in attributes or str(attributes["src"]).startswith("data:image/jpeg;base64,")
             assert not any(name.startswith("on") for name in attributes)
         assert "url(" not in page(text)
         assert "@import" not in page(text)
@@ -322,9 +294,7 @@ def test_no_template_lets_a_text_through_as_html() -> None:
 
 
 def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
-    plain = "plain word <".replace(
-        "<", "x" * len(EVIL)
-    )  # as long, so that it is shortened in the same places
+    plain = "plain word " + "x" * len(EVIL)  # as long, so that it is shortened in the same places
     clean, evil = Page(page(plain)), Page(page(EVIL))
     assert [tag for tag, _ in clean.tags] == [tag for tag, _ in evil.tags]
     assert [sorted(a) for _, a in clean.tags] == [sorted(a) for _, a in evil.tags]
@@ -360,13 +330,10 @@ def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_image_alone_is
 
 
 def test_what_an_image_does_not_show_is_reported_in_words_and_in_shape() -> None:
-    told = [
-        SentenceScore("A dog.", 0.5, 0.01, "shows"),
-        SentenceScore("A cat.", 0.1, 0.9, "does not"),
-        SentenceScore("A sea.", 0.1, 0.5, "cannot tell"),
-        SentenceScore("A cow.", 0.1),
+    judged = [
+        SentenceScore("A dog.", 0.5, 0.5, verdict) for verdict in ("shows", "does not", "cannot tell", "")
     ]
-    drawn = look(CaseImage(MissingImage("not there"), "", told), "a")
+    drawn = look(CaseImage(MissingImage("not there"), "", judged), "a")
     assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", "maybe", ""]
     words = Page(drawn).words
     assert [words.count(said) for said in ("shows it", "does not", "cannot tell")] == [1, 1, 1]

@@ -50,17 +50,15 @@ def expand_paths(root: Path, paths: Sequence[str | Path]) -> list[str]:
         whole = root / name
         if whole.is_dir():
             below, _ = images_below(whole)
-            if not below:
-                raise UserError(f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)})")
-            names |= {os.path.normpath(os.path.join(name, one)) for one in below}
-        elif not whole.is_file():
-            if os.path.isfile(path):
-                raise UserError(f"{path} lies outside {root}, the folder of this index")
-            raise UserError(f"no image at {path}; name files or folders below {root}")
-        elif suffix(name) not in IMAGE_SUFFIXES:
-            raise UserError(f"{path} is no image; allowed are {', '.join(IMAGE_SUFFIXES)}")
+        elif whole.is_file():
+            below = [""] if suffix(name) in IMAGE_SUFFIXES else []
+        elif os.path.isfile(path):
+            raise UserError(f"{path} lies outside {root}, the folder of this index")
         else:
-            names.add(name)
+            raise UserError(f"no image at {path}; name files or folders below {root}")
+        if not below:
+            raise UserError(f"{path} is or holds no image; allowed are {', '.join(IMAGE_SUFFIXES)}")
+        names |= {os.path.normpath(os.path.join(name, one)) for one in below}
     return sorted(names)
 
 

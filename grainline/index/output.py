@@ -39,15 +39,12 @@ FORMAT = 4
 
 def openable(root: Path, path: str) -> str:
     """A path below the root as it can be opened: relative to here where possible, else absolute."""
-    whole, here = root / path, Path.cwd()
-    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+    whole, folder = root / path, Path.cwd()
+    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
 
 def plain_lines(result: QueryHits, root: Path) -> list[str]:
-    """The hits of one query for other programs: path, score, p, match, sentences shown, query.
-
-    Separated by tabs. Control characters are escaped, so that each hit is one line.
-    """
+    """The hits of one query for other programs, a line each: path, score, p, match, shown, query, by tabs."""
     out = []
     for hit in result.hits:
         count = sum(one.verdict == "shows" for one in hit.sentences)
@@ -58,13 +55,9 @@ def plain_lines(result: QueryHits, root: Path) -> list[str]:
 
 
 def table(result: QueryHits, root: Path) -> Table:
-    """The hits of one query, with the numbers of its sentences by verdict; `does not` has their texts too.
-
-    root  of the images: paths are printed as they can be opened, and are links in terminals that have them
-    """
-    match = f" - {MATCHES[result.match]}"
+    """The hits of one query, with the numbers of its sentences by verdict; `does not` has their texts too."""
     out = Table(
-        title=escape(escape_controls(short(result.query, 90)) + match),
+        title=escape(f"{escape_controls(short(result.query, TITLE))} - {MATCHES[result.match]}"),
         caption=escape("\n".join(result.notes)) or None,
         caption_justify="left",
     )
@@ -138,22 +131,20 @@ def write_html(
 
     Images that are gone or have changed are named and not shown. UserError if the page cannot be written.
     """
-    page_results = results[:MAX_QUERIES]
-    sections = [
-        _section(number, result, _query(index, result.query) if images else None, index, options.level)
-        for number, result in enumerate(page_results, 1)
-    ]
+    shown = results[:MAX_QUERIES]
+    sections = []
+    for number, result in enumerate(shown, 1):
+        image = _query(index, result.query) if images else None
+        sections.append(_section(number, result, image, index, options.level))
     manifest = index.reader.manifest
     foot = [f"Index: {index.reader.folder}", f"Images: {manifest.root}", f"Model: {manifest.model_id.path}"]
     lines = [*([index.validated] if index.validated else []), *_reading(options, images)]
-    if len(page_results) < len(results):
-        lines.append(
-            f"The first {len(page_results)} of {len(results)} queries; all are in the file of --json."
-        )
+    if len(shown) < len(results):
+        lines.append(f"The first {len(shown)} of {len(results)} queries; all are in the file of --json.")
     reading = macro("parts.html", "folded", "How to read this page", Markup().join(map(hint, lines)))
     lead = summary(_headline(results, index)) + reading
     write_page(path, render_page(f"Search in {Path(manifest.root).name}", lead, sections, foot))
-    return len(page_results)
+    return len(shown)
 
 
 def _headline(results: Sequence[QueryHits], index: Index) -> dict[str, str]:

@@ -40,7 +40,7 @@ class IndexReader:
     """Live rows of an index."""
 
     def __init__(self, folder: Path, *, thorough: bool = False) -> None:
-        """thorough  check the arrays too, which reads every file. Raises UserError."""
+        """thorough: check the arrays too, which reads every file. Raises UserError."""
         self.folder = folder
         self.manifest, self.segments, self.calibration_texts = _read(folder, thorough)
         self.built_in_texts = BUILT_IN.get(self.calibration_texts.source, "")  # in words; "": some were given
@@ -168,16 +168,15 @@ def read_parts(
 
 
 def _read(folder: Path, thorough: bool) -> tuple[store.Manifest, list[store.Segment], CalibrationTexts]:
-    manifest = store.read_manifest(folder)
-    for attempt in range(TRIES):
+    manifest, left = store.read_manifest(folder), TRIES
+    while True:
         try:
             texts, segments = read_parts(folder, manifest, thorough=thorough)
             return manifest, segments, texts
         except Corrupt as error:
-            before, manifest = manifest, store.read_manifest(folder)
-            if attempt == TRIES - 1 or manifest == before:
+            before, manifest, left = manifest, store.read_manifest(folder), left - 1
+            if not left or manifest == before:
                 raise store.CorruptIndex(folder, error) from None
-    raise AssertionError("unreachable")
 
 
 def model_of(

@@ -130,18 +130,16 @@ class Index:
         encoded = self.model.encode(texts=texts)
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
         background = self.score(self.reader.background, encoded)  # [B, M]
-        standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
-        candidates = self._candidates(encoded, k, options)
+        spreads = [standard(background[:, i : i + 1]) for i in range(len(texts))]
         hits_of = [
             self._hits(numbers, score, self.reader.null_scores(len(parts)), k, options, spread)
-            for parts, spread, (numbers, score) in zip(split, standards, candidates, strict=True)
+            for parts, spread, (numbers, score) in zip(
+                split, spreads, self._candidates(encoded, k, options), strict=True
+            )
         ]
-        notes = self.notes()
         if options.sentences or options.heat:
-            self._add_sentences(hits_of, split, standards, options)
-        if options.sentences:
-            notes += self._sentence_notes(options)
-        out = []
+            self._add_sentences(hits_of, split, spreads, options)
+        notes, out = self.notes() + (self._sentence_notes(options) if options.sentences else ()), []
         assert encoded.truncated is not None, "`Model.encode` gives it for texts"
         for text, hits, truncated in zip(texts, hits_of, encoded.truncated.tolist(), strict=True):
             own = ["the text was longer than the model reads, and truncated"] if truncated else []
@@ -223,15 +221,14 @@ class Index:
         return hits
 
     def _add_sentences(
-        self, hits_of: list[list[Hit]], split: list[list[str]], standards: list[Standard], options: Options
+        self, hits_of: list[list[Hit]], split: list[list[str]], spreads: list[Standard], options: Options
     ) -> None:
         """Add score, p and verdict of each sentence of the query to the hits."""
-        distinct = list(dict.fromkeys(text for texts in split for text in texts))
-        place = {text: i for i, text in enumerate(distinct)}
-        encoded = self.model.encode(texts=distinct)
+        place = {text: i for i, text in enumerate(dict.fromkeys(text for texts in split for text in texts))}
+        encoded = self.model.encode(texts=list(place))
         levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
         power = self._power(options)
-        for hits, texts, spread in zip(hits_of, split, standards, strict=True):
+        for hits, texts, spread in zip(hits_of, split, spreads, strict=True):
             if not hits:
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
@@ -266,27 +263,26 @@ class Index:
 
     def _sentence_notes(self, options: Options) -> tuple[str, ...]:
         """Limits of the verdicts on sentences."""
-        if len(self) < MIN_IMAGES:
-            return ()  # `notes` says so
         power = self._power(options)
         if power is None:
             return (
                 "the calibration texts have no images, so no sentence gets the verdict 'does not'; build "
                 "with --calibration-texts DATA that has images with captions",
             )
-        return ("this model is too weak to judge single sentences",) if power < MIN_POWER else ()
+        few = len(self) < MIN_IMAGES  # `notes` says so
+        return ("this model is too weak to judge single sentences",) if power < MIN_POWER and not few else ()
 
     @torch.no_grad()
     def heat(
         self, queries: Sequence[tuple[int, Sequence[str]]], size: tuple[int, int] | None = None
     ) -> list[Tensor]:
-        """Heat maps of texts over images: for each row and its texts [S, H, W].
+        """Heat maps of texts over images, read from their files: for each row and its texts [S, H, W].
+
+        Heat is the contrast with the calibration sentences of the index (`nn.upsample.contrast`). UserError
+        if a file has changed, or if the image tokens of the method have no layout.
 
         queries  (row, texts) of each image
         size     (H, W); None: the input size of the model
-
-        Heat is the contrast with the calibration sentences of the index (`nn.upsample.contrast`). Reads the
-        image files. UserError if a file has changed, or if the image tokens of the method have no layout.
         """
         method = self.model.method
         if not method.has_layout:
@@ -301,8 +297,8 @@ class Index:
         out = []
         for row, own in queries:
             image = rows(images, torch.tensor([numbers.index(row)]))
-            of_query = rows(encoded, torch.tensor([texts.index(text) for text in own]))
-            heat = heat_of(method, image, of_query, self._heat_null, size or (method.size, method.size))
+            some = rows(encoded, torch.tensor([texts.index(text) for text in own]))
+            heat = heat_of(method, image, some, self._heat_null, size or (method.size, method.size))
             out.append(heat.cpu())
         return out
 
@@ -316,16 +312,11 @@ class Index:
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
         """Limits of all searches of this index, by text or by image."""
-        notes = []
-        if self.finder.note:
-            notes.append(self.finder.note)
-        if len(self) < MIN_IMAGES:
-            notes.append(f"{len(self)} images are too few to say how sure a match is")
-        if texts and (words := self.reader.built_in_texts):
-            notes.append(
-                f"p was calibrated with {words}; build with --calibration-texts for texts like yours"
-            )
-        return tuple(notes)
+        few = f"{len(self)} images are too few to say how sure a match is" if len(self) < MIN_IMAGES else ""
+        given_texts = "build with --calibration-texts for texts like yours"
+        words = self.reader.built_in_texts if texts else ""
+        notes = self.finder.note, few, f"p was calibrated with {words}; {given_texts}" if words else ""
+        return tuple(note for note in notes if note)
 
     def _check(self, k: int, options: Options) -> None:
         for name in ("level", "support", "absent"):
@@ -350,7 +341,7 @@ def open_index(
 ) -> Index:
     """Open an index for searching. UserError for no index, a damaged one, or another model.
 
-    model   the model of the index, or its folder; None: the folder that the index stores
+    model  the model of the index, or its folder; None: the folder that the index stores
     """
     reader = IndexReader(path_of(folder, "the folder of the index"))
     return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder)

@@ -169,11 +169,10 @@ def clear(folder: Path, manifest: Manifest) -> None:
     discard(temporary_path(folder / MANIFEST))
 
 
-def inside(path: str) -> str:
-    """A path of a row, checked to stay below the root. Raises Corrupt."""
+def require_inside(path: str) -> None:
+    """Raise Corrupt where the path of a row leaves the folder of images."""
     if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:  # Path takes 5 us more
         raise Corrupt(f"a row has the path {path!r}, which leaves the folder of images")
-    return path
 
 
 # Comparing all files with their sha256 takes longer than a search, so a reader compares each PAGE bytes of an
@@ -242,10 +241,7 @@ class Column:
 
 
 def _mapped(path: Path, size: int) -> np.ndarray:
-    """The bytes of a file. Raises Corrupt.
-
-    Python's mmap keeps each file open, and an index of 100,000 images has a thousand of them; torch does not.
-    """
+    """The bytes of a file, by torch: numpy would keep each of a thousand files open. Raises Corrupt."""
     try:
         str(path).encode()
     except UnicodeEncodeError:  # names that torch does not take
@@ -284,7 +280,6 @@ class Segment(NamedTuple):
 
 def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.ndarray]) -> Part:
     """Write a segment; it is on the disk when this returns. OSError leaves nothing. arrays: [R, ...] each"""
-    assert all(len(array) == len(rows) for array in arrays.values())
     with new_part(target, {"rows": len(rows)}) as folder:
         for name, array in arrays.items():
             save_array(folder / f"{name}{NPY}", array)
@@ -312,7 +307,7 @@ def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment
     names = [name for name in sorted(sealed["files"]) if name.endswith(NPY)]
     arrays = {name.removesuffix(NPY): Column(target / name, sealed) for name in names}
     for row in rows:
-        inside(row.path)
+        require_inside(row.path)
     if {len(rows), *(len(array) for array in arrays.values())} != {part.rows} or VECTORS not in arrays:
         raise Corrupt(f"segment {part.name} does not hold {part.rows} rows")
     return Segment(part, rows, arrays)
@@ -326,13 +321,12 @@ def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str,
     name = f"{target.parent.name}/{part.name}"
     try:
         if seal_of(target) != part.sha256:
-            raise Corrupt(f"{name} is not the one that was written ({STATE})")
-    except OSError as error:
-        raise Corrupt(f"{name} cannot be read ({error.strerror})") from None
-    try:
+            raise Corrupt(f"{STATE} is not the one that was written")
         sealed = read_sealed(target / STATE)
         large = [file for file in sealed["files"] if file.endswith(NPY)]
         check_files(target, sealed["files"], () if thorough else large)
+    except OSError as error:
+        raise Corrupt(f"{name} cannot be read ({error.strerror})") from None
     except Corrupt as error:
         raise Corrupt(f"{name}/{error}") from None
     return sealed
@@ -345,6 +339,6 @@ def take(arrays: Sequence[Any], where: np.ndarray) -> np.ndarray:
         return np.asarray(first[where[:, 1]])
     out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
     for number in np.unique(where[:, 0]):
-        inside = where[:, 0] == number
-        out[inside] = arrays[number][where[inside, 1]]
+        some = where[:, 0] == number
+        out[some] = arrays[number][where[some, 1]]
     return out

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
+from grainline.nn.upsample import FLOOR, FULL, place
 from grainline.report.heatmap import (
     Box,
     LegendEntry,
@@ -111,54 +111,39 @@ class CaseImage(NamedTuple):
         """The texts of the maps, where there are maps: each sentence, and right behind it its phrases."""
         return [text for sentence in self.sentences for text in (sentence, *sentence.phrases)]
 
-    def range(self) -> float:
-        """The end of the range of colours of all maps."""
-        assert self.heat is not None, "there is heat"
-        return FULL if self.contrast else limit_of(self.heat)
-
-    @property
-    def floor(self) -> float:
-        """The size of heat up to which there is no colour."""
-        return FLOOR if self.contrast else 0.0
-
-    @property
-    def nothing(self) -> str:
-        """The words of `place` for a map without colour, which would look like one that failed to load."""
-        return NOTHING
-
-    def place(self, number: int) -> str:
-        """The place where the map of a text is strongest, in words; texts are numbered from 1."""
+    def colours(self) -> tuple[float, float]:
+        """The end of the range of colours of all maps, and the size of heat up to which there is none."""
         assert self.heat is not None, "there is heat"
         assert len(self.heat) == len(self.texts()), "a map for each text"
-        return place(self.heat[number - 1], self.floor)
+        return (FULL, FLOOR) if self.contrast else (limit_of(self.heat), 0.0)
+
+    def place(self, heat: np.ndarray) -> str:
+        """The place where a map is strongest, in words."""
+        return place(heat, self.colours()[1])
 
     def scale(self) -> tuple[str, Image.Image, str]:
         """The words before the colour scale, the scale, and the words behind it."""
-        limit, low, high = self.range(), "fits less than other texts", "fits more"
-        if not self.contrast:
-            low, high = f"-{limit:.2g}", f"+{limit:.2g}"
-        return low, scale_bar(floor=self.floor / limit), high
-
-    def with_boxes(self) -> Image.Image | MissingImage:
-        """The image with its box or outline, enlarged where it is small: lines must hide little."""
-        return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
+        limit, floor = self.colours()
+        low, high = f"-{limit:.2g}", f"+{limit:.2g}"
+        if self.contrast:
+            low, high = "fits less than other texts", "fits more"
+        return low, scale_bar(floor=floor / limit), high
 
     def displayed(self) -> Image.Image | MissingImage:
         """The image as a page shows it."""
-        return self.with_boxes() if self.whole is None else self.whole.marked()
+        if self.whole is not None:
+            return self.whole.marked()
+        return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
     def over(self, heat: np.ndarray) -> Image.Image:
-        """The map that lies over `displayed`, or where the image is whole its colours alone."""
-        if self.whole is None:
-            return self.map(heat, self.range())
-        return self.whole.layer(heat, self.range(), self.floor)
-
-    def map(self, heat: np.ndarray, limit: float) -> Image.Image:
-        """The image with one of the maps, and box and outline laid over it."""
+        """The image with one of the maps laid over it, or where the image is whole its colours alone."""
+        if self.whole is not None:
+            return self.whole.layer(heat, *self.colours())
         assert isinstance(self.image, Image.Image), "there is an image"
-        return self._framed(overlay(self.image, heat, limit, self.floor))
+        return self._framed(overlay(self.image, heat, *self.colours()))
 
     def _framed(self, image: Image.Image) -> Image.Image:
+        """The image with its boxes or outline, enlarged where it is small: lines must hide little."""
         if self.box is None and self.outline is None and not self.candidates:
             return image
         times = -(-MIN_SIDE // max(image.size))
@@ -252,9 +237,9 @@ def table_html(table: Table) -> Markup:
     return card([macro("parts.html", "cells", table)])
 
 
-def _margin(by: float) -> str:
+def _margin(difference: float) -> str:
     """Three decimals, or one digit and its power of ten where these would be zeros."""
-    return f"{by:.3f}" if by >= 0.0005 or by == 0 else f"{by:.0e}"
+    return f"{difference:.3f}" if difference >= 0.0005 or difference == 0 else f"{difference:.0e}"
 
 
 def standing(rank: int, scores: Sequence[float]) -> str:
@@ -270,22 +255,22 @@ def standing(rank: int, scores: Sequence[float]) -> str:
     return "rank 1" + (f", {_margin(scores[0] - scores[1])} ahead of the next" if len(scores) > 1 else "")
 
 
-def lead(by: float) -> str:
+def lead(margin: float) -> str:
     """Whether the right one has the higher score, and by how much.
 
-    >>> [lead(by) for by in (0.25, 0.0, -0.125)]
+    >>> [lead(margin) for margin in (0.25, 0.0, -0.125)]
     ['right by 0.250', 'wrong, tied by 0.000', 'wrong by 0.125']
     """
-    return f"{'right' if by > 0 else 'wrong' if by else 'wrong, tied'} by {_margin(abs(by))}"
+    return f"{'right' if margin > 0 else 'wrong' if margin else 'wrong, tied'} by {_margin(abs(margin))}"
 
 
-def ahead(by: float) -> str:
+def ahead(margin: float) -> str:
     """A score beside one other.
 
-    >>> [ahead(by) for by in (0.25, 0.0, -0.00002)]
+    >>> [ahead(margin) for margin in (0.25, 0.0, -0.00002)]
     ['ahead by 0.250', 'tied', 'behind by 2e-05']
     """
-    return f"{'ahead' if by > 0 else 'behind'} by {_margin(abs(by))}" if by else "tied"
+    return f"{'ahead' if margin > 0 else 'behind'} by {_margin(abs(margin))}" if margin else "tied"
 
 
 def marked(one: str, other: str) -> tuple[Markup, Markup]:

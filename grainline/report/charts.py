@@ -197,16 +197,14 @@ class SubtextScores(NamedTuple):
 
 def subtext_case(one: SubtextScores) -> Case:
     """Image and chart side by side, and below them a table of the words that each subtext adds."""
-    number, scores = list(range(1, len(one.subtexts) + 1)), one.scores
-    tied = [False, *(a == b for a, b in pairwise(scores))]
     rows = []
     for i, text in enumerate(added(one.subtexts)):
-        notes = ["cut"] * bool(one.cut[i]) + ["tie"] * tied[i]
-        score = Markup("{:.4f} <small>{}</small>").format(scores[i], ", ".join(notes))
-        rows.append((str(number[i]), text, score))
+        notes = ["cut"] * bool(one.cut[i]) + ["tie"] * (i > 0 and one.scores[i] == one.scores[i - 1])
+        score = Markup("{:.4f} <small>{}</small>").format(one.scores[i], ", ".join(notes))
+        rows.append((str(i + 1), text, score))
     head = ("", "added", "score")
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
-    series = [Series(f"rho {one.rho:.2f}", number, scores)]
+    series = [Series(f"rho {one.rho:.2f}", range(1, len(rows) + 1), one.scores)]
     chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
     return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
 
@@ -253,26 +251,6 @@ class TokenGroups(NamedTuple):
     tiou: float
     uniform: float  # tIoU of as many uniform chunks
 
-    @property
-    def top_group(self) -> list[int]:
-        """The strongest group of each token; the first of equal ones."""
-        return [int(group) for group in self.soft.argmax(0)]
-
-    @property
-    def brackets(self) -> list[tuple[int, int]]:
-        """The first and the last token of each stretch of a phrase."""
-        return [ends for phrase in self.phrases for ends in runs(phrase)]
-
-    @property
-    def shortened(self) -> list[str]:
-        """The tokens, long ones cut."""
-        return [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in self.words]
-
-    @property
-    def summary(self) -> str:
-        """Both tIoU in words."""
-        return f"tIoU {100 * self.tiou:.1f} %, uniform chunks {100 * self.uniform:.1f} %"
-
 
 def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """Neighbours as first and last.
@@ -291,12 +269,21 @@ def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
 
 def token_groups(one: TokenGroups) -> Case:
     """A caption on a page."""
-    label = f"groups of: {' '.join(one.words)}"
-    drawing = render("tokens.html", share=one.soft.tolist(), caption=one, name=one.summary, label=label)
-    return Case(one.summary, one.name, chart=drawing)
+    title = f"tIoU {100 * one.tiou:.1f} %, uniform chunks {100 * one.uniform:.1f} %"
+    tokens = {
+        "words": one.words,
+        "cut": [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in one.words],
+        "top": one.soft.argmax(0).tolist(),  # the strongest group of each; the first of equal ones
+        "brackets": [ends for phrase in one.phrases for ends in runs(phrase)],
+    }
+    return Case(title, one.name, chart=_groups(one.soft, title, f"groups of: {' '.join(one.words)}", tokens))
 
 
 def positions(mean: np.ndarray) -> Markup:
     """The mean share of each group along a caption. mean: [K, B]"""
     name = "mean share of each group by position"
-    return render("tokens.html", share=mean.tolist(), caption=None, name=name, label=name)
+    return _groups(mean, name, name)
+
+
+def _groups(share: np.ndarray, name: str, label: str, tokens: dict[str, Any] | None = None) -> Markup:
+    return render("tokens.html", share=share.tolist(), tokens=tokens, name=name, label=label)

@@ -65,23 +65,16 @@ def overlay(
     return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
 
 
-def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The image in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
-
-    box  left, top, right, bottom in pixels
-    """
-    out = image.convert("RGB")
-    right, bottom = max(round(box[2]), round(box[0]) + 1) - 1, max(round(box[3]), round(box[1]) + 1) - 1
-    pen = ImageDraw.Draw(out)
-    for inset, colour in ((-1, "white"), (0, "black"), (1, "black"), (2, "white")):
-        left, top = round(box[0]) + inset, round(box[1]) + inset
-        if left <= right - inset and top <= bottom - inset:
-            pen.rectangle((left, top, right - inset, bottom - inset), outline=colour)
-    return out
+def framed(image: Image.Image, box: Box) -> Image.Image:
+    """The image in RGB with a frame around a box: two pixels of black inside, between lines of white."""
+    pixels = np.array(image.convert("RGB"))
+    for inset, colour in ((2, 255), (1, 0), (0, 0), (-1, 255)):  # of a small box the outer ones are seen
+        pixels[_rim(box, image.size, inset)] = colour
+    return Image.fromarray(pixels)
 
 
 def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
-    """The image in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
+    """The image in RGB with boxes in thin lines of grey."""
     pixels = np.array(image.convert("RGB"))
     for box in boxes:
         pixels[_rim(box, image.size)] = GREY
@@ -120,7 +113,7 @@ def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
 
 
 def dark_outside(image: Image.Image, box: Box) -> Image.Image:
-    """The image in RGB, dark and grey outside a box, with a thin line around the box. box: in whole pixels"""
+    """The image in RGB, dark and grey outside a box, with a thin line around it. box: in whole pixels"""
     mask = np.zeros((image.height, image.width), bool)
     left, top, right, bottom = map(round, box)
     mask[top:bottom, left:right] = True
@@ -149,7 +142,7 @@ def ramp(width: int, height: int) -> Image.Image:
 
 # Nested segments of an image: mean colours with borders, those of coarser stages heavier.
 
-
+LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 DARK = 128  # luminance below which lines are white, else black
 
 
@@ -161,8 +154,8 @@ def enlarged(values: np.ndarray, side: int) -> np.ndarray:
     >>> enlarged(np.array([[0, 1], [2, 3]]), 3).tolist()
     [[0, 1, 1], [2, 3, 3], [2, 3, 3]]
     """
-    at = (2 * np.arange(side) + 1) * len(values) // (2 * side)
-    return np.asarray(values[at[:, None], at[None]])
+    place = (2 * np.arange(side) + 1) * len(values) // (2 * side)
+    return np.asarray(values[place[:, None], place[None]])
 
 
 def borders(label: np.ndarray, width: int) -> np.ndarray:
@@ -196,20 +189,17 @@ def segmented(image: Image.Image, maps: Sequence[np.ndarray], side: int) -> Imag
     """The image as the segments of the first map, with a line around each: RGB of side x side pixels.
 
     image  S x S
-    maps     [S, S] integers each, from fine to coarse; later ones join segments of earlier ones
+    maps   [S, S] integers each, from fine to coarse; later ones join segments of earlier ones
 
     Lines of the first map are one pixel wide, those that a later map still has one more for each map. They
     are black over bright segments and white over dark ones.
     """
-    pixels = mean_colours(np.asarray(image.convert("RGB")), maps[0])
-    pixels = enlarged(pixels, side)
+    pixels = enlarged(mean_colours(np.asarray(image.convert("RGB")), maps[0]), side)
     line = np.zeros((side, side), bool)
     for width, label in enumerate(maps, 1):
         line |= borders(enlarged(label, side), width)
-    bright = pixels @ np.array([0.299, 0.587, 0.114]) >= DARK
-    return Image.fromarray(
-        np.where(line[..., None], np.where(bright, 0, 255)[..., None], pixels).astype(np.uint8)
-    )
+    pixels[line] = np.where(pixels[line] @ LUMINANCE >= DARK, 0, 255)[:, None]
+    return Image.fromarray(pixels)
 
 
 # Selected patches over their image: dropped patches are dark, and stripes mark patches that only one branch
@@ -231,8 +221,8 @@ def scaled_pixels(image: Image.Image, side: int) -> np.ndarray:
     """An image whose longer side has so many pixels: [H, W, 3] uint8; those of small ones stay squares."""
     longer = max(image.size)
     how = Image.Resampling.NEAREST if 2 * longer <= side else Image.Resampling.LANCZOS
-    size = [max(1, round(side * of / longer)) for of in image.size]
-    return np.array(image.convert("RGB").resize((size[0], size[1]), how))
+    width, height = (max(1, round(side * length / longer)) for length in image.size)
+    return np.array(image.convert("RGB").resize((width, height), how))
 
 
 def selected_patches(image: Image.Image, mask: np.ndarray, side: int) -> Image.Image:
@@ -266,5 +256,5 @@ def patch_count(mask: np.ndarray) -> str:
 
 def _dimmed(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Dark and grey outside a mask. pixels [H, W, 3], mask [H, W]"""
-    grey = DIM * (pixels @ np.array([0.299, 0.587, 0.114]))[..., None]
+    grey = DIM * (pixels @ LUMINANCE)[..., None]
     return np.where(mask[..., None], pixels, np.rint(grey)).astype(np.uint8)

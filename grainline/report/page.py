@@ -17,6 +17,7 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, is_stream, reason, write_text
+from grainline.nn.upsample import NOTHING
 
 TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = 224  # longest side in pixels: sharp at the size of one of several images side by side
@@ -122,6 +123,6 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     env.filters |= {"data_url": data_url, "short": short}
-    env.globals |= {"LARGE": LARGE, "THUMBNAIL": THUMBNAIL}
+    env.globals |= {"LARGE": LARGE, "THUMBNAIL": THUMBNAIL, "NOTHING": NOTHING}
     env.tests["gone"] = lambda image: isinstance(image, MissingImage)
     return env

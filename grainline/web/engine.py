@@ -3,11 +3,12 @@
 The name of an image is the start of the sha256 of its bytes. It survives refreshes and reveals no path.
 """
 
+import asyncio
 import logging
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,6 @@ from grainline.web.schema import (
 CELLS = 28  # rows and columns of heat where image tokens do not lie on a grid
 CHANGED = 410, "the image is no longer what was indexed; refresh the index"
 log = logging.getLogger(__name__)
-Job = tuple[Any, Future[Any], str]  # a request, its answer, and its client
 SAMPLES = 24  # images that the page opens with
 EXAMPLES = 3  # texts to try
 LONGEST = 110  # characters of one
@@ -213,12 +213,20 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
+class Job(NamedTuple):
+    """A request that waits for its answer."""
+
+    request: Any
+    client: str
+    answer: asyncio.Future[Any]
+
+
 class Batcher:
-    """A queue in front of the one thread that owns the model: requests in, futures out.
+    """A queue in front of the one thread that owns the model.
 
     Requests that arrive while it works form the next batch, however few: first the oldest of every client,
     then the next of each; of long texts only so many. A request is refused when the queue, or its client's
-    share of it, is full, and dropped when its client has disconnected. `start` it before use, then `close`.
+    share of it, is full, and leaves the queue when it is cancelled.
     """
 
     def __init__(
@@ -226,86 +234,72 @@ class Batcher:
     ) -> None:
         """
         work     from requests to their answers, in order
-        between  called by the worker before every batch, and each TICK while there is none
+        between  called in the same thread before every batch, and each TICK while there is none
         """
-        self.work, self.between, self.batch, self.queue = work, between, limits.batch, limits.queue
-        self.of_one = max(1, int(limits.queue * limits.share))  # requests of one client that may wait
-        self._waiting: deque[Job] = deque()
-        self._news = threading.Condition()
-        self._closed = False
-        self.worker = threading.Thread(target=self._run, name="model", daemon=True)
+        self.work, self.between, self.limits, self.busy = work, between, limits, False
+        self._waiting: list[Job] = []
+        self._news, self._thread = asyncio.Event(), ThreadPoolExecutor(1, "model")
 
     def __len__(self) -> int:
         """Requests that wait."""
-        with self._news:
-            return len(self._still_waiting())
+        return len(self._waiting)
 
-    def start(self) -> None:
-        self.worker.start()
+    async def answer(self, request: Any, client: str = "") -> Any:
+        """The answer to a request. Raises HTTPException if the queue is full."""
+        own = sum(job.client == client for job in self._waiting)
+        if len(self) >= self.limits.queue or own >= max(1, int(self.limits.queue * self.limits.share)):
+            raise HTTPException(503, "the server has too much to do; try again in a moment")
+        job = Job(request, client, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        self._news.set()
+        try:
+            return await job.answer
+        finally:
+            if job in self._waiting:
+                self._waiting.remove(job)
 
-    def close(self, patience: float | None = None) -> None:
-        """Let the current batch end, within some seconds, and drop the requests that wait."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-        self.worker.join(patience)
-        while self._waiting:
-            self._waiting.popleft()[1].cancel()
-
-    def submit(self, request: Any, client: str = "") -> Future[Any]:
-        """Queue a request. Cancel the future to withdraw it. Raises HTTPException if the queue is full."""
-        future: Future[Any] = Future()
-        with self._news:
-            self._waiting = self._still_waiting()
-            own = sum(other == client for _, _, other in self._waiting)
-            if self._closed or len(self._waiting) >= self.queue or own >= self.of_one:
-                raise HTTPException(503, "the server has too much to do; try again in a moment")
-            self._waiting.append((request, future, client))
-            self._news.notify()
-        return future
-
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Answer requests until this is cancelled."""
         while True:
-            with self._news:
-                if not self._waiting and not self._closed:
-                    self._news.wait(TICK)
-                if self._closed:
-                    return
-            self.between()
-            with self._news:
-                jobs = self._next_batch()
-            if jobs:
-                self._answer(jobs)
-
-    def _still_waiting(self) -> deque[Job]:
-        return deque(job for job in self._waiting if not (job[1].running() or job[1].done()))
+            if not self._waiting:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), TICK)
+            self._news.clear()
+            await self._in_thread(self.between)
+            if jobs := self._next_batch():
+                await self._answer(jobs)
 
     def _next_batch(self) -> list[Job]:
-        turns, characters = Counter[str](), 0
-        jobs: list[Job] = []
+        turns, characters, jobs = Counter[str](), 0, list[Job]()
 
         def turn(job: Job) -> int:
-            turns[job[2]] += 1
-            return turns[job[2]]
+            turns[job.client] += 1
+            return turns[job.client]
 
         for job in sorted(self._waiting, key=turn):
-            characters += len(getattr(job[0], "text", ""))
-            if len(jobs) == self.batch or (jobs and characters > CHARACTERS):
+            characters += len(getattr(job.request, "text", ""))
+            if len(jobs) == self.limits.batch or (jobs and characters > CHARACTERS):
                 break
-            if job[1].set_running_or_notify_cancel():
-                jobs.append(job)
-        self._waiting = self._still_waiting()
+            jobs.append(job)
+        self._waiting = [job for job in self._waiting if job not in jobs]
         return jobs
 
-    def _answer(self, jobs: list[Job]) -> None:
+    async def _answer(self, jobs: list[Job]) -> None:
+        self.busy = True  # and stays so where the server ends meanwhile
         try:
-            answers = self.work([request for request, _, _ in jobs])
+            answers = await self._in_thread(self.work, [job.request for job in jobs])
+            self.busy = False
         except Exception as error:
-            if len(jobs) == 1:
-                jobs[0][1].set_exception(error)
-                return
-            for job in jobs:  # one of them is at fault; the others shall have their answers
-                self._answer([job])
+            self.busy = False
+            if len(jobs) > 1:  # one of them is at fault; the others shall have their answers
+                for job in jobs:
+                    await self._answer([job])
+            elif not jobs[0].answer.done():
+                jobs[0].answer.set_exception(error)
             return
-        for (_, future, _), answer in zip(jobs, answers, strict=True):
-            future.set_result(answer)
+        for job, answer in zip(jobs, answers, strict=True):
+            if not job.answer.done():  # else its client has left
+                job.answer.set_result(answer)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

@@ -123,9 +123,9 @@ class Server:
 
     @asynccontextmanager
     async def _life(self, _: FastAPI) -> AsyncIterator[None]:
-        self.batcher.start()
+        worker = asyncio.create_task(self.batcher.run())
         yield
-        await to_thread.run_sync(self.batcher.close, GRACE)
+        worker.cancel()
 
     async def search(self, request: Request, query: schema.TextQuery) -> schema.SearchOut:
         """Images for a description, with p of each sentence in each of them."""
@@ -215,7 +215,7 @@ class Server:
     async def _answer(self, client: str, query: Any, name: str = "") -> Any:
         """The answer of the model; a query is withdrawn when this is cancelled. name: of a search, logged"""
         started = time.monotonic()
-        answer = await asyncio.wrap_future(self.batcher.submit(query, client))
+        answer = await self.batcher.answer(query, client)
         if name:
             took, images = 1000 * (time.monotonic() - started), amount(len(answer.hits), "image")
             searches.info("search %s: %s, %.0f ms", escape_controls(name), images, took)
@@ -286,7 +286,7 @@ def serve(
         with suppress(KeyboardInterrupt):  # what Ctrl-C has become by then
             program(server).run(sockets=[listener])
         print("ended", flush=True)
-        if server.batcher.worker.is_alive():  # its batch takes longer than anybody waits
+        if server.batcher.busy:  # its batch takes longer than anybody waits
             sys.stderr.flush()
             os._exit(0)
 
