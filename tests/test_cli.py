@@ -117,10 +117,7 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
         ("train.max_steps=soon", "field 'train.max_steps' is 'soon': it must be a valid integer"),
         ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: it must be greater than 0"),
         ("train.precision=fp8", "field 'train.precision' is 'fp8': it must be 'auto', 'fp32' or 'bf16'"),
-        (
-            "method=clop",
-            "unknown method 'clop' (did you mean clip?); allowed are clip, siglip",
-        ),
+        ("method=clop", "unknown method 'clop' (did you mean clip?); allowed are clip, siglip"),
         ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
         ("train.grad_accum=3", "batch 8 is not a multiple of grad_accum 3"),
         ("train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]", "rule 'nothing' matches no parameter"),

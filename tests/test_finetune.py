@@ -245,10 +245,7 @@ def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: P
         ("x.pt", "would be pickled; name a .safetensors file, or a folder"),
         ("taken", "is there already; give a new name"),
         ("taken/file.safetensors", "is there already; give a new name"),
-        (
-            "taken/x-quickgelu.safetensors",
-            "tokenizer.json is there already; give a new folder",
-        ),
+        ("taken/x-quickgelu.safetensors", "tokenizer.json is there already; give a new folder"),
     ],
 )
 def test_what_is_in_the_way_is_left_alone(

@@ -314,9 +314,7 @@ def test_a_layer_is_whole_only_while_it_runs(found: dict[str, Tensor]) -> None:
     assert found["gathered"].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
 
 
-def test_texts_of_unlike_lengths_do_not_make_one_process_wait_for_the_other(
-    found: dict[str, Tensor],
-) -> None:
+def test_texts_of_unlike_lengths_do_not_make_one_process_wait_for_the_other(found: dict[str, Tensor]) -> None:
     method = build("clip", "image.depth=2", "text.depth=2").double()
     images, texts = (concat(side) for side in zip(*(mixed(rank) for rank in range(2)), strict=True))
     step(method, images, texts, CLOCK)

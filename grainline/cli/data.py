@@ -20,11 +20,7 @@ from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 
 Source = Annotated[str, typer.Argument(help="A data source.")]
-data = typer.Typer(
-    help="Look at data, and make some.",
-    rich_markup_mode="rich",
-    context_settings=HELP,
-)
+data = typer.Typer(help="Look at data, and make some.", rich_markup_mode="rich", context_settings=HELP)
 
 
 @data.command()

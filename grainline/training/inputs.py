@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grainline.build import (
-    Start,
-    changed,
-    is_pretrained,
-    read_description,
-    reads_pretrained_texts,
-    start,
-)
+from grainline.build import Start, changed, is_pretrained, read_description, reads_pretrained_texts, start
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.joined import without_images
 from grainline.data.open_source import open_sources
