@@ -266,7 +266,6 @@ REFUSED = {
     "checkpoint": ("--set", "model.image={pretrained: ./none}"),
     "run": ("--set", "init_from=none"),
     "superpixels": ("--set", "data.superpixels=none", "data.crop=null"),
-    "features": ("--set", "data.features=none", "data.crop=null"),
     "descriptions": ("--set", "data.descriptions=[none]"),
     "few images": ("--set", "train.global_batch_size=64"),
     "one image": ("--set", "train.global_batch_size=1"),
