@@ -34,11 +34,11 @@ from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIPConfig
 from grainline.model import Model
-from grainline.training.cached import cached_texts
+from grainline.training.cached import feature_encoder
 from grainline.training.optim import OptimizerConfig, build_optimizer, train_mode
-from grainline.training.precompute import feature_encoder
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import Objective
+from grainline.training.text_cache import cached_texts
 from grainline.types import Clock
 
 RECIPE = Recipe(
@@ -115,11 +115,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as home:
         os.environ["GRAINLINE_CACHE"] = home
-        encode, out = feature_encoder(slow.method, tokens=False), Path(home) / "features"
+        encode, out = feature_encoder(slow.method.towers, tokens=False), Path(home) / "features"
         row, views = (1, encode(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape[-1]), Views(transform)
         once = seconds(lambda: make_features(source, encode, out, views, encoder="bench", row=row))
         begin = time.perf_counter()
-        texts = cached_texts(recipe, source, fast, None, torch.device("cpu"))
+        texts = cached_texts(recipe, source, fast, torch.device("cpu"))
         texts_once = time.perf_counter() - begin
         assert texts is not None
         texts(fast.method)

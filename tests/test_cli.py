@@ -2,13 +2,11 @@
 
 import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +20,6 @@ from safetensors.torch import load_file
 import grainline
 from grainline.cli.main import app
 from grainline.cli.options import QUIET, next_step
-from grainline.errors import UserError
-from grainline.model import Model
 from grainline.recipes import about, is_ablation, names
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train as train_recipe
@@ -98,15 +94,6 @@ def test_a_push_without_a_model_a_name_or_results_says_so(
     assert f"{tmp_path / 'a.json'} is no result of `grainline evaluate --json`" in said
 
 
-def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Capture) -> None:
-    text = complaint(capsys, "train", "clip/scene", "--out", tmp_path / "x")
-    assert text.startswith("grainline: no recipe 'clip/scene' (did you mean clip/scenes or ")
-    assert "`grainline recipes` lists all" in text
-    assert "did you mean" not in complaint(capsys, "train", "zzzz", "--out", tmp_path / "x")
-    text = complaint(capsys, "train", tmp_path / "my.yaml", "--out", tmp_path / "x")
-    assert f"no recipe file {tmp_path / 'my.yaml'}; `grainline recipes` lists" in text
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -117,10 +104,7 @@ def test_an_unknown_recipe_names_the_nearest_ones(tmp_path: Path, capsys: Captur
         ("train.max_steps=soon", "field 'train.max_steps' is 'soon': it must be a valid integer"),
         ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: it must be greater than 0"),
         ("train.precision=fp8", "field 'train.precision' is 'fp8': it must be 'auto', 'fp32' or 'bf16'"),
-        (
-            "method=clop",
-            "unknown method 'clop' (did you mean clip?); allowed are clip, siglip",
-        ),
+        ("method=clop", "unknown method 'clop' (did you mean clip?); allowed are clip, siglip"),
         ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
         ("train.grad_accum=3", "batch 8 is not a multiple of grad_accum 3"),
         ("train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]", "rule 'nothing' matches no parameter"),
@@ -152,18 +136,6 @@ def test_a_wrong_field_or_value_is_named_with_what_is_allowed(
     assert said in complaint(capsys, *train(tmp_path, "--set", change))
 
 
-def test_a_mistake_in_the_settings_does_not_take_the_folder(tmp_path: Path, capsys: Capture) -> None:
-    for wrong, said in (
-        (("train.validate_every=2", 'data.validation=["/no/such"]'), "nothing at /no/such"),
-        (("train.optimizer.rules=[{pattern: towers}, {pattern: .*}]",), "rule 'towers' matches no parameter"),
-        (("train.global_batch_size=64",), "more than the 36 images"),
-        (("model.text.vocab=300",), "vocab is 300"),
-    ):
-        assert said in complaint(capsys, *train(tmp_path, "--set", *wrong))
-    assert call(*train(tmp_path, "--set", "train.max_steps=1")) == 0
-    assert "holds a run already" in complaint(capsys, *train(tmp_path, "--set", "train.max_steps=1"))
-
-
 # Data that is not there, or of no use
 
 
@@ -178,26 +150,6 @@ def test_a_missing_path_is_named(tmp_path: Path, trained: Path, capsys: Capture)
         text = complaint(capsys, *arguments)
         assert f"nothing at {gone}" in text
         assert "name a file, a folder or a pattern" in text
-
-
-def test_no_data_at_all_is_an_error(trained: Path, capsys: Capture) -> None:
-    assert "no data; give --data PATH..." in complaint(capsys, "evaluate", trained)
-
-
-def test_a_folder_without_images_is_an_error(tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    assert f"{folder} holds no images, " in complaint(capsys, *train(tmp_path, "--data", folder))
-    (folder / "notes.md").write_text("none here")
-    text = complaint(capsys, *train(tmp_path, "--data", folder))
-    assert f"{folder} holds no images, " in text
-    assert "but 1 files of the kinds md" in text
-
-
-def test_images_without_captions_are_an_error(tmp_path: Path, capsys: Capture) -> None:
-    photo(tmp_path / "photos" / "a.png")
-    text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
-    assert "holds 1 images without captions (NAME.txt, .json)" in text
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tar"])
@@ -292,14 +244,6 @@ def test_weights_of_another_method_are_an_error(model: Path, capsys: Capture) ->
     (model / "model.json").write_text(json.dumps(described | {"method": "siglip", "config": config}))
     text = complaint(capsys, "encode", model, "scenes:dev?count=4", "--out", model / "v")
     assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", '{"method": "clop", "config": {}}', '{"method": "clip", "config": {}}']
-)
-def test_a_damaged_description_is_an_error(text: str, model: Path, capsys: Capture) -> None:
-    (model / "model.json").write_text(text)
-    assert "model.json" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
 
 
 def test_a_model_of_an_older_format_is_refused(model: Path, capsys: Capture) -> None:
@@ -397,28 +341,6 @@ def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys
     assert "--images x does not go with" in text
 
 
-def test_vectors_may_be_read_by_whom_their_folder_may(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "few.txt").write_text("a cat\n")
-    assert call("encode", trained, tmp_path / "few.txt", "--out", tmp_path / "v") == 0
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "v").iterdir()}
-    assert modes == {0o644 & (tmp_path / "v").stat().st_mode}
-
-
-def test_the_tokens_of_many_lines_are_not_stored(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "many.txt").write_text("a cat\n" * 7)
-    sizes: list[int] = []
-    encode = Model.encode
-
-    def counted(self: Model, **given: Any) -> Any:
-        sizes.append(len(given["texts"]))
-        return encode(self, **given)
-
-    monkeypatch.setattr(Model, "encode", counted)
-    assert call("encode", trained, tmp_path / "many.txt", "--out", tmp_path / "v", "--batch-size", "3") == 0
-    assert sizes == [3, 3, 1]
-    assert load_file(tmp_path / "v" / "vectors.safetensors")["texts"].shape == (7, 32)
-
-
 def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeypatch: Patch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -500,24 +422,6 @@ def test_scenes_are_not_written_over_others(tmp_path: Path, capsys: Capture) -> 
 
 
 # Python
-
-
-def test_mistakes_in_python_are_user_errors(trained: Path, tmp_path: Path) -> None:
-    model = grainline.load(trained)
-    (tmp_path / "a.jpg").write_bytes(b"not an image")
-    for call_, said in (
-        (lambda: model.encode(), "one of them"),
-        (lambda: model.encode(texts=["a", 3]), "texts must be strings"),
-        (lambda: model.encode(images=[np.zeros((9, 9, 2))]), r"ndarray float64 \[9, 9, 2\]"),
-        (lambda: model.encode(images=[]), "nothing to encode"),
-        (lambda: model.encode(texts=[]), "nothing to encode"),
-        (lambda: model.encode(images=[tmp_path / "a.jpg"]), f"{tmp_path / 'a.jpg'}.* corrupt image"),
-        (lambda: model.encode(images=[b"no image"]), "corrupt image"),
-        (lambda: model.heat(tmp_path / "b.jpg", ["a cat"]), f"{tmp_path / 'b.jpg'} cannot be read"),
-        (lambda: grainline.load(tmp_path / "gone"), "no model at"),
-    ):
-        with pytest.raises(UserError, match=said):
-            call_()
 
 
 # The journey
@@ -716,24 +620,6 @@ def test_the_next_command_is_named_on_a_terminal_only(
     next_step("grainline", "serve", "x")
     assert capsys.readouterr().err == ""
     QUIET.set(False)
-
-
-def test_a_real_process_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grainline", "train", "clip/scenes", "--out", str(tmp_path / "x")]
-    done = subprocess.run(
-        [*command, "--set", "train.lr=1"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: max_steps, "
-    )
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "x").exists()
 
 
 def test_the_version_is_printed(capsys: Capture) -> None:

@@ -13,13 +13,7 @@ from llavas import tiny_llava
 from PIL import Image
 from runs import call, complaint
 
-from grainline.data.annotate import (
-    ByModel,
-    ByTexts,
-    Describer,
-    make_descriptions,
-    seed_of,
-)
+from grainline.data.annotate import ByModel, ByTexts, Describer, make_descriptions, seed_of
 from grainline.data.descriptions import Descriptions
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.encoders.pretrained.llava import PROMPT, TEMPERATURE, TOP_P, Llava

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from test_pack import Listed
 
 from grainline.build import Description, method_config, start
-from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import Views
 from grainline.data.dataset import Draw, TrainSet
@@ -37,20 +36,19 @@ from grainline.fingerprint import image_fingerprint
 from grainline.loading import load
 from grainline.methods.clip import CLIP as CLIP_METHOD
 from grainline.model import Model
-from grainline.training.cached import cached_texts
 from grainline.training.optim import train_mode
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import step
+from grainline.training.text_cache import cached_texts
 from grainline.types import texts_of
 
 Capture = pytest.CaptureFixture[str]
 
 SCENES = "scenes:train?count=16&size=32"
-RULES = r"[{pattern: 'towers\.image\..*', lr_factor: 0}, {pattern: '.*'}]"
 RECIPE = """
 method: METHOD
 model:
-  image: {pretrained: FOLDER, resize: squash}
+  image: {pretrained: FOLDER, resize: squash, tune: frozen}
   text: {name: toy, vocab: 600, context: 64, depth: 2, drop_path: 0.5}
   width: 32
 data: {paths: ["SCENES"], crop: null, workers: 0, texts: {subset: 0.5}}
@@ -60,7 +58,6 @@ train:
   precision: fp32
   log_every: 1
   save_every: 5
-  optimizer: {rules: RULES}
 """
 
 
@@ -70,14 +67,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     whole("groupvit", folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def kept(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Features of the scenes with all tokens."""
-    home = tmp_path_factory.mktemp("kept")
-    assert made(home / "features", recipe(home, checkpoint), "--tokens") == 0
-    return home / "features"
 
 
 AUTO = """
@@ -122,12 +111,8 @@ def recipe(home: Path, checkpoint: Path, method: str = "clip") -> Path:
     """A recipe that freezes a GroupViT, as a file."""
     path = home / f"{method}.yaml"
     text = RECIPE.replace("METHOD", method).replace("FOLDER", str(checkpoint))
-    path.write_text(text.replace("SCENES", SCENES).replace("RULES", RULES))
+    path.write_text(text.replace("SCENES", SCENES))
     return path
-
-
-def made(out: Path, model: Path, *more: str) -> int:
-    return call("data", "features", SCENES, "--model", model, "--out", out, *more)
 
 
 def trained(out: Path, recipe: Path, *changes: str) -> Path:
@@ -135,54 +120,18 @@ def trained(out: Path, recipe: Path, *changes: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("method", ["clip", "maxsim", "tgt"])
-def test_training_from_features_is_training_with_the_encoder(
-    method: str, checkpoint: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = recipe(tmp_path, checkpoint, method)
-    plain = trained(tmp_path / "plain", file)
-    before = (kept / "features.npy").read_bytes()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("grainline.data.transforms.decode", refused)
-        patch.setattr("grainline.data.transforms.EvalTransform.__call__", refused)
-        patch.setattr("grainline.encoders.pretrained.adapters.ImageEncoder.forward", refused)
-        fast = trained(tmp_path / "fast", file, f"data.features={kept}")
-    exact, near = losses(plain), losses(fast)
-    assert len(exact) == 10
-    assert near == pytest.approx(exact, abs=1e-3)
-    assert near != exact  # half precision: the features were read
-    weights = [load_file(run / "last" / "model.safetensors") for run in (plain, fast)]
-    theirs = load_file(checkpoint / "model.safetensors")
-    frozen = {name: x for name, x in weights[1].items() if name.startswith("towers.image.model.")}
+@pytest.mark.usefixtures("cache")
+def test_training_from_features_is_training_with_the_encoder(checkpoint: Path, tmp_path: Path) -> None:
+    """A Text Group Transformer, which reads the tokens of a GroupViT."""
+    file = recipe(tmp_path, checkpoint, "tgt")
+    plain, fast = (trained(tmp_path / str(auto), file, f"data.features={auto}") for auto in ("null", "auto"))
+    assert losses(fast) == pytest.approx(losses(plain), abs=1e-3)
+    assert losses(fast) != losses(plain)  # half precision: the features were read
+    ours, theirs = load_file(fast / "last" / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    frozen = {name: x for name, x in ours.items() if name.startswith("towers.image.model.")}
     assert len(frozen) > 50
     for name, x in frozen.items():
         assert torch.equal(x, theirs[name.replace("towers.image.model.", "vision_model.")])
-    for name, x in weights[0].items():
-        torch.testing.assert_close(weights[1][name], x, atol=2e-3, rtol=0)
-    assert (kept / "features.npy").read_bytes() == before
-    again = ("--set", f"data.features={kept}", "--resume", "--checkpoint", "step-00000005")
-    assert call("train", file, "--out", fast, *again) == 0
-    resumed = load_file(fast / "last" / "model.safetensors")
-    assert all(torch.equal(x, weights[1][name]) for name, x in resumed.items())
-    assert load(fast).encode(texts=["a red circle"]).vector.shape == (1, 32)
-
-
-def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, kept: Path) -> None:
-    begun = start(Description("clip", method_config("clip", CLIP | {"image": side(checkpoint)}, "test")))
-    method: Any = begun.method().eval()
-    source, transform = open_source(SCENES, size=16), EvalTransform(16, "squash")
-    encoder = image_fingerprint(begun.description.config.image, method.towers.image)  # type: ignore[attr-defined]
-    pixels = torch.stack([transform(source[i].image) for i in range(3)])
-    with torch.no_grad():
-        seen = method.towers.image(pixels)
-    for tokens in (False, True):
-        found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
-        rows = torch.stack([found.features(i, source[i], Random(0)) for i in range(3)])
-        assert rows.dtype == torch.float16
-        torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
-        assert rows.shape[1] == (4 if tokens else 1)
-    torch.testing.assert_close(rows[:, 1:].float(), seen.patches, atol=2e-3, rtol=1e-3)
 
 
 CLIP: dict[str, Any] = {"text": {"name": "toy", "vocab": 300, "context": 24}, "width": 16}
@@ -214,67 +163,6 @@ def test_a_fingerprint_is_that_of_the_image_side_alone(checkpoint: Path, tmp_pat
 
     save_file(model, copied / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}}) != mine
-
-
-def test_a_run_starts_with_its_own_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scratch = tmp_path / "scratch.yaml"
-    image = "{name: toy/8, size: 32, depth: 1, drop_path: 0.3}"
-    text = RECIPE.replace("{pretrained: FOLDER, resize: squash}", image).replace("METHOD", "clip")
-    scratch.write_text(
-        text.replace("SCENES", SCENES).replace("RULES", RULES).replace("steps: 10", "steps: 1")
-    )
-    said = complaint(capsys, "data", "features", SCENES, "--model", scratch, "--out", tmp_path / "no")
-    assert "begins with fresh weights" in said
-    run = trained(tmp_path / "run", scratch)
-    assert made(tmp_path / "features", run) == 0
-    kept = [f"data.features={tmp_path / 'features'}", f"init_from={run}"]
-    later = trained(tmp_path / "later", scratch, *kept)
-    plain = trained(tmp_path / "plain", scratch, f"init_from={run}")
-    assert losses(later) == pytest.approx(losses(plain), abs=1e-3)
-    changed = trained(tmp_path / "changed", scratch, "train.optimizer.rules=[{pattern: '.*'}]")
-    assert call("train", scratch, "--out", tmp_path / "x", "--set", kept[0], f"init_from={changed}") == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "data.features: those in" in said
-    assert "and the model has encoder" in said
-    again = ("data", "features", SCENES, "--model", changed, "--out", tmp_path / "features")
-    assert "was made with encoder" in complaint(capsys, *again)
-    said = complaint(
-        capsys, "data", "features", SCENES, "--model", run, "--out", "x", "--set", "train.max_steps=2"
-    )
-    assert "--set changes fields of a recipe" in said
-    said = complaint(capsys, "data", "features", SCENES, "--model", "some/clip", "--out", tmp_path / "x")
-    assert "neither a run nor a recipe" in said
-
-
-def test_what_features_cannot_stand_for_is_refused(
-    checkpoint: Path, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = recipe(tmp_path, checkpoint)
-    short = tmp_path / "short"
-    assert made(short, file) == 0
-    for number, (changes, words) in enumerate(
-        (
-            (["data.crop={}"], "a random crop is another: set data.crop to null"),
-            (["data.superpixels=maps"], "leave data.superpixels out"),
-            (["train.optimizer.rules=[{pattern: '.*'}]"], "parameters learn (towers.image.model."),
-            (["train.lora={rank: 2}", "train.optimizer.rules=[{pattern: '.*'}]"], ".lora_A.weight"),
-            (["model.image.resize=crop"], "other squares of the images"),
-            (["model.image.size=24"], "of images of 16 pixels, and the model sees 24"),
-            (["data.paths=['scenes:train?count=17&size=32']"], "other data"),
-            (["method=maxsim", f"data.features={short}"], "this method reads image tokens"),
-            ([f"data.features={tmp_path}"], "holds no features"),
-        )
-    ):
-        given = [f"data.features={kept}", *changes]
-        said = complaint(capsys, "train", file, "--out", tmp_path / f"run{number}", "--set", *given)
-        assert words in said
-    only_text = [
-        r"train.lora={rank: 2, targets: 'towers\.text\..*query_key_value|towers\.text\..*\.mlp\..*'}"
-    ]
-    rules = "train.optimizer.rules=[{pattern: '.*'}]"
-    trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.max_steps=1")
-    with pytest.raises(UserError, match="a random crop is another"):
-        parse(DataConfig, {"features": "kept"}, "recipe")
 
 
 def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
@@ -419,7 +307,7 @@ def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[lis
     source = open_source(SCENES, size=16)
     data = DataConfig(features="auto", texts=TextsConfig(captions="random"))
     recipe = Recipe(method="clip", model={}, data=data, train=TrainConfig(max_steps=1, global_batch_size=2))
-    found = cached_texts(recipe, source, model, None, torch.device("cpu"))
+    found = cached_texts(recipe, source, model, torch.device("cpu"))
     assert found is not None
     captions = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
     texts = texts_of(encode_parts(model.tokenizer, captions, model.method.context, 1).ids)
@@ -530,10 +418,7 @@ def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Pa
 WRONG = {
     "a crop": (("data.crop={}",), "a random crop is another: set data.crop to null, or data.views"),
     "views without a crop": (("data.views=2",), "views above 1 are random crops in a cache"),
-    "views of a folder": (
-        ("data.views=2", "data.features=x", "data.crop={}"),
-        "set features to auto, and crop",
-    ),
+    "a folder": (("data.features=x",), "field 'data.features' is 'x': it must be 'auto'"),
     "nothing frozen": (
         ("model.image.tune=all", "model.text.tune=null"),
         "caches what frozen encoders give, and none is",

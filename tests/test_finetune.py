@@ -139,15 +139,6 @@ def test_what_is_frozen_stays_and_what_is_not_moves(run: Run) -> None:
             assert sum(moved) > len(moved) / 2
 
 
-def test_the_tokenizer_of_the_run_is_that_of_the_checkpoint(run: Run) -> None:
-    assert load(run[1]).tokenizer.to_json() == tokenizer().to_json()
-
-
-def test_a_run_is_measured_without_the_checkpoint(run: Run, capsys: Capture) -> None:
-    assert call("evaluate", run[1], "--data", "scenes:dev?count=6") == 0
-    assert "R@1" in capsys.readouterr().out
-
-
 @torch.no_grad()
 def test_a_converted_run_has_the_same_cosines_in_the_library(
     run: Run, tmp_path: Path, capsys: Capture
@@ -245,10 +236,7 @@ def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: P
         ("x.pt", "would be pickled; name a .safetensors file, or a folder"),
         ("taken", "is there already; give a new name"),
         ("taken/file.safetensors", "is there already; give a new name"),
-        (
-            "taken/x-quickgelu.safetensors",
-            "tokenizer.json is there already; give a new folder",
-        ),
+        ("taken/x-quickgelu.safetensors", "tokenizer.json is there already; give a new folder"),
     ],
 )
 def test_what_is_in_the_way_is_left_alone(

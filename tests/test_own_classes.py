@@ -217,8 +217,6 @@ def test_no_command_imports_what_a_folder_names(
         ("train", file, "--data", "scenes:train?count=12", "--out", "new"),
         ("train", recipe(tmp_path), "--out", run, "--resume"),
         ("train", recipe(tmp_path, "seps"), "--set", f"init_from={run}", *SEPS, "--out", "other-new"),
-        ("data", "features", data, "--model", run, "--out", "features"),
-        ("data", "features", data, "--model", file, "--out", "more-features"),
     ]
     codes = []
     for command in commands:

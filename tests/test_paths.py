@@ -97,7 +97,6 @@ scenes: data scenes scenes:train?count=2&size=32 --out X
 pack: data pack scenes:train?count=2&size=32 --out X
 describe: data describe scenes:dev?count=2 --out X.jsonl --texts long
 phrases: data phrases scenes:dev?count=2 --out X.jsonl --processes 1
-features: data features photos --out X --model run
 superpixels: data superpixels scenes:dev?count=2 --out X --size 32
 """)
 

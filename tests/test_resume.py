@@ -154,13 +154,6 @@ def resume(out: Path, *arguments: object, method: str = "clip") -> list[object]:
     return ["train", recipe(out.parent, method), "--out", out, "--resume", *arguments]
 
 
-def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
-    before, log = weights(copy), (copy / "log.jsonl").read_bytes()
-    assert call(*resume(copy, "--set", "train.keep_checkpoints=9")) == 0
-    assert weights(copy) == before
-    assert (copy / "log.jsonl").read_bytes() == log
-
-
 def test_the_folder_of_a_run_is_enough(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Recipe, data and settings are in it; it is no other run that starts, and no field may differ."""
     before, log = weights(copy), logged(copy)
@@ -189,17 +182,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(copy: Path) -> None:
     ]
 
 
-def test_noise_and_crops_go_on_where_they_were(copy: Path) -> None:
-    """Without the generator's state the weights would differ: the comparison above can fail."""
-    before = weights(copy)
-    path = copy / "checkpoints" / "step-00000004"
-    assert call(*resume(copy, "--checkpoint", path.name, "--set", "data.workers=1")) == 0
-    assert weights(copy) == before
-    plain = read_recipe(recipe(copy.parent), ["model.image.drop_path=0", "model.text.drop_path=0"])
-    train_recipe(plain, copy.parent / "plain")
-    assert weights(copy.parent / "plain") != before
-
-
 @pytest.mark.parametrize(
     "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", ".", "../.saving-x"]
 )
@@ -210,13 +192,6 @@ def test_a_checkpoint_is_named_and_never_a_path(
     path = path.format(done)
     text = complaint(capsys, *resume(copy, f"--checkpoint={path}"))
     assert f"no checkpoint {path!r} in {copy}; there are: step-00000002" in text
-
-
-def test_a_named_checkpoint_without_resume_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--checkpoint", "last"]
-    assert "needs --resume" in complaint(capsys, *arguments)
 
 
 def test_resume_before_the_first_checkpoint_begins_anew(copy: Path) -> None:
@@ -244,14 +219,6 @@ def test_a_run_that_was_killed_before_its_folder_was_complete_can_be_started_aga
     assert weights(out) == weights(done)
 
 
-def test_resume_where_there_is_no_run_says_to_begin_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = complaint(capsys, *resume(tmp_path / "nothing"))
-    assert "holds no run to resume" in text
-    assert "leave out --resume" in text
-
-
 REFUSED = {
     "data": ("--data", "none"),
     "some data": ("--data", "scenes:train?count=36", "none"),
@@ -266,7 +233,6 @@ REFUSED = {
     "checkpoint": ("--set", "model.image={pretrained: ./none}"),
     "run": ("--set", "init_from=none"),
     "superpixels": ("--set", "data.superpixels=none", "data.crop=null"),
-    "features": ("--set", "data.features=none", "data.crop=null"),
     "descriptions": ("--set", "data.descriptions=[none]"),
     "few images": ("--set", "train.global_batch_size=64"),
     "one image": ("--set", "train.global_batch_size=1"),
@@ -276,6 +242,7 @@ REFUSED = {
     "adapters": ("--set", "train.lora={rank: 2, layers: nothing}"),
     "package": ("--set", "train.log.wandb=x"),
     "damaged": ("--data", "damaged"),
+    "checkpoint alone": ("--checkpoint", "last"),
     "resume": ("--resume",),
     "resume from": ("--resume", "--checkpoint", "step-00000002"),
 }
@@ -343,7 +310,9 @@ def test_a_run_that_cannot_go_on_stays_as_it_is(
 
 def test_a_run_that_fails_after_a_step_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set")
-    assert "not finite" in complaint(capsys, *made, "train.optimizer.lr=1e30", "train.grad_clip=null")
+    said = complaint(capsys, *made, "train.optimizer.lr=1e30", "train.grad_clip=null")
+    assert "not finite at step " in said
+    assert "there is no checkpoint yet" in said
     assert (tmp_path / "run" / "report.html").is_file()
     assert "holds a run already" in complaint(capsys, *made, "train.max_steps=1")
 
@@ -395,11 +364,6 @@ def test_resume_into_the_folder_of_another_recipe_names_the_field(
     assert "differs in method" in complaint(capsys, *resume(copy, method="siglip"))
 
 
-def test_a_run_is_not_overwritten_without_resume(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [x for x in resume(copy) if x != "--resume"]
-    assert "holds a run already; continue with --resume" in complaint(capsys, *arguments)
-
-
 def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,20 +398,6 @@ def test_a_loss_that_is_not_finite_stops_with_step_terms_and_the_last_good_check
     last = read_log(out)[-1]
     assert (last["kind"], last["step"]) == ("not finite", 6)
     assert last["non_finite"]["terms.i2t"] == "nan"
-
-
-def test_a_loss_that_is_never_finite_says_that_there_is_no_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    explode = (
-        "--set",
-        "train.optimizer.lr=1e30",
-        "train.optimizer.schedule={kind: constant}",
-        "train.grad_clip=null",
-    )
-    text = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *explode)
-    assert "not finite at step 2" in text
-    assert "there is no checkpoint yet" in text
 
 
 def fill(folder: Path, leave: int) -> Path:

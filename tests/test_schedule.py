@@ -31,12 +31,6 @@ def test_a_warm_up_from_a_first_factor_ends_at_the_base_rate() -> None:
     assert factors(Cosine(warmup=4, first=0.2), 6)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
-def test_the_first_step_after_the_warm_up_has_the_whole_rate() -> None:
-    assert rate(Cosine(warmup=3), 2, 10) == 1.0
-    assert rate(Cosine(warmup=3), 3, 10) == 1.0
-    assert rate(Cosine(warmup=3), 4, 10) < 1.0
-
-
 def test_the_last_step_of_a_cosine_still_moves_and_the_step_after_it_would_not() -> None:
     assert rate(Cosine(warmup=0), 9, 10) == pytest.approx(0.5 * (1 - math.cos(math.pi / 10)))
     assert rate(Cosine(warmup=0), 10, 10) == pytest.approx(0.0, abs=1e-15)
@@ -58,10 +52,6 @@ def test_a_constant_schedule_is_one_from_the_end_of_its_warm_up() -> None:
 def test_a_warm_up_below_one_is_a_share_of_the_run() -> None:
     assert factors(Cosine(warmup=0.2), 20) == factors(Cosine(warmup=4), 20)
     assert factors(Constant(warmup=1), 3) == [1.0, 1.0, 1.0]  # one step, not the whole run
-
-
-def test_a_warm_up_as_long_as_the_run_ends_at_the_whole_rate() -> None:
-    assert factors(Cosine(warmup=4), 4) == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_warm_up_longer_than_the_run_ends_with_it() -> None:

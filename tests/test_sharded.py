@@ -28,7 +28,6 @@ from grainline.data.transforms import TrainTransform
 from grainline.distributed import workers, world_size
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.nn.attention import layer_lists
 from grainline.training.log import read_log
 from grainline.training.loop import Run, Validation, train_loop
 from grainline.training.optim import OptimizerConfig, build_optimizer
@@ -96,7 +95,7 @@ def worker(rank: int, port: int, out: Path) -> None:
     gc.freeze()  # what was imported, else `alive` goes through all of it
     start = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=start, rank=rank, world_size=2, timeout=LIMIT)
-    found = gradients(rank, CPU, WAYS) | sizes(rank) | gathered() | unlike_lengths(rank)
+    found = gradients(rank, CPU, WAYS) | sizes(rank) | unlike_lengths(rank)
     train_all(rank, out)
     if rank == 0:
         save_file({name: x.contiguous() for name, x in found.items()}, out / "found.safetensors")
@@ -179,24 +178,6 @@ def alive() -> int:
     tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values())
-
-
-def gathered() -> dict[str, Tensor]:
-    """Which of three layers are whole while each of them runs: a row for each, then none after the pass."""
-    method = build("clip", "text.depth=3")
-    objective = Objective(method)
-    shard(objective, CPU)
-    layers = layer_lists(method)["towers.text.stack.blocks"]
-    seen: list[list[bool]] = []
-
-    def look(*_: object) -> None:
-        seen.append([not any(isinstance(p, DTensor) for p in layer.parameters()) for layer in layers])
-
-    for layer in layers:
-        layer.register_forward_pre_hook(look)
-    objective(*batch(8), CLOCK).total.backward()
-    look()
-    return {"gathered": torch.tensor(seen)}
 
 
 def unlike_lengths(rank: int) -> dict[str, Tensor]:
@@ -310,13 +291,7 @@ def test_two_halves_have_the_gradients_of_one_whole(case: str, kind: str, found:
     agree(found, case, kind)
 
 
-def test_a_layer_is_whole_only_while_it_runs(found: dict[str, Tensor]) -> None:
-    assert found["gathered"].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
-
-
-def test_texts_of_unlike_lengths_do_not_make_one_process_wait_for_the_other(
-    found: dict[str, Tensor],
-) -> None:
+def test_texts_of_unlike_lengths_do_not_make_one_process_wait_for_the_other(found: dict[str, Tensor]) -> None:
     method = build("clip", "image.depth=2", "text.depth=2").double()
     images, texts = (concat(side) for side in zip(*(mixed(rank) for rank in range(2)), strict=True))
     step(method, images, texts, CLOCK)

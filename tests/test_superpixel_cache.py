@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from indexes import tiny_model
-from make import SEGMENTS
+from runs import call
 from test_dataset import TOKENIZER
 from test_pack import Listed
 from torch import Tensor
 
-from grainline.cli.main import main
 from grainline.data.batches import collate
 from grainline.data.cache import SUPERPIXELS, CachedSuperpixels, Views, digest, make
 from grainline.data.dataset import Draw, TrainSet
@@ -21,8 +19,6 @@ from grainline.data.record import Cause, Record
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
-from grainline.files import read_sealed, sealed_json
-from grainline.fingerprint import fingerprint, image_fingerprint
 from grainline.nn.superpixels import kmeans, neighbour_of, square_grid
 
 SCENES = "scenes:dev?count=5"
@@ -38,18 +34,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grainline.data.cache.BATCH", 2)
 
 
-def run(*arguments: str) -> int:
-    """The command line; its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["grainline", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
 def command(out: Path, *more: str) -> int:
-    return run("data", "superpixels", SCENES, "--out", str(out), "--size", "64", *more)
+    return call("data", "superpixels", SCENES, "--out", str(out), "--size", "64", *more)
 
 
 def make_superpixels(source: Any, segment: Any, out: Path, *, size: int, settings: Any) -> Any:
@@ -122,33 +108,3 @@ def test_maps_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (out / "neighbours.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(UserError, match="cannot be read"):
         stored(out, source)
-
-
-def test_what_was_made_of_superpixels_in_pieces_is_not_mixed_with_those_in_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folders of version 1 are refused; features and indexes belong to another fingerprint."""
-    out, source = tmp_path / "maps", open_source(SCENES, size=64)
-    make_superpixels(source, segment, out, size=64, settings=SETTINGS)
-    old = read_sealed(out / "superpixels.json") | {"grainline": "superpixels 1"}
-    old.pop("checksum", None)
-    (out / "superpixels.json").write_text(sealed_json(old))
-    with pytest.raises(UserError, match=r"holds 'superpixels 1', not 'superpixels 2'; make them again"):
-        stored(out, source)
-    with pytest.raises(UserError, match="make them again"):
-        make_superpixels(source, segment, out, size=64, settings=SETTINGS)
-    own = ["heads=2", "composer.depth=1", "composer.heads=2"]
-    models = [
-        tiny_model("caft", values=SEGMENTS, changes=[*own, f"image.superpixels.kind={kind}"])
-        for kind in ("kmeans", "grid")
-    ]
-
-    def prints() -> list[list[str]]:
-        sides = [(m.description.config.image, m.method.towers.image) for m in models]  # type: ignore[attr-defined]
-        return [[fingerprint(m), image_fingerprint(*side)] for m, side in zip(models, sides, strict=True)]
-
-    one_piece, grid = prints()
-    monkeypatch.setattr("grainline.fingerprint._with_version", lambda side: side)  # as it was before
-    pieces, same = prints()
-    assert grid == same
-    assert not set(pieces) & set(one_piece)

@@ -1,6 +1,6 @@
 """The command line, a file for each noun: parses, calls and prints.
 
-data      `data ...`: check, scenes, features, describe, phrases, pack, superpixels.
+data      `data ...`: check, scenes, describe, phrases, pack, superpixels.
 evaluate  `evaluate`, `suites`, `encode` and `show`.
 index     `index ...`, `search`, `photos`, `serve` and `export`.
 main      The command line itself, and `train`, `convert` and `demo`.

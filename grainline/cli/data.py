@@ -1,9 +1,9 @@
-"""The commands `grainline data ...`: check a source, and make scenes, tars, features, superpixels, phrases
-and descriptions of it. They load torch when run.
+"""The commands `grainline data ...`: check a source, and make scenes, tars, superpixels, phrases and
+descriptions of it. They load torch when run.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from grainline.cli.options import (
     HELP,
     Images,
     MaxCorrupt,
-    RecipeChanges,
     SamplesPerShard,
     Sources,
     from_signature,
@@ -20,11 +19,7 @@ from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 
 Source = Annotated[str, typer.Argument(help="A data source.")]
-data = typer.Typer(
-    help="Look at data, and make some.",
-    rich_markup_mode="rich",
-    context_settings=HELP,
-)
+data = typer.Typer(help="Look at data, and make some.", rich_markup_mode="rich", context_settings=HELP)
 
 
 @data.command()
@@ -60,23 +55,6 @@ def scenes(
 
     shards = export(Scenes(source), out, samples_per_shard)
     print(f"written: {amount(len(shards), 'tar')} in {out}")
-
-
-@data.command()
-@from_signature("training/precompute.py:write_features")
-def features(
-    sources: Sources, *, model: str, out: Path, changes: RecipeChanges = None, **settings: Any
-) -> None:
-    """Run an image encoder over all images once, for data.features of a recipe that freezes it.
-
-    model  whose image encoder: a run folder, or the recipe that will be trained
-    out    folder for the features; one that was interrupted goes on
-    """
-    from grainline.training.precompute import write_features
-
-    with progress("features") as step:
-        result = write_features(model, sources, out, changes=changes or (), progress=step, **settings)
-    _print_written(out, result)
 
 
 @data.command()
@@ -176,12 +154,16 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     images: Images = None,
 ) -> None:
     """Make the superpixels of all images once, for data.superpixels of a recipe without random crops."""
-    from grainline.training.precompute import write_superpixels
+    from grainline.config import parse
+    from grainline.data.open_source import open_sources
+    from grainline.encoders.superpixels import SuperpixelConfig
+    from grainline.training.cached import write_superpixels
 
     settings = {"kind": kind, "cell": cell, "compactness": compactness, "iterations": iterations}
-    settings |= {"checkpoint": checkpoint}
+    config = parse(SuperpixelConfig, settings | {"checkpoint": checkpoint}, "the options")
+    source = open_sources(sources, images=images, size=size)
     with progress("superpixels") as step:
-        result = write_superpixels(sources, out, settings, size=size, images=images, progress=step)
+        result = write_superpixels(source, out, config, size, step)
     _print_written(out, result)
 
 

@@ -80,9 +80,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
 
 @from_signature()
-def suites(
-    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
-) -> None:
+def suites(name: Annotated[str | None, typer.Argument(show_default=False)] = None) -> None:
     """List the suites of `grainline evaluate`, or the options of one.
 
     name  a suite, for its options

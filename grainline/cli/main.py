@@ -50,8 +50,7 @@ def top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     trust_code: Annotated[
-        bool,
-        typer.Option("--trust-code", help="Import classes outside grainline that a model names."),
+        bool, typer.Option("--trust-code", help="Import classes outside grainline that a model names.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
@@ -86,9 +85,7 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 @from_signature()
-def recipes(
-    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
-) -> None:
+def recipes(name: Annotated[str | None, typer.Argument(show_default=False)] = None) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too.
 
     name  a recipe to print, or a method

@@ -114,8 +114,7 @@ SamplesPerShard = Annotated[int, typer.Option(min=1, help="Records in each tar."
 
 
 RecipeChanges = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2"),
+    list[str] | None, typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2")
 ]
 
 

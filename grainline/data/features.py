@@ -1,4 +1,4 @@
-"""Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe.
+"""Features of a frozen image encoder: `data.features: auto` of a recipe.
 
 Training then neither decodes images nor runs the encoder. features.npy [N * V, 1 + L, W] float16 has of each
 of the V views of an image the summary, then its L image tokens (0 without --tokens), at the encoder's width.
@@ -63,8 +63,6 @@ def make_features(  # noqa: PLR0913 - each is a choice of the caller
 class CachedFeatures(CachedRows, Crop):
     """The cached features of images in place of a crop; no image is decoded."""
 
-    cached = True
-
     def __init__(
         self,
         folder: Path,
@@ -79,13 +77,10 @@ class CachedFeatures(CachedRows, Crop):
         encoder  fingerprint of the image encoder that training begins with
         tokens   whether the loss reads image tokens; else only summaries are read
 
-        Raises UserError where the folder was made from other data, with another encoder or without tokens.
+        Raises UserError where the folder was made from other data or with another encoder.
         """
         super().__init__(kind, folder, source, transform, {"encoder": encoder})
         settings = self.manifest["settings"]
-        if tokens and not settings["tokens"]:
-            wrong = f"those in {folder} are summaries alone, and this method reads image tokens"
-            raise UserError(f"data.features: {wrong}; {FEATURES.again} --tokens")
         self.open((1 + settings["tokens"], settings["width"]))
         self.tokens = tokens
 

@@ -7,7 +7,7 @@ in published numbers. Both return uint8; encoders normalise, because mean and st
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ DRAWS = 7  # random numbers that every crop takes
 
 class Crop(ABC):
     """Abstract: how training makes a square of an image."""
-
-    cached: ClassVar[bool] = False  # whether features replace the pixels
 
     @abstractmethod
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:

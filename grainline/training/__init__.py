@@ -1,6 +1,6 @@
 """Training: recipes, runs, the loop and its step.
 
-cached      Superpixels, features and texts that training reads instead of computing them.
+cached      Superpixels and features that training reads instead of computing them.
 checkpoint  Checkpoints: written atomically, sealed with sha256 sums, and read strictly.
 demo        `grainline demo`: train a small model on drawn scenes, measure it, and write one page.
 inputs      What a run starts from: folder, training data, tokenizer, weights of an earlier run.
@@ -8,7 +8,6 @@ log         OUT/log.jsonl, the progress bar, TensorBoard and Weights & Biases; c
 loop        The training loop: steps, validation, checkpoints, log.
 optim       AdamW: rules, `tune`, schedules, weight decay, layer-wise decay.
 parallel    DistributedDataParallel or FSDP2, device and precision.
-precompute  Features of an image encoder and superpixels, written by commands.
 recipe      The fields of a recipe, and reading one.
 report      Validation, and OUT/report.html: curves, corrupt samples, settings.
 run         `grainline.train`: from a recipe to a run in its folder.

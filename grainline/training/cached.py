@@ -1,69 +1,61 @@
-"""Inputs of training in place of an encoder or of images: cached superpixels, features and texts.
+"""Inputs of training in place of images or their encoder: cached features, and superpixels.
 
 With `data.features: auto` training writes what frozen encoders give into $GRAINLINE_CACHE/features, by
-default ~/.cache/grainline/features: a folder for each digest of weights, preprocessing and data.
+default ~/.cache/grainline/features: a folder for each digest of weights, preprocessing and data. `text_cache`
+does the same for texts.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from grainline.build import image_settings
-from grainline.data.cache import CachedSuperpixels, Views, place, write_once
-from grainline.data.features import CachedFeatures, cached_features
+from grainline.data.cache import SUPERPIXELS, CachedSuperpixels, Views, make
+from grainline.data.features import cached_features
+from grainline.data.lines import Progress, Written
 from grainline.data.record import Source
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
-from grainline.distributed import rank, world_size
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.encoders.towers import Towers
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint, text_fingerprint
-from grainline.loading import load
-from grainline.methods.base import Method
+from grainline.fingerprint import image_fingerprint
+from grainline.loading import default_device
 from grainline.model import Model
 from grainline.training.optim import tuned
-from grainline.training.precompute import convolutional, feature_encoder
-from grainline.training.recipe import DataConfig, Recipe
-from grainline.training.text_cache import TEXTS, CachedTexts, make_texts, text_reader
+from grainline.training.recipe import DataConfig
+from grainline.types import Images
 
 
-def make_crop(
-    cfg: DataConfig, source: Source, model: Model, resume_from: Path | None, device: torch.device
-) -> Crop:
+def make_crop(cfg: DataConfig, source: Source, model: Model, device: torch.device) -> Crop:
     """The crop of training images, with cached superpixels or features where the recipe names them.
 
-    resume_from  the checkpoint that the run resumes from, for features of a frozen encoder
-    device       that computes features
+    device  that computes features
     """
     method, config = model.method, model.description.config
     transform = EvalTransform(method.size, **image_settings(model.description))
-    auto = cfg.features == "auto"
     frozen = [tower for tower, side in tuned(method).items() if side.tune == "frozen"]
-    if auto and "towers.image" in frozen:
+    if cfg.features and "towers.image" in frozen:
         if cfg.crop is not None and cfg.views <= 1:
             wrong = "caches the square that evaluation reads, and a random crop is another"
             raise UserError(f"data.features: auto {wrong}: set data.crop to null, or data.views")
         views = Views(transform, max(1, cfg.views), cfg.crop)
-        trained = _trained(method, resume_from).to(device).eval()
-        encode = feature_encoder(trained, tokens=config.reads_tokens)
-        encoder = image_fingerprint(config.image, trained.towers.image)
-        one_each = convolutional(trained) and device.type == "cpu"
+        towers = method.to(device).eval().towers
+        encode = feature_encoder(towers, tokens=config.reads_tokens)
+        encoder = image_fingerprint(config.image, towers.image)
+        one_each = convolutional(towers) and device.type == "cpu"
         return cached_features(source, views, encode, encoder, tokens=config.reads_tokens, one_each=one_each)
-    if auto and cfg.views > 1:
-        raise UserError(
-            f"data.views is {cfg.views}, and the image encoder learns: set model.image.tune=frozen"
-        )
-    if auto and not any(tower.startswith("towers.text") for tower in frozen):
+    if cfg.features and cfg.views > 1:
+        wrong = f"data.views is {cfg.views}, and the image encoder learns"
+        raise UserError(f"{wrong}: set model.image.tune=frozen")
+    if cfg.features and not any(tower.startswith("towers.text") for tower in frozen):
         wrong = "caches what frozen encoders give, and none is: set model.image.tune or model.text.tune"
         if frozen:
             wrong = "does not cache cells that superpixels pool: set model.text.tune"
         raise UserError(f"data.features: auto {wrong} to frozen")
     if cfg.crop is not None:
         return TrainTransform(method.size, cfg.crop, transform.square.patches)
-    if cfg.features is not None and not auto:
-        encoder = image_fingerprint(config.image, _trained(method, resume_from).towers.image)
-        return CachedFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
     if cfg.superpixels is None:
         return SameTransform(transform)
     settings = config.image.model_dump(mode="json").get("superpixels")
@@ -75,33 +67,46 @@ def make_crop(
     return SameTransform(transform, superpixels.label)
 
 
-def _trained(method: Method, resume_from: Path | None) -> Method:
-    """The method with the weights of the checkpoint, which the loop reads later."""
-    return method if resume_from is None else load(resume_from, device="cpu").method
+def feature_encoder(towers: Towers, *, tokens: bool) -> Callable[[Tensor], Tensor]:
+    """Encodes squares [n, 3, S, S] uint8 as features [n, 1 + L, W]: the summary, and tokens if wanted."""
+    device, layout = next(towers.parameters()).device, torch.contiguous_format
+    if convolutional(towers):
+        layout = torch.channels_last  # an image with all its channels beside each other: faster by half
+        towers.image.to(memory_format=layout)
+
+    @torch.no_grad()
+    def encode(pixels: Tensor) -> Tensor:
+        pixels = pixels.to(device).contiguous(memory_format=layout)
+        encoded = towers.image_tokens(Images(pixels, torch.arange(len(pixels), device=device)))
+        if tokens and encoded.mask is not None:
+            wrong = "image tokens may be masked, which cached features cannot say"
+            raise UserError(f"{wrong}: train without data.features")
+        patches = encoded.patches if tokens else encoded.patches[:, :0]
+        return torch.cat([encoded.pooled[:, None], patches], dim=1)
+
+    return encode
 
 
-def cached_texts(
-    recipe: Recipe, source: Source, model: Model, resume_from: Path | None, device: torch.device
-) -> Callable[[Method], None] | None:
-    """Puts what a frozen text encoder gives for the captions of a source in front of it (`CachedTexts`).
+def convolutional(towers: Towers) -> bool:
+    """Whether the image encoder is a network of convolutions, of which a transformer has one or a few."""
+    return sum(isinstance(part, nn.Conv2d) for part in towers.image.modules()) > 8
 
-    It is computed where the cache lacks it, by the method that training starts with. None without
-    data.features: auto, or where the encoder learns.
+
+def write_superpixels(
+    source: Source, out: Path, config: SuperpixelConfig, size: int, progress: Progress | None = None
+) -> Written:
+    """Compute the superpixels of all images once, for `data.superpixels` of a recipe without random crops.
+
+    size  side of the images that the model reads
     """
-    sides: dict[str, Any] = {x: y for x, y in tuned(model.method).items() if x.startswith("towers.text")}
-    if recipe.data.features != "auto" or not any(side.tune == "frozen" for side in sides.values()):
-        return None
-    if recipe.train.fsdp and world_size() > 1:  # every process has to call every layer equally often
-        if rank() == 0:
-            print("texts are not cached: with train.fsdp every step computes them", flush=True)
-        return None
-    ((name, side),) = sides.items()
-    method = _trained(model.method, resume_from).to(device).eval()
-    tower: Any = method.get_submodule(name)
-    encoder, texts = text_fingerprint(side, tower, model.tokenizer), recipe.data.texts
-    reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
-    kind, out = place(TEXTS, source, encoder, *reading)
-    settings = {"encoder": encoder, "width": tower.width}
-    read = text_reader(model.tokenizer, method, tower)
-    write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
-    return CachedTexts(kind, out, name, tower.width).install
+    segmenter = Superpixels(config, size)
+    if config.checkpoint is not None:
+        segmenter.fill(Path(config.checkpoint))
+    segmenter.to(default_device())
+
+    def compute(pixels: Tensor) -> Tensor:
+        return segmenter.neighbours(pixels.to(default_device()))
+
+    settings = config.model_dump(mode="json", exclude={"checkpoint"})
+    views, row = Views(EvalTransform(size)), (size, size)
+    return make(SUPERPIXELS, source, compute, out, views, row=row, settings=settings, progress=progress)

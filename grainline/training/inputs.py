@@ -20,6 +20,7 @@ from grainline.build import (
     read_description,
     reads_pretrained_texts,
     start,
+    write_description,
 )
 from grainline.data.descriptions import Descriptions, WithDescriptions, require_fit
 from grainline.data.formats.joined import without_images
@@ -34,7 +35,7 @@ from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.training.log import LOG_FILE
-from grainline.training.recipe import Recipe, read_recipe
+from grainline.training.recipe import Recipe, read_recipe, write_recipe
 
 MAY_CHANGE = ("data.workers", "data.max_corrupt", "train.keep_checkpoints", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so a resumed run may change them."""
@@ -146,7 +147,7 @@ def begin(
 ) -> tuple[Source, Source, Model]:
     """The data of a run, these with descriptions, and the model that training starts from.
 
-    The first process writes the tokenizer of a new run.
+    The first process writes recipe.yaml, model.json, and the tokenizer of a new run.
     """
     start_point, earlier = read_start(recipe, out, resume_from), None
     if recipe.init_from and resume_from is None:
@@ -172,6 +173,12 @@ def begin(
     require_fit(recipe.method, model.method.reads_descriptions, descriptions, "data.descriptions")
     if earlier is not None:
         copy_weights(model.method, earlier.method.state_dict(), str(recipe.init_from))
+    if resume_from is not None and recipe.data.features:  # caches are of these weights
+        model.method.load_state_dict(load(resume_from, device="cpu").method.state_dict())
+    if rank() == 0:
+        with writing(out):
+            write_description(out, model.description)
+            write_recipe(out / "recipe.yaml", recipe)
     return source, described, model
 
 

@@ -37,12 +37,10 @@ from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Callbacks, Log, TrainingState
-from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
+from grainline.training.optim import build_optimizer, rates, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
 from grainline.types import Clock, each, to
-
-IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
 
 
 class Validation(NamedTuple):
@@ -113,8 +111,6 @@ class _Training:
         if sharded:
             parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
-        if run.data.crop.cached:
-            require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)

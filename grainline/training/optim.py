@@ -216,18 +216,6 @@ def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     return named
 
 
-def require_frozen(model: nn.Module, prefix: str, why: str) -> None:
-    """UserError with `why` if a parameter below the prefix learns; call it after `build_optimizer`."""
-    named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
-    learning = [name for name, parameter in named if name.startswith(prefix) and parameter.requires_grad]
-    if learning:
-        rule = f"{{pattern: '{re.escape(prefix)}.*', lr_factor: 0}}"
-        raise UserError(
-            f"{why}, but {len(learning)} of its parameters learn ({learning[0]}, ...): freeze them by "
-            f"model.image.tune: frozen, or by a first rule {rule}, and leave it out of LoRA"
-        )
-
-
 def train_mode(model: nn.Module) -> None:
     """model.train(), but a module whose parameters are all frozen stays in eval mode.
 

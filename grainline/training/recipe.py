@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -53,8 +53,7 @@ class DataConfig(Config):
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
-    # Folder of `grainline data features`, or `auto`: what frozen encoders give is computed once and cached.
-    features: str | None = None
+    features: Literal["auto"] | None = None  # auto: what frozen encoders give is computed once and cached
     views: int = Field(1, ge=0, le=1000)  # squares of an image that `auto` caches, all but one random crops
     descriptions: tuple[str, ...] = ()  # files of `grainline data describe`, or `long`: each record's own
     descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
@@ -76,14 +75,11 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _same_squares(self) -> "DataConfig":
-        auto = self.features == "auto"
-        if self.views > 1 and (not auto or self.crop is None):
+        if self.views > 1 and (self.features is None or self.crop is None):
             raise ValueError("views above 1 are random crops in a cache: set features to auto, and crop")
-        features = None if auto else self.features
-        for name, folder in (("superpixels", self.superpixels), ("features", features)):
-            if folder and self.crop is not None:
-                wrong = f"cached {name} are of the square that evaluation reads, and a random crop is another"
-                raise ValueError(f"{wrong}: set data.crop to null, or leave data.{name} out")
+        if self.superpixels and self.crop is not None:
+            wrong = "cached superpixels are of the square that evaluation reads, and a random crop is another"
+            raise ValueError(f"{wrong}: set data.crop to null, or leave data.superpixels out")
         if self.superpixels and self.features:
             raise ValueError("features contain the superpixels already: leave data.superpixels out")
         return self

@@ -11,21 +11,20 @@ from typing import Any
 
 import torch
 
-from grainline.build import write_description
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.open_source import register
 from grainline.distributed import barrier, rank
 from grainline.errors import UserError, amount, checked, path_of
-from grainline.files import writing
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
-from grainline.training.cached import cached_texts, make_crop
+from grainline.training.cached import make_crop
 from grainline.training.inputs import begin, has_steps, log_stamp, run_folder
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
-from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions, write_recipe
+from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
+from grainline.training.text_cache import cached_texts
 
 
 @checked(recipe="data go by data=")
@@ -115,17 +114,13 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         source, described, model = begin(recipe, out, resume_from, descriptions)
         method = model.method
         validator = make_validator(recipe, model, descriptions, store=rank() == 0)
-        if rank() == 0:
-            with writing(out):
-                write_description(out, model.description)
-                write_recipe(out / "recipe.yaml", recipe)
-        crop = make_crop(recipe.data, source, model, resume_from, device)
+        crop = make_crop(recipe.data, source, model, device)
         train_set = TrainSet(
             described, model.tokenizer, crop, recipe.data.texts, context=method.context,
             seed=recipe.train.seed, parts=method.parts, chunking=method.chunking, provider=provider,
         )  # fmt: skip
         notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
-        texts = cached_texts(recipe, described, model, resume_from, device)
+        texts = cached_texts(recipe, described, model, device)
         paths = *recipe.data.paths, *recipe.data.validation
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,

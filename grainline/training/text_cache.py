@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,15 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grainline.data.cache import LOG, Kind, Partial, all_cores, completing
+from grainline.data.cache import LOG, Kind, Partial, all_cores, completing, place, write_once
 from grainline.data.lines import Progress, Written, as_line
 from grainline.data.record import CorruptSample, Source
 from grainline.data.texts import TextsConfig, encode_parts
-from grainline.data.tokenizers.tokenizer import TextTokenizer
+from grainline.distributed import rank, world_size
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
+from grainline.fingerprint import text_fingerprint
 from grainline.methods.base import Method
+from grainline.model import Model
 from grainline.system import READ, read_at
+from grainline.training.optim import tuned
+from grainline.training.recipe import Recipe
 from grainline.types import texts_of, to
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
@@ -36,6 +41,33 @@ EMPTY, MISSING = -1, -2  # in place of the number of a text
 
 Read = tuple[Tensor, Tensor, TextTokens]
 """Ids [M, L] and mask [M, L] that a text encoder read, and what it gave."""
+
+
+def cached_texts(
+    recipe: Recipe, source: Source, model: Model, device: torch.device
+) -> Callable[[Method], None] | None:
+    """Puts what a frozen text encoder gives for the captions of a source in front of it (`CachedTexts`).
+
+    It is computed where the cache lacks it, by the method that training starts with. None without
+    data.features: auto, or where the encoder learns.
+    """
+    sides: dict[str, Any] = {x: y for x, y in tuned(model.method).items() if x.startswith("towers.text")}
+    if not recipe.data.features or not any(side.tune == "frozen" for side in sides.values()):
+        return None
+    if recipe.train.fsdp and world_size() > 1:  # every process has to call every layer equally often
+        if rank() == 0:
+            print("texts are not cached: with train.fsdp every step computes them", flush=True)
+        return None
+    ((name, side),) = sides.items()
+    method, texts = model.method.to(device).eval(), recipe.data.texts
+    tower: Any = method.get_submodule(name)
+    encoder = text_fingerprint(side, tower, model.tokenizer)
+    reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
+    kind, out = place(TEXTS, source, encoder, *reading)
+    settings = {"encoder": encoder, "width": tower.width}
+    read = text_reader(model, tower)
+    write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
+    return CachedTexts(kind, out, name, tower.width).install
 
 
 def make_texts(
@@ -81,18 +113,13 @@ def make_texts(
     return Written({"text": len(_index(out))}, {}, resumed)
 
 
-def text_reader(
-    tokenizer: TextTokenizer, method: Method, tower: nn.Module
-) -> Callable[[list[str]], list[Read]]:
-    """The inputs of a text encoder where the method encodes texts, and its outputs.
-
-    tower  the text encoder of the method, or the one inside
-    """
-    device = next(method.parameters()).device
+def text_reader(model: Model, tower: nn.Module) -> Callable[[list[str]], list[Read]]:
+    """The inputs and outputs of a text encoder, or the one inside, where the method encodes texts."""
+    method, device = model.method, next(model.method.parameters()).device
 
     @torch.no_grad()
     def read(captions: list[str]) -> list[Read]:
-        encoded = encode_parts(tokenizer, captions, method.context, method.parts, method.chunking)
+        encoded = encode_parts(model.tokenizer, captions, method.context, method.parts, method.chunking)
         reads: list[Read] = []
         hook = tower.register_forward_hook(lambda _, inputs, output: reads.append((*inputs, output)))
         try:
@@ -117,9 +144,9 @@ def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple
 
 def _texts_of(source: Source, places: range, cfg: TextsConfig) -> Iterator[str]:
     """The texts of some records as `choose_text` takes them, without subsets of their sentences."""
-    for place in places:
+    for index in places:
         try:
-            record = source[place]
+            record = source[index]
         except CorruptSample:  # training counts it
             continue
         if record.captions:
@@ -190,9 +217,9 @@ class CachedTexts:
             return self.compute(ids, mask)
         parts = 1 + ids.shape[1] * self.words
         host = torch.zeros(len(ids), parts, self.width, dtype=torch.float16)
-        for row, place in enumerate(places.tolist()):
-            if place >= 0:
-                part = self._read(place)
+        for row, number in enumerate(places.tolist()):
+            if number >= 0:
+                part = self._read(number)
                 host[row, : len(part)] = torch.from_numpy(part)
         both = host.to(ids.device).float()
         if len(missing):
@@ -211,9 +238,9 @@ class CachedTexts:
         fits = (self.keys[row] == wanted) & (self.rows[row, 1] == np.array(lengths))
         return torch.from_numpy(np.where(np.array(lengths) == 0, EMPTY, np.where(fits, row, MISSING)))
 
-    def _read(self, place: int) -> np.ndarray:
+    def _read(self, number: int) -> np.ndarray:
         """The rows [1 + L, W] of a text, or its summary [1, W]. UserError where the file was cut."""
-        first, tokens = self.rows[place] * (1, self.words)
+        first, tokens = self.rows[number] * (1, self.words)
         size = 2 * self.width * (1 + int(tokens))
         try:
             part = np.frombuffer(bytearray(read_at(self.file, size, 2 * self.width * int(first))), np.float16)
