@@ -116,7 +116,7 @@ FAULTS = [
           "the last sentences are read", "numbers[:parts], numbers[parts:]",
           "numbers[-parts:], numbers[:-parts]"),
     Fault("data/tokenizers/tokenizer.py TextTokenizer.build_inputs",
-          "test_tokenizer.py::test_long_texts_are_cut_and_counted_and_keep_their_end",
+          "test_library_tokenizer.py::test_long_texts_are_cut_and_counted_and_keep_their_end",
           "a text that is cut loses its end token", "*row[:room], *self.suffix]",
           "*row[:room], *(self.suffix if len(row) <= room else [])]"),
     Fault("distributed.py _Gather.backward",

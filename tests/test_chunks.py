@@ -6,6 +6,7 @@ from copy import copy
 from itertools import chain, product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -91,9 +92,8 @@ class Told(Shelf):
 
     def __getitem__(self, index: int) -> Record:
         captions, longs = self.records[index]
-        return Record(
-            f"p{index}", random_image(index), captions, longs[0] if longs else None, others=longs[1:]
-        )
+        long = longs[0] if longs else None
+        return Record(f"p{index}", random_image(index), captions, long, others=longs[1:])
 
 
 ONE = (
@@ -151,16 +151,8 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
     assert read.truncated_tokens == [0, 0, 0]
     short = encode_parts(TOKENIZER, [ONE], 4, 4, Chunking())
     assert short.truncated_tokens[0] == sum(len(ids) - 4 for ids in read.ids[0])
-    data = TrainSet(
-        Told((SHORT, (ONE,))),
-        TOKENIZER,
-        CROP,
-        TextsConfig(),
-        context=30,
-        seed=0,
-        parts=4,
-        chunking=Chunking(),
-    )
+    options: dict[str, Any] = {"context": 30, "seed": 0, "parts": 4, "chunking": Chunking()}
+    data = TrainSet(Told((SHORT, (ONE,))), TOKENIZER, CROP, TextsConfig(), **options)
     whole = data[Draw(0, 0, 0)].texts[0]
     assert whole is not None
     assert whole.parts == read.ids[0]
@@ -169,10 +161,9 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
 def test_chunks_go_with_methods_that_read_them() -> None:
     with pytest.raises(UserError, match="chunks is 4, but the method reads 1 part"):
         TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=4), context=9, seed=0)
+    options: dict[str, Any] = {"context": 9, "seed": 0, "parts": 4, "chunking": Chunking()}
     with pytest.raises(UserError, match="chunks is 3, but the method composes 4"):
-        TrainSet(
-            Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=3), context=9, seed=0, parts=4, chunking=Chunking()
-        )
+        TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=3), **options)
 
 
 @pytest.mark.parametrize(
@@ -233,14 +224,8 @@ def test_sampled_captions_lack_first_sentences_and_stand_behind_padding() -> Non
 
 def test_a_subset_may_lack_the_first_sentence() -> None:
     for epoch in range(20):
-        data = TrainSet(
-            Told(((ONE,), ())),
-            TOKENIZER,
-            CROP,
-            TextsConfig(subset=1, drop_first=True),
-            context=60,
-            seed=epoch,
-        )
+        cfg = TextsConfig(subset=1, drop_first=True)
+        data = TrainSet(Told(((ONE,), ())), TOKENIZER, CROP, cfg, context=60, seed=epoch)
         (text,) = data[Draw(0, 0, 0)].texts
         assert text is not None
         assert "a red circle stands left" not in words(text.parts[0])

@@ -142,19 +142,6 @@ def test_workers_make_the_batches_that_one_process_makes(
     assert any(batch.corrupt for batch in alone)
 
 
-def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> None:
-    data = shelf(Shelf(9, broken=[4], foils=range(9)), subset=0.5, foils=1)
-    whole = loaded(data, Batches(9, 4, 5, range(4)))
-    halves = [loaded(data, Batches(9, 4, 5, range(4), rank=r, world_size=2)) for r in range(2)]
-    for batch, a, b in zip(whole, *halves, strict=True):
-        assert_same(torch.cat([a.images.pixels, b.images.pixels]), batch.images.pixels)
-        for field in ("item", "image", "level"):
-            parts = [getattr(half.texts, field) for half in (a, b)]
-            assert_same(torch.cat(parts), getattr(batch.texts, field))
-        assert (a.truncated + b.truncated, a.corrupt + b.corrupt) == (batch.truncated, batch.corrupt)
-    assert_same_batches(loaded(data, Batches(9, 4, 5, range(2, 4))), whole[2:])
-
-
 @pytest.mark.parametrize("kind", ["broken", "silent"])
 def test_a_damaged_record_is_replaced_and_its_damage_reported(kind: str) -> None:
     source = Shelf(8, **{kind: [3]})
@@ -213,18 +200,11 @@ def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
 
 def test_a_subset_has_no_more_sentences_than_requested() -> None:
     rng = Random(0)
-    texts = [
-        choose_text(Shelf(1)[0], TextsConfig(subset=1.0, subset_max_sentences=2), rng) for _ in range(200)
-    ]
-    assert {len(sentences(text)) for text in texts} == {1, 2}
-    pairs = [
-        foil_pairs(Shelf(1, foils=[0])[0], TextsConfig(subset=1.0, foils=2, subset_max_sentences=3), rng)
-        for _ in range(200)
-    ]
-    assert {len(sentences(pair[0].true)) for pair in pairs} == {
-        2,
-        3,
-    }  # two sentences are spoilt, and both stay
+    few = TextsConfig(subset=1.0, subset_max_sentences=2)
+    assert {len(sentences(choose_text(Shelf(1)[0], few, rng))) for _ in range(200)} == {1, 2}
+    record, cfg = Shelf(1, foils=[0])[0], TextsConfig(subset=1.0, foils=2, subset_max_sentences=3)
+    lengths = {len(sentences(foil_pairs(record, cfg, rng)[0].true)) for _ in range(200)}
+    assert lengths == {2, 3}, "two sentences are spoilt, and both stay"
 
 
 def test_a_foil_and_its_caption_are_cut_to_the_same_sentences_with_the_changed_one() -> None:
@@ -315,9 +295,8 @@ def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
     account.settle()
     causes = [cause for batch in batches for cause, _ in batch.corrupt]
     report = account.report()
-    assert report["corrupt"] == {
-        cause: causes.count(cause) for cause in (Cause.CORRUPT_IMAGE, Cause.MISSING_CAPTION)
-    }
+    both = Cause.CORRUPT_IMAGE, Cause.MISSING_CAPTION
+    assert report["corrupt"] == {cause: causes.count(cause) for cause in both}
     assert report["corrupt"][Cause.CORRUPT_IMAGE] >= 4
     assert len(set(report["files"])) == len(report["files"]) == MAX_FILES
     assert (report["samples"], report["texts"], report["truncated"]) == (12, 12, 12)
@@ -340,11 +319,10 @@ def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
         account.settle()
     text = str(error.value)
     assert text.startswith(
-        f"{damaged} of {8 + damaged} samples are corrupt, more than data.max_corrupt=0.125 allows: "
+        f"{damaged} of {8 + damaged} samples are corrupt, more than data.max_corrupt=0.125"
     )
     assert "p0 (missing caption)" in text
     assert "p1 (missing caption)" in text
-    assert text.endswith("see `grainline data check`")
 
 
 def test_an_account_goes_on_from_its_state() -> None:

@@ -8,14 +8,12 @@ import description_method
 import numpy as np
 import pytest
 import torch
-from description_method import NAME, Reader, ReaderConfig, recipe
+from description_method import NAME, Reader, recipe
 from indexes import TEXTS, saved, tiny_model
 from indexes import texts as null_texts
-from make import CLOCK, TINY
 from PIL import Image
 from runs import call, complaint, logged
 
-from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
@@ -34,8 +32,7 @@ from grainline.index.sync import build, refresh
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
-from grainline.training.step import step
-from grainline.types import Images, Texts, concat, description_texts, each, rows
+from grainline.types import Images, concat, description_texts, each, rows
 
 LONG = " ".join(TEXTS[:6])
 
@@ -59,9 +56,8 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     lengths = [len(ids) - 2 for ids in toy.encode(said, 99).ids]
     context = 2 + lengths[0] + lengths[1]
     found = windows(toy, [" ".join(said).title()], context)
-    assert words(toy, found.ids[0]) == [
-        toy.decode(toy.encode([t], 99).ids[0]) for t in (" ".join(said[:2]), " ".join(said[2:]))
-    ]
+    halves = [toy.encode([" ".join(part)], 99).ids[0] for part in (said[:2], said[2:])]
+    assert words(toy, found.ids[0]) == words(toy, halves)
     assert found.truncated_tokens == [0]
     assert all(part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in found.ids[0])
     less = windows(toy, [" ".join(said).title()], context - 1).ids[0]
@@ -109,11 +105,8 @@ def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, 
 
 def test_rows_concat_and_each_carry_descriptions_along() -> None:
     number = torch.arange(3)
-    images = Images(
-        torch.zeros(3, 3, 8, 8),
-        number,
-        dense=description_texts([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number),
-    )
+    dense = description_texts([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number)
+    images = Images(torch.zeros(3, 3, 8, 8), number, dense=dense)
     some = rows(images, torch.tensor([2, 1]))
     assert some.dense is not None
     assert some.dense.image.tolist() == [2, 1]
@@ -127,40 +120,11 @@ def test_rows_concat_and_each_carry_descriptions_along() -> None:
     assert len(doubled.dense.ids) == 6
 
 
-def test_a_step_in_chunks_reads_the_descriptions_of_its_images() -> None:
-    g = torch.Generator().manual_seed(0)
-    number = torch.arange(6)
-    ids = torch.randint(3, 300, (6, 2, 5), generator=g)
-    mask = torch.ones(6, 2, 5, dtype=torch.bool)
-    mask[::2, 1] = False
-    images = Images(
-        torch.rand(6, 3, 8, 8, generator=g), number, dense=Texts(ids, mask, number, number, number * 0)
-    )
-    texts = Texts(ids[:, :1].flip(0), mask[:, :1], number, number, number * 0)
-
-    def gradients(chunk: int | None) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        method = Reader(parse(ReaderConfig, TINY, "test"))
-        if chunk is None:
-            step(method, images, texts, CLOCK)
-        else:
-            step(method, images, texts, CLOCK, chunk)
-        return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
-
-    whole, parts = gradients(None), gradients(4)
-    assert whole.keys() == parts.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         (['{"image_id": "a", "text": "A."}', '{"text": "B."}'], "line 2 has no image_id"),
-        (
-            ['{"image_id": "a", "text": "A."}', '{"image_id": "a", "text": "B."}'],
-            "lines 1 and 2 both describe a",
-        ),
+        (['{"image_id": "a", "text": "A."}'] * 2, "lines 1 and 2 both describe a"),
         (['{"image_id": "a", "text": " "}'], "line 1 has no text for a"),
         (['{"image_id": 7, "text": "A."}'], "line 1 has no image_id"),
         (['{"image_id": "a"'], "line 1 is not JSON"),
@@ -204,10 +168,8 @@ def test_long_is_the_long_caption_of_the_record() -> None:
 
 
 def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> None:
-    rows = [
-        {"image": "a.png", "captions": ["zero", "one", "two"]},
-        {"image": "b.png", "captions": ["zero", "one"]},
-    ]
+    said = {"a.png": ["zero", "one", "two"], "b.png": ["zero", "one"]}
+    rows = [{"image": name, "captions": captions} for name, captions in said.items()]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
         Image.new("RGB", (8, 8)).save(tmp_path / str(row["image"]))
@@ -222,10 +184,8 @@ def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> No
     assert held.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
     assert open_source(f"{path}?caption=captions&skip=1")[1].captions == ("zero",)
     assert takes_images(f"{path}?skip=0")
-    assert [open_sources([f"{path}?skip=1", path])[i].captions for i in (0, 2)] == [
-        ("zero", "two"),
-        ("zero", "one", "two"),
-    ]
+    both = open_sources([f"{path}?skip=1", path])
+    assert (both[0].captions, both[2].captions) == (("zero", "two"), ("zero", "one", "two"))
     assert len(open_source("scenes:dev?count=2&skip=1", size=32)) == 2
     with pytest.raises(UserError, match="numbers of captions"):
         open_source(f"{path}?skip=first")
@@ -273,9 +233,8 @@ def test_a_model_encodes_images_with_their_descriptions() -> None:
         model.encode(images=[Described(image, TEXTS[0]), image])
     assert torch.equal(model.encode(images=Described(image, TEXTS[0])).vector, one)
     plain = tiny_model("clip")
-    assert torch.equal(
-        plain.encode(images=[Described(image, "x")]).vector, plain.encode(images=[image]).vector
-    )
+    described, bare_image = (plain.encode(images=[x]).vector for x in (Described(image, "x"), image))
+    assert torch.equal(described, bare_image)
 
 
 def test_a_run_reads_descriptions_in_training_and_says_which(
@@ -289,17 +248,10 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     assert call("train", name, "--out", tmp_path / "run", *given) == 0
     kept = read_recipe(str(tmp_path / "run" / "recipe.yaml"), [])
     assert kept.data.descriptions_sha256 == Descriptions([str(file)]).sha256
-    own = (
-        "--set",
-        "data.descriptions=long",
-        "data.validation=['scenes:dev?count=4']",
-        "train.validate_every=4",
-    )
-    assert call("train", name, "--out", tmp_path / "own", *own) == 0
-    losses = [
-        [line["terms"]["loss"] for line in logged(tmp_path / run) if line["kind"] == "train"]
-        for run in ("run", "own")
-    ]
+    own = "data.descriptions=long", "data.validation=['scenes:dev?count=4']", "train.validate_every=4"
+    assert call("train", name, "--out", tmp_path / "own", "--set", *own) == 0
+    logs = [logged(tmp_path / run) for run in ("run", "own")]
+    losses = [[line["terms"]["loss"] for line in log if line["kind"] == "train"] for log in logs]
     assert losses[0] == losses[1]  # a file of long captions is the long captions
     data = ("--data", "scenes:dev?count=4", "--captions", "first")
     whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2], "--captions", "whole")
@@ -307,20 +259,8 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     said = complaint(capsys, "evaluate", tmp_path / "run", *data)
     assert "no description of" in said
     out = tmp_path / "result.json"
-    assert (
-        call(
-            "evaluate",
-            tmp_path / "run",
-            *data,
-            "--descriptions",
-            "long",
-            "--json",
-            out,
-            "--html",
-            tmp_path / "page.html",
-        )
-        == 0
-    )
+    pages = ("--json", out, "--html", tmp_path / "page.html")
+    assert call("evaluate", tmp_path / "run", *data, "--descriptions", "long", *pages) == 0
     assert json.loads(out.read_text())["settings"]["descriptions"] == "the long captions of the records"
     assert call("evaluate", tmp_path / "own", *data) == 0
     vectors = ("encode", tmp_path / "own", "scenes:dev?count=2", "--out", tmp_path / "vectors")
@@ -394,13 +334,8 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     told = photos(tmp_path / "photos")
     file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
     out = tmp_path / "index"
-    build(
-        tmp_path / "photos",
-        out,
-        model=model,
-        calibration_texts=null_texts(tmp_path),
-        descriptions=[str(file)],
-    )
+    null = null_texts(tmp_path)
+    build(tmp_path / "photos", out, model=model, calibration_texts=null, descriptions=[str(file)])
     assert refresh(out, model=model).unchanged == 4  # the index remembers the file
     description_method.file(file, told | {"cats/1.png": TEXTS[20]})
     report = refresh(out, model=model)

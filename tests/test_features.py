@@ -168,23 +168,6 @@ def test_training_from_features_is_training_with_the_encoder(
     assert load(fast).encode(texts=["a red circle"]).vector.shape == (1, 32)
 
 
-def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, kept: Path) -> None:
-    begun = start(Description("clip", method_config("clip", CLIP | {"image": side(checkpoint)}, "test")))
-    method: Any = begun.method().eval()
-    source, transform = open_source(SCENES, size=16), EvalTransform(16, "squash")
-    encoder = image_fingerprint(begun.description.config.image, method.towers.image)  # type: ignore[attr-defined]
-    pixels = torch.stack([transform(source[i].image) for i in range(3)])
-    with torch.no_grad():
-        seen = method.towers.image(pixels)
-    for tokens in (False, True):
-        found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
-        rows = torch.stack([found.features(i, source[i], Random(0)) for i in range(3)])
-        assert rows.dtype == torch.float16
-        torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
-        assert rows.shape[1] == (4 if tokens else 1)
-    torch.testing.assert_close(rows[:, 1:].float(), seen.patches, atol=2e-3, rtol=1e-3)
-
-
 CLIP: dict[str, Any] = {"text": {"name": "toy", "vocab": 300, "context": 24}, "width": 16}
 
 
@@ -220,9 +203,8 @@ def test_a_run_starts_with_its_own_features(tmp_path: Path, capsys: pytest.Captu
     scratch = tmp_path / "scratch.yaml"
     image = "{name: toy/8, size: 32, depth: 1, drop_path: 0.3}"
     text = RECIPE.replace("{pretrained: FOLDER, resize: squash}", image).replace("METHOD", "clip")
-    scratch.write_text(
-        text.replace("SCENES", SCENES).replace("RULES", RULES).replace("steps: 10", "steps: 1")
-    )
+    text = text.replace("SCENES", SCENES).replace("RULES", RULES)
+    scratch.write_text(text.replace("steps: 10", "steps: 1"))
     said = complaint(capsys, "data", "features", SCENES, "--model", scratch, "--out", tmp_path / "no")
     assert "begins with fresh weights" in said
     run = trained(tmp_path / "run", scratch)
@@ -238,12 +220,9 @@ def test_a_run_starts_with_its_own_features(tmp_path: Path, capsys: pytest.Captu
     assert "and the model has encoder" in said
     again = ("data", "features", SCENES, "--model", changed, "--out", tmp_path / "features")
     assert "was made with encoder" in complaint(capsys, *again)
-    said = complaint(
-        capsys, "data", "features", SCENES, "--model", run, "--out", "x", "--set", "train.max_steps=2"
-    )
-    assert "--set changes fields of a recipe" in said
-    said = complaint(capsys, "data", "features", SCENES, "--model", "some/clip", "--out", tmp_path / "x")
-    assert "neither a run nor a recipe" in said
+    begin = ("data", "features", SCENES, "--out", tmp_path / "x", "--model")
+    assert "--set changes fields of a recipe" in complaint(capsys, *begin, run, "--set", "train.max_steps=2")
+    assert "neither a run nor a recipe" in complaint(capsys, *begin, "some/clip")
 
 
 def test_what_features_cannot_stand_for_is_refused(
@@ -277,20 +256,19 @@ def test_what_features_cannot_stand_for_is_refused(
         parse(DataConfig, {"features": "kept"}, "recipe")
 
 
+def colour(pixels: torch.Tensor) -> torch.Tensor:
+    """An encoder: the mean colour."""
+    return pixels.float().mean((2, 3))[:, None]
+
+
 def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
     from test_dataset import TOKENIZER
 
     image = open_source(SCENES, size=32)[0].image
     listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), Cause.MISSING_IMAGE])
     transform = EvalTransform(8)
-    found = make_features(
-        listed,
-        lambda x: x.float().mean((2, 3))[:, None],
-        tmp_path / "f",
-        Views(transform),
-        encoder="e",
-        row=(1, 3),
-    )
+    options: dict[str, Any] = {"encoder": "e", "row": (1, 3)}
+    found = make_features(listed, colour, tmp_path / "f", Views(transform), **options)
     assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
@@ -314,16 +292,9 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
 
 
 def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
-    source, transform = open_source(SCENES, size=32), EvalTransform(8)
+    source, views = open_source(SCENES, size=32), Views(EvalTransform(8))
     with pytest.raises(UserError, match="above 65504"):
-        make_features(
-            source,
-            lambda x: torch.full((len(x), 1, 2), 7e4),
-            tmp_path / "f",
-            Views(transform),
-            encoder="e",
-            row=(1, 2),
-        )
+        make_features(source, lambda x: 1e3 * colour(x), tmp_path / "f", views, encoder="e", row=(1, 3))
     assert not (tmp_path / "f").exists()
 
 
@@ -336,7 +307,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         calls.append(len(pixels))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return pixels.float().mean((2, 3))[:, None] / 255
+        return colour(pixels) / 255
 
     out = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
@@ -365,10 +336,7 @@ def test_chunks_of_features_give_the_gradients_of_all() -> None:
     gradients = []
     for chunk in (None, 3):
         method.zero_grad()
-        if chunk is None:
-            step(method, kept, texts, CLOCK)
-        else:
-            step(method, kept, texts, CLOCK, chunk)
+        step(method, kept, texts, CLOCK, *([chunk] if chunk else []))
         gradients.append({name: p.grad for name, p in method.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, one in gradients[0].items():
@@ -389,9 +357,7 @@ def test_frozen_towers_are_computed_once_and_training_is_the_same(
     first = trained(tmp_path / "first", file)
     said = capsys.readouterr().out
     assert re.search(r"computing the features of 16 images once, into .*/features/\w{16}/features\n", said)
-    assert re.search(
-        r"computing the texts of 16 images once.*\n\d+ texts; \d+ s, [\d.]+ images a second", said
-    )
+    assert re.search(r"computing the texts of 16 images once.*\n\d+ texts; \d+ s, [\d.]+ images a se", said)
     with monkeypatch.context() as patch:
         for name in ("data.transforms.decode", "data.transforms.EvalTransform.__call__"):
             patch.setattr(f"grainline.{name}", refused)
@@ -527,28 +493,23 @@ def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Pa
     assert losses(tmp_path / "run") == losses(trained(tmp_path / "again", file, *changes))
 
 
+FREE = ("model.image.tune=all", "model.text.tune=null")
+POOLED = (
+    "model={image: {name: toy, superpixels: {cell: 4}, stride: 2, groups: [3, 2, 1], size: 16, "
+    "encoder: {pretrained: PAIR, tune: frozen}}, text: {pretrained: PAIR}, width: 32}"
+)
 WRONG = {
     "a crop": (("data.crop={}",), "a random crop is another: set data.crop to null, or data.views"),
     "views without a crop": (("data.views=2",), "views above 1 are random crops in a cache"),
-    "views of a folder": (
-        ("data.views=2", "data.features=x", "data.crop={}"),
-        "set features to auto, and crop",
-    ),
-    "nothing frozen": (
-        ("model.image.tune=all", "model.text.tune=null"),
-        "caches what frozen encoders give, and none is",
-    ),
+    "a folder": (("data.views=2", "data.features=x", "data.crop={}"), "set features to auto, and crop"),
+    "nothing frozen": (FREE, "caches what frozen encoders give, and none is"),
     "views of what learns": (
         ("model.image.tune=last:1", "data.views=2", "data.crop={}"),
         "data.views is 2, and the image encoder learns",
     ),
-    "what superpixels pool": (
-        (
-            "method=caft",
-            "model={image: {name: toy, superpixels: {cell: 4}, stride: 2, groups: [3, 2, 1], size: 16, "
-            "encoder: {pretrained: PAIR, tune: frozen}}, text: {pretrained: PAIR}, width: 32}",
-        ),
-        "does not cache cells that superpixels pool: set model.text.tune to frozen",
+    "superpixels": (
+        ("method=caft", POOLED),
+        "does not cache cells that superpixels pool: set model",
     ),
 }
 
@@ -566,12 +527,10 @@ def test_what_cannot_be_cached_is_one_line(
 def test_another_image_under_the_same_name_is_not_read_as_the_first(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "metadata.csv").write_text("file_name,text\na.png,A square.\n")
 
-    def red(colour: str) -> float:
-        Image.new("RGB", (8, 8), colour).save(tmp_path / "a.png")
+    def red(name: str) -> float:
+        Image.new("RGB", (8, 8), name).save(tmp_path / "a.png")
         source, views = open_source(str(tmp_path)), Views(EvalTransform(8))
-        mean = cached_features(
-            source, views, lambda x: x.float().mean((2, 3))[:, None], "e", tokens=False, one_each=False
-        )
+        mean = cached_features(source, views, colour, "e", tokens=False, one_each=False)
         return float(mean.features(0, source[0], Random(0))[0, 0])
 
     assert red("red") == red("red") == 255

@@ -303,41 +303,23 @@ def mistakes(content: str) -> dict[str, tuple[dict[str, Any], str]]:
     """By name the files of a folder and the message."""
     code = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
     left = {"tokenizer_class": "BertTokenizer", "truncation_side": "left"}
+    slow, t5 = {"tokenizer_class": "CanineTokenizer"}, {"tokenizer_class": "T5Tokenizer"}
+    cleaning = {"text_cfg": {"tokenizer_kwargs": {"clean": "x"}}}
+    alone = "a file of sentencepiece alone; `pip install sentencepiece`, or fetch its tokenizer.json"
+    both: dict[str, tuple[str, Any, str]] = {  # beside a tokenizer.json
+        "code": ("tokenizer_config_json", code, "code of its own, OwnTokenizer, wh"),
+        "left": ("tokenizer_config_json", left, "cuts texts on the left"),
+        "brace": ("tokenizer_config_json", "{", "tokenizer_config.json is no JSON"),
+        "list": ("tokenizer_config_json", "[]", "holds a list, not settings"),
+        "deep": ("added_tokens_json", "[" * 100_000, "cannot read the tokenizer in"),
+        "cleaning": ("open_clip_config_json", cleaning, "cannot read the tokenizer in .*'x'"),
+    }
     return {
-        "code": (
-            {"tokenizer_json": content, "tokenizer_config_json": code},
-            "code of its own, OwnTokenizer, wh",
-        ),
-        "left": ({"tokenizer_json": content, "tokenizer_config_json": left}, "cuts texts on the left"),
-        "slow": (
-            {"vocab_txt": "a", "tokenizer_config_json": {"tokenizer_class": "CanineTokenizer"}},
-            "a CanineTokenizer, tells no places in a text",
-        ),
-        "bare": (
-            {"vocab_txt": "a\nb"},
-            "nothing in .* says whose tokenizer it has; fetch its tokenizer_config",
-        ),
+        **{kind: ({"tokenizer_json": content, file: x}, said) for kind, (file, x, said) in both.items()},
+        "slow": ({"vocab_txt": "a", "tokenizer_config_json": slow}, "a CanineTokenizer, tells no places"),
+        "bare": ({"vocab_txt": "a\nb"}, "nothing in .* says whose tokenizer it has; fetch its tokenizer_c"),
         "tables": ({"tokenizer_json": {"model": {"vocab": {}}}}, "cannot read the tokenizer in "),
-        "brace": (
-            {"tokenizer_json": content, "tokenizer_config_json": "{"},
-            "tokenizer_config.json is no JSON",
-        ),
-        "list": ({"tokenizer_json": content, "tokenizer_config_json": "[]"}, "holds a list, not settings"),
-        "deep": (
-            {"tokenizer_json": content, "added_tokens_json": "[" * 100_000},
-            "cannot read the tokenizer in",
-        ),
-        "model": (
-            {"spiece_model": b"\x0a\xff", "tokenizer_config_json": {"tokenizer_class": "T5Tokenizer"}},
-            "a file of sentencepiece alone; `pip install sentencepiece`, or fetch its tokenizer.json",
-        ),
-        "cleaning": (
-            {
-                "tokenizer_json": content,
-                "open_clip_config_json": {"text_cfg": {"tokenizer_kwargs": {"clean": "x"}}},
-            },
-            "cannot read the tokenizer in .*'x'",
-        ),
+        "model": ({"spiece_model": b"\x0a\xff", "tokenizer_config_json": t5}, alone),
     }
 
 

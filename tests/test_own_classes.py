@@ -135,9 +135,7 @@ def test_an_encoder_of_a_user_under_a_method_of_the_package_needs_trust_too(home
 def test_a_class_of_another_kind_is_one_line(home: Path) -> None:
     values = override(read_yaml(Path(recipe(home))), ["method=own_method:Squares"])
     (home / "other.yaml").write_text(str(values))
-    with pytest.raises(
-        UserError, match=r"own_method:Squares is no class derived from grainline\.methods\.base"
-    ):
+    with pytest.raises(UserError, match=r"own_method:Squares is no class derived from grainline\.methods"):
         read_recipe(str(home / "other.yaml"), []).description  # noqa: B018
 
 
@@ -196,11 +194,8 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_command_imports_what_a_folder_names(
     field: str, stranger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, data, photo = (
-        poisoned(stranger / "run", tmp_path, field),
-        "scenes:dev?count=6",
-        stranger / "photos/a.png",
-    )
+    run = poisoned(stranger / "run", tmp_path, field)
+    data, photo = "scenes:dev?count=6", stranger / "photos/a.png"
     monkeypatch.chdir(tmp_path)  # where evil.py lies
     file = run / "recipe.yaml"
     commands = [
@@ -231,9 +226,7 @@ def test_no_command_imports_what_a_folder_names(
     assert not Path("RAN").exists()
 
 
-def test_a_run_of_a_user_is_resumed_and_its_recipe_is_trained_again_only_with_trust(
-    home: Path,
-) -> None:
+def test_a_run_of_a_user_is_resumed_and_its_recipe_is_trained_again_only_with_trust(home: Path) -> None:
     settings = ["method=own_method:Mine", *ENCODERS, "train.max_steps=1"]
     grainline.train(recipe(home), home / "run", changes=settings)
     assert grainline.train(recipe(home), home / "run", changes=settings, resume=True).is_dir()

@@ -1,7 +1,6 @@
 """Folders, tables, parquet, COCO, several at once, and how a path finds its kind."""
 
 import gzip
-import io
 import json
 import multiprocessing
 import os
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-from runs import call
+from test_tars import jpeg
 
 from grainline.data.captions import sentences
 from grainline.data.check import check
@@ -21,7 +19,7 @@ from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import CocoKarpathy, CocoVal2017
 from grainline.data.formats.parquet import Parquet
 from grainline.data.formats.table import Table
-from grainline.data.open_source import SOURCES, open_source, open_sources
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 
@@ -29,12 +27,6 @@ from grainline.errors import UserError
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def jpeg(shade: int = 100) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (8, 8), (shade, 50, 50)).save(data, "jpeg")
-    return data.getvalue()
 
 
 @pytest.fixture
@@ -235,26 +227,15 @@ def test_columns_and_the_folder_of_images_can_be_named(data: Path, tmp_path: Pat
 
 def test_damage_in_a_table_is_counted_row_by_row(data: Path) -> None:
     rows = [
-        '{"image": "a.jpg", "caption": "A."}',
-        '{"image": "a',
-        '{"caption": "x"}',
-        '{"image": "gone.jpg", "caption": "x"}',
-    ]
-    rows += [
-        '{"image": "sub/b.png", "caption": "  "}',
+        *('{"image": "a.jpg", "caption": "A."}', '{"image": "a', '{"caption": "x"}'),
+        *('{"image": "gone.jpg", "caption": "x"}', '{"image": "sub/b.png", "caption": "  "}'),
         '{"image": "c.jpg", "caption": "C.", "boxes": [{"phrase": 1}]}',
     ]
     source = open_source(write(data / "t.jsonl", "\n".join(rows)))
     assert source[0].captions == ("A.",)
-    assert [cause(source, n) for n in range(1, len(source))] == [
-        "corrupt row",
-        "missing image",
-        "missing image",
-        "missing caption",
-        "corrupt region",
-    ]
-    report = check(source, sentences)
-    assert len(report.faults["missing image"]) == 2
+    causes = ["corrupt row", "missing image", "missing image", "missing caption", "corrupt region"]
+    assert [cause(source, n) for n in range(1, len(source))] == causes
+    assert len(check(source, sentences).faults["missing image"]) == 2
 
 
 def test_a_folder_with_a_metadata_table_is_a_table(data: Path) -> None:
@@ -358,15 +339,11 @@ def test_parquet_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def karpathy(data: Path) -> str:
+    sub, many = {"filepath": "sub", "split": "test"}, [{"raw": f"B{n}."} for n in range(7)]
     images = [
-        {
-            "filename": "b.png",
-            "filepath": "sub",
-            "split": "test",
-            "sentences": [{"raw": f"B{n}."} for n in range(7)],
-        },
+        sub | {"filename": "b.png", "sentences": many},
         {"filename": "a.jpg", "split": "train", "sentences": [{"raw": "A."}]},
-        {"filename": "c.jpg", "filepath": "sub", "split": "test", "sentences": [{"raw": "C."}]},
+        sub | {"filename": "c.jpg", "sentences": [{"raw": "C."}]},
     ]
     return write(data / "dataset_coco.json", {"images": images, "dataset": "coco"})
 
@@ -380,6 +357,8 @@ def test_karpathy_gives_one_split_and_the_first_five_captions(data: Path, karpat
     assert open_source(f"{karpathy}?split=train,test")[1].key == "a.jpg"
     inside = open_source(karpathy, images=str(data / "sub"))
     assert inside[0].image == jpeg(2)
+    with pytest.raises(UserError, match=r"has no split val: it has test \(2\), train \(1\); see"):
+        open_source(f"coco-karpathy:{karpathy}?split=val")
 
 
 def test_a_token_file_of_flickr_gives_each_image_with_its_captions(data: Path) -> None:
@@ -404,19 +383,10 @@ def written_text(path: Path, text: str) -> Path:
     return path
 
 
-def test_karpathy_names_the_splits_it_has(karpathy: str) -> None:
-    with pytest.raises(
-        UserError, match=r"has no split val: it has test \(2\), train \(1\); see docs/data\.md"
-    ):
-        open_source(f"coco-karpathy:{karpathy}?split=val")
-
-
 def test_official_captions_stay_in_the_order_of_their_ids(data: Path) -> None:
     notes = [{"id": n, "image_id": 5, "caption": f"A{n}."} for n in (6, 3, 1, 2, 5, 4)]
-    content = {
-        "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "n.jpg"}],
-        "annotations": notes,
-    }
+    images = [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "n.jpg"}]
+    content = {"images": images, "annotations": notes}
     source = open_source(write(data / "captions_val2017.json", content))
     assert isinstance(source, CocoVal2017)
     assert source[0].captions == ("A1.", "A2.", "A3.", "A4.", "A5.")
@@ -463,13 +433,8 @@ def test_joined_sources_pass_on_damage_and_remarks(data: Path, karpathy: str) ->
 def test_ranges_keep_their_zeros_and_wildcards_are_sorted(tmp_path: Path) -> None:
     for name in ("t-8.x", "t-08.x", "t-09.x", "t-10.x"):
         (tmp_path / name).touch()
-    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-{{08..10}}.x")] == [
-        "t-08.x",
-        "t-09.x",
-        "t-10.x",
-    ]
-    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-?0.x")] == ["t-10.x"]
-    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-{{1,0}}*.x")] == ["t-10.x", "t-08.x", "t-09.x"]
+    for pattern, names in (("{08..10}", ["08", "09", "10"]), ("?0", ["10"]), ("{1,0}*", ["10", "08", "09"])):
+        assert expand(f"{tmp_path}/t-{pattern}.x") == [f"{tmp_path}/t-{name}.x" for name in names]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_itself(data: Path) -> None:
@@ -477,57 +442,20 @@ def test_a_file_whose_name_looks_like_a_pattern_is_itself(data: Path) -> None:
     assert told(open_source(path)) == [("a.jpg", ("A.",))]
 
 
-def test_a_kind_can_be_named(data: Path) -> None:
-    path = write(data / "rows.txt", lines([{"image": "a.jpg", "caption": "A."}]))
-    assert told(open_source(f"table:{path}")) == [("a.jpg", ("A.",))]
-    assert set(SOURCES) >= {"scenes", "tars", "folder", "table", "parquet", "coco-karpathy", "coco-val2017"}
-
-
-OWN_SOURCE = """
-from PIL import Image
-from grainline.data.formats.common import FileSource, digest
-from grainline.data.record import Record
-
-
-class Colours(FileSource):
-    def __init__(self, path):
-        self.path, self.names = path, path.split(",")
-
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        return Record(self.names[index], Image.new("RGB", (40, 40), self.names[index]), (f"It is {index}.",))
-
-    def keys(self):
-        return iter(self.names)
-
-    def fingerprint(self):
-        return digest(self.names)
-"""
-
-
-def test_a_source_from_outside_is_opened_by_module_and_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "own_sources.py", OWN_SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
-    path = "own_sources:Colours:red,blue"
-    opened = told(open_source(path, trust_code=True))
-    assert opened == [("red", ("It is 0.",)), ("blue", ("It is 1.",))]
-    assert told(open_source(f"{path}?skip=1", trust_code=True)) == opened
-    assert call("data", "check", path) == 0
-    assert "samples         2" in capsys.readouterr().out
-    for wrong, message in (
-        ("own_sources:Nothing:red", "own_sources:Nothing is no class"),
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("builtins:Nothing:red", "builtins:Nothing is no class"),
         ("no_such_module:Colours:red", "the source of the data: no_such_module:Colours cannot be imported"),
         ("builtins:Exception:red", "builtins:Exception is no source: it lacks path"),
-    ):
-        with pytest.raises(UserError, match=message) as error:
-            open_source(wrong, trust_code=True)
-        assert "\n" not in str(error.value)
+    ],
+)
+def test_a_class_that_is_no_source_is_one_line(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        open_source(path, trust_code=True)
+    assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="own_sources:Colours would import the module own_sources"):
-        open_source(path)
+        open_source("own_sources:Colours:red")
 
 
 ROW = {"image": "a.jpg", "caption": "A."}
@@ -633,11 +561,7 @@ def test_texts_beside_an_image_that_cannot_be_read_are_damaged_and_named(data: P
 
 def test_wrong_rows_of_coco_are_damage_of_their_own(data: Path) -> None:
     content = {
-        "images": [
-            {"id": 5, "file_name": "a.jpg"},
-            {"id": [6], "file_name": "b"},
-            {"id": 5, "file_name": "c"},
-        ],
+        "images": [{"id": n, "file_name": name} for n, name in ((5, "a.jpg"), ([6], "b"), (5, "c"))],
         "annotations": [
             {"id": 1, "image_id": 5, "caption": "A."},
             {"id": {}, "image_id": 5, "caption": "B."},
