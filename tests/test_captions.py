@@ -96,12 +96,12 @@ TEXTS = st.one_of(
 @settings(max_examples=600, deadline=None)
 @given(TEXTS)
 def test_rules_lose_no_character_keep_places_and_leave_sentences_alone(text: str) -> None:
-    found = sentences(text)
-    assert "".join("".join(s.text.split()) for s in found) == "".join(text.split())
-    for sentence in found:
+    result = sentences(text)
+    assert "".join("".join(s.text.split()) for s in result) == "".join(text.split())
+    for sentence in result:
         assert text[sentence.start : sentence.end] == sentence.text == sentence.text.strip() != ""
         assert pieces(sentence.text) == [sentence.text]
-    assert all(a.end <= b.start for a, b in itertools.pairwise(found))
+    assert all(a.end <= b.start for a, b in itertools.pairwise(result))
 
 
 @settings(deadline=None)
@@ -113,9 +113,9 @@ def test_the_compatibility_modes_are_the_splits_of_python(text: str) -> None:
         ("every_period", dreamlip.split(".")),
     ]
     for mode, split in modes:
-        found = sentences(text, mode)
-        assert [s.text for s in found] == [piece.strip() for piece in split if piece.strip()]
-        assert all(text[s.start : s.end] == s.text for s in found)
+        loaded = sentences(text, mode)
+        assert [s.text for s in loaded] == [piece.strip() for piece in split if piece.strip()]
+        assert all(text[s.start : s.end] == s.text for s in loaded)
 
 
 def ends(text: str) -> set[int]:

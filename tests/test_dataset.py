@@ -151,7 +151,7 @@ def test_a_damaged_record_is_replaced_and_its_damage_reported(kind: str) -> None
     assert [got for got, _ in sample.corrupt] == [cause] * len(sample.corrupt)
     assert len(sample.corrupt) >= 1
     where = "p3 (none of JPEG, PNG, WEBP, GIF, BMP, TIFF)" if kind == "broken" else "p3"
-    assert {told for _, told in sample.corrupt} == {where}, "no address that differs between equal runs"
+    assert {parts for _, parts in sample.corrupt} == {where}, "no address that differs between equal runs"
     assert sample.draw.position == 11
     assert sample.draw.image != 3
     assert_same(sample.draw, data[Draw(11, 0, 3)].draw)
@@ -187,12 +187,12 @@ def test_captions_are_chosen_as_the_config_says() -> None:
 
 
 def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
-    told = [sentence.text for sentence in sentences(LONG)]
+    parts = [sentence.text for sentence in sentences(LONG)]
     rng, counts = Random(0), set()
     for _ in range(200):
         text = choose_text(Shelf(1)[0], TextsConfig(subset=1.0), rng)
         kept = [sentence.text for sentence in sentences(text)]
-        places = [told.index(sentence) for sentence in kept]
+        places = [parts.index(sentence) for sentence in kept]
         assert places == sorted(set(places))
         counts.add(len(kept))
     assert counts == {1, 2, 3, 4}
@@ -229,11 +229,11 @@ def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     data = shelf(Shelf(3, foils=[1]), foils=2, per_image=2, captions="first")
     sample = data[Draw(0, 0, 1)]
     assert [text.level for text in sample.texts] == [CAPTION, CAPTION, FOIL, FOIL]
-    told = [spoken(data, text.parts[0]) for text in sample.texts]
-    assert told[0] == spoken(data, TOKENIZER.encode([LONG], 99).ids[0])
-    assert told[1].startswith("image 1")
-    assert "green circle" in told[2] + told[3]
-    assert "heart" in told[2] + told[3]
+    described = [spoken(data, text.parts[0]) for text in sample.texts]
+    assert described[0] == spoken(data, TOKENIZER.encode([LONG], 99).ids[0])
+    assert described[1].startswith("image 1")
+    assert "green circle" in described[2] + described[3]
+    assert "heart" in described[2] + described[3]
 
 
 def test_no_two_texts_of_a_run_share_an_id() -> None:
@@ -271,11 +271,11 @@ def test_a_method_that_reads_sentences_apart_gets_one_part_for_each() -> None:
     data = shelf(Shelf(2, foils=[0]), foils=1, parts=3)
     texts = collate([data[Draw(0, 0, 0)], data[Draw(1, 0, 1)]]).texts
     assert texts.ids.shape[:2] == (4, 3)
-    told = [[spoken(data, ids[mask].tolist()) for ids, mask in zip(*row, strict=True) if mask.any()]
+    wording = [[spoken(data, ids[mask].tolist()) for ids, mask in zip(*row, strict=True) if mask.any()]
             for row in zip(texts.ids, texts.mask, strict=True)]  # fmt: skip
-    assert told[0] == [s.text.lower().replace(".", " .") for s in sentences(LONG)[:3]]
-    assert [a != b for a, b in zip(told[0], told[1], strict=True)].count(True) == 1
-    assert told[3] == []
+    assert wording[0] == [s.text.lower().replace(".", " .") for s in sentences(LONG)[:3]]
+    assert [a != b for a, b in zip(wording[0], wording[1], strict=True)].count(True) == 1
+    assert wording[3] == []
     assert data[Draw(0, 0, 0)].truncated == 2  # the fourth sentence, of the caption and of its foil
 
 

@@ -55,11 +55,13 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     said = ["a red dog runs.", "the sand is red.", "a cat.", "it sleeps."]
     lengths = [len(ids) - 2 for ids in toy.encode(said, 99).ids]
     context = 2 + lengths[0] + lengths[1]
-    found = windows(toy, [" ".join(said).title()], context)
+    result = windows(toy, [" ".join(said).title()], context)
     halves = [toy.encode([" ".join(part)], 99).ids[0] for part in (said[:2], said[2:])]
-    assert words(toy, found.ids[0]) == words(toy, halves)
-    assert found.truncated_tokens == [0]
-    assert all(part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in found.ids[0])
+    assert words(toy, result.ids[0]) == words(toy, halves)
+    assert result.truncated_tokens == [0]
+    assert all(
+        part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in result.ids[0]
+    )
     less = windows(toy, [" ".join(said).title()], context - 1).ids[0]
     assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
 
@@ -146,10 +148,10 @@ def test_a_file_that_cannot_be_used_is_reported(lines: list[str], said: str, tmp
 def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> None:
     one = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     two = description_method.file(tmp_path / "b.jsonl", {"b": "B."})
-    found = Descriptions([str(one), str(two)])
-    assert (found.get("a"), found.get("b"), found.get("c")) == ("A.", "B.", None)
-    assert len(set(found.sha256)) == 2
-    assert "both" not in str(found)
+    loaded = Descriptions([str(one), str(two)])
+    assert (loaded.get("a"), loaded.get("b"), loaded.get("c")) == ("A.", "B.", None)
+    assert len(set(loaded.sha256)) == 2
+    assert "both" not in str(loaded)
     with pytest.raises(UserError, match=r"describe a: leave one"):
         Descriptions([str(one), str(one)])
     with pytest.raises(UserError, match="not both"):
@@ -160,11 +162,11 @@ def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> Non
 
 def test_long_is_the_long_caption_of_the_record() -> None:
     record = open_source("scenes:dev?count=1", size=32)[0]
-    found = Descriptions(["long"])
-    assert found.of(record) == record.long
-    assert found.sha256 == ()
+    output = Descriptions(["long"])
+    assert output.of(record) == record.long
+    assert output.sha256 == ()
     with pytest.raises(UserError, match="a has no long caption"):
-        found.of(Record("a", b"", ("A dog.",)))
+        output.of(Record("a", b"", ("A dog.",)))
 
 
 def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> None:
@@ -174,14 +176,14 @@ def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> No
     for row in rows:
         Image.new("RGB", (8, 8)).save(tmp_path / str(row["image"]))
     path = str(tmp_path / "rows.jsonl")
-    whole, held = open_source(path), open_source(f"{path}?skip=0,1")
-    assert held[0].captions == ("two",)
-    assert held[0].key == whole[0].key
+    whole, withheld = open_source(path), open_source(f"{path}?skip=0,1")
+    assert withheld[0].captions == ("two",)
+    assert withheld[0].key == whole[0].key
     with pytest.raises(CorruptSample) as damaged:
-        held[1]
+        withheld[1]
     assert damaged.value.cause == Cause.MISSING_CAPTION
-    assert held.fingerprint() != whole.fingerprint()
-    assert held.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
+    assert withheld.fingerprint() != whole.fingerprint()
+    assert withheld.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
     assert open_source(f"{path}?caption=captions&skip=1")[1].captions == ("zero",)
     assert takes_images(f"{path}?skip=0")
     both = open_sources([f"{path}?skip=1", path])
@@ -198,14 +200,14 @@ def reader() -> Model:
 def test_withheld_captions_take_their_phrases_and_foils_along(tmp_path: Path) -> None:
     (tmp_path / "Sentences").mkdir()
     (tmp_path / "val.txt").write_text("7")
-    told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
-    (tmp_path / "Sentences" / "7.txt").write_text(told)
+    wording = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
+    (tmp_path / "Sentences" / "7.txt").write_text(wording)
     path = f"flickr30k-entities:{tmp_path}?split=val"
     source = variant(open_source(f"{path}&skip=1"), "texts_only")
-    found = source[0]
-    assert found.captions == ("a cat runs", "far away two birds")
-    assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
-    assert [len(caption.phrases) for caption in captions_of(found)] == [1, 1]
+    outcome = source[0]
+    assert outcome.captions == ("a cat runs", "far away two birds")
+    assert [region.span for region in outcome.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
+    assert [len(caption.phrases) for caption in captions_of(outcome)] == [1, 1]
     texts = tmp_path / "a.txt"
     texts.write_text("a dog\n")
     assert bare(open_source(f"texts:{texts}?skip=3")).endswith("a.txt")
@@ -275,8 +277,8 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
 ) -> None:
     file = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     base = read_recipe(str(recipe(tmp_path)), [f"data.descriptions=[{file}]"])
-    digested, found = with_descriptions(base.data)
-    assert found is not None
+    digested, actual = with_descriptions(base.data)
+    assert actual is not None
     assert with_descriptions(digested)[0] == digested
     description_method.file(file, {"a": "B."})
     with pytest.raises(UserError, match=r"does not have data\.descriptions_sha256"):
@@ -290,20 +292,20 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
 
 def photos(folder: Path) -> dict[str, str]:
     """Four images below a folder, and a description of each."""
-    told = {}
+    spoken = {}
     for i in range(4):
         path = folder / ("cats" if i % 2 else "dogs") / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 9), (60 * i, 90, 200 - 40 * i)).save(path)
-        told[path.relative_to(folder).as_posix()] = TEXTS[3 * i]
-    return told
+        spoken[path.relative_to(folder).as_posix()] = TEXTS[3 * i]
+    return spoken
 
 
 def test_an_index_holds_images_as_their_descriptions_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = photos(tmp_path / "photos")
-    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
+    texts = photos(tmp_path / "photos")
+    file, model = description_method.file(tmp_path / "a.jsonl", texts), reader()
     weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
     begin = ("index", "build", tmp_path / "photos", "--model", weights, "--calibration-texts", null, "--out")
     assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
@@ -311,9 +313,9 @@ def test_an_index_holds_images_as_their_descriptions_say(
     out = tmp_path / "index"
     assert call(*begin, out, "--descriptions", file) == 0
     index = open_index(out)
-    asked = [Described(tmp_path / "photos" / path, text) for path, text in told.items()]
+    asked = [Described(tmp_path / "photos" / path, text) for path, text in texts.items()]
     right = model.encode(images=asked).vector
-    place = [index.reader.numbers[path] for path in told]
+    place = [index.reader.numbers[path] for path in texts]
     stored = torch.from_numpy(index.reader.take("vectors", np.array(place)))
     torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
     heat = index.heat([(place[0], ["A dog."])])[0]
@@ -331,13 +333,13 @@ def test_an_index_holds_images_as_their_descriptions_say(
 
 
 def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
-    told = photos(tmp_path / "photos")
-    file, model = description_method.file(tmp_path / "a.jsonl", told), reader()
+    texts = photos(tmp_path / "photos")
+    file, model = description_method.file(tmp_path / "a.jsonl", texts), reader()
     out = tmp_path / "index"
     null = null_texts(tmp_path)
     build(tmp_path / "photos", out, model=model, calibration_texts=null, descriptions=[str(file)])
     assert refresh(out, model=model).unchanged == 4  # the index remembers the file
-    description_method.file(file, told | {"cats/1.png": TEXTS[20]})
+    description_method.file(file, texts | {"cats/1.png": TEXTS[20]})
     report = refresh(out, model=model)
     assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
     index = open_index(out, model)
@@ -348,7 +350,7 @@ def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
     with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
         refresh(out, model=model)
-    description_method.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
+    description_method.file(file, texts | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
     assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
     other = open_index(out, model).reader
     vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))

@@ -20,6 +20,7 @@ from runs import call, complaint, recipe
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.captions import sentences
 from grainline.data.check import check
+from grainline.data.decode import as_png
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
@@ -45,9 +46,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def png() -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (8, 8), (9, 90, 9)).save(data, "png")
-    return data.getvalue()
+    return as_png(Image.new("RGB", (8, 8), (9, 90, 9)))
 
 
 def dumped(value: Any) -> str:

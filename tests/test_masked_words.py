@@ -46,17 +46,17 @@ def test_words_joined_are_the_text(kind: str, tokenizers_of: dict[str, TextToken
 
 def test_pieces_of_one_word_stand_together(tokenizers_of: dict[str, TextTokenizer]) -> None:
     bert = tokenizers_of["bert"]
-    seen = 0
+    calls = 0
     for text in TEXTS:
         expected: list[list[str]] = []
         for piece in bert.pieces(number for word in bert.words(text) for number in word):
             if piece.startswith("##"):
                 expected[-1].append(piece)
-                seen += 1
+                calls += 1
             else:
                 expected.append([piece])
         assert [bert.pieces(word) for word in bert.words(text)] == expected
-    assert seen > 30
+    assert calls > 30
     said = "The dogs' owner, 24"
     spoken = {kind: [one.decode(word) for word in one.words(said)] for kind, one in tokenizers_of.items()}
     assert spoken["clip"] == ["the", "dogs", "'", "owner", ",", "2", "4"]
@@ -117,11 +117,11 @@ def test_words_are_altered_as_defined(share: float, mask_tokens: MaskTokens | No
     for seed in range(300):
         draw = Random(seed)
         words = [[draw.randrange(100, 999)] * draw.randint(1, 4) for _ in range(draw.randint(0, 12))]
-        found = drop_words(words, share, mask_tokens, Random(-seed - 1))
-        assert found == slow(words, share, mask_tokens, Random(-seed - 1))
-        assert len(found) == len(words)
-        assert not words or any(a == b for a, b in zip(words, found, strict=True)), "one word stays"
-        assert share or found == words
+        result = drop_words(words, share, mask_tokens, Random(-seed - 1))
+        assert result == slow(words, share, mask_tokens, Random(-seed - 1))
+        assert len(result) == len(words)
+        assert not words or any(a == b for a, b in zip(words, result, strict=True)), "one word stays"
+        assert share or result == words
 
 
 def test_what_goes_makes_room_before_a_text_is_cut() -> None:

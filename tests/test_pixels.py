@@ -34,8 +34,8 @@ def processor(settings: dict[str, Any]) -> Any:
 def square(settings: dict[str, Any], shown: Image.Image) -> np.ndarray:
     """[3, side, side] uint8: what the library's processor does before it normalises."""
     bare = processor(settings | {"do_rescale": False, "do_normalize": False})
-    found: np.ndarray = np.asarray(bare(shown)["pixel_values"][0])
-    return found.astype(np.uint8)
+    result: np.ndarray = np.asarray(bare(shown)["pixel_values"][0])
+    return result.astype(np.uint8)
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,14 +77,14 @@ def test_a_square_is_the_one_of_the_librarys_processor(case: str) -> None:
     odd = 0
     for height, width in SHAPES:
         shown = image(height, width)
-        mine, theirs = transform(shown).numpy(), square(settings, shown)
+        first, theirs = transform(shown).numpy(), square(settings, shown)
         larger = transform.larger or min(height, width)
         across, down = (int(larger * side / min(height, width)) - 16 for side in (width, height))
         if transform.resize == "squash" or (across % 2 == 0 and down % 2 == 0):
-            assert np.array_equal(mine, theirs), (height, width)
+            assert np.array_equal(first, theirs), (height, width)
         else:  # by one pixel at most
             odd += 1
-            shifted = [mine, np.roll(mine, 1, 1), np.roll(mine, 1, 2)]
+            shifted = [first, np.roll(first, 1, 1), np.roll(first, 1, 2)]
             assert any(np.array_equal(x[:, 1:, 1:], theirs[:, 1:, 1:]) for x in shifted), (height, width)
     assert odd < len(SHAPES)
 
@@ -120,10 +120,10 @@ def test_the_processor_of_dinov3_is_its_formula(height: int) -> None:
     settings |= {"size": {"height": 16, "width": 16}, "default_to_square": True, "device": None}
     ours = of_hugging_face(KNOWN["vit"], settings, "test")
     assert (ours["mean"], ours["spread"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    mine = EvalTransform(16, ours["resize"], ours["filter"], ours["margin"])(shown) / 255
+    own_square = EvalTransform(16, ours["resize"], ours["filter"], ours["margin"])(shown) / 255
     pixels = torch.tensor(np.asarray(shown)).permute(2, 0, 1)[None] / 255
     theirs = torch.nn.functional.interpolate(pixels, (16, 16), mode="bilinear", antialias=True)[0]
-    assert (mine - theirs).abs().max() <= 1.01 / 255
+    assert (own_square - theirs).abs().max() <= 1.01 / 255
 
 
 REFUSED = [
@@ -175,9 +175,14 @@ def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
 @pytest.mark.parametrize("margin", [1.0, 1.25])
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: str) -> None:
-    mine = KNOWN[kind] | {"mean": [0.1, 0.2, 0.3], "filter": "lanczos", "resize": resize, "margin": margin}
-    theirs = to_hugging_face(kind, mine, 32)
-    expected = mine | {"spread": list(mine["spread"]), "size": 32}
+    own_settings = KNOWN[kind] | {
+        "mean": [0.1, 0.2, 0.3],
+        "filter": "lanczos",
+        "resize": resize,
+        "margin": margin,
+    }
+    theirs = to_hugging_face(kind, own_settings, 32)
+    expected = own_settings | {"spread": list(own_settings["spread"]), "size": 32}
     assert of_hugging_face(KNOWN[kind], theirs, "test") == expected
     transform = EvalTransform(32, resize, "lanczos", margin)
     shown = image(60, 90)
@@ -185,8 +190,8 @@ def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: s
 
 
 def test_open_clip_says_it_in_its_own_words() -> None:
-    found = of_open_clip({"resize_mode": "squash", "interpolation": "bilinear", "mean": [0.5] * 3}, "test")
-    assert (found["resize"], found["filter"], found["mean"]) == ("squash", "bilinear", [0.5] * 3)
+    loaded = of_open_clip({"resize_mode": "squash", "interpolation": "bilinear", "mean": [0.5] * 3}, "test")
+    assert (loaded["resize"], loaded["filter"], loaded["mean"]) == ("squash", "bilinear", [0.5] * 3)
     assert of_open_clip({}, "test") == KNOWN["clip"]
     assert of_open_clip({"interpolation": "random"}, "test")["filter"] == "bicubic"
     refused = {

@@ -15,7 +15,7 @@ from PIL import Image
 
 from grainline.data.benchmarks.refcoco import RefCoco, read_pickle
 from grainline.data.decode import decode
-from grainline.data.formats.masks import polygons_mask, read_mask, run_lengths, unpacked
+from grainline.data.formats.parsed import polygons_mask, read_mask, run_lengths, unpacked
 from grainline.data.open_source import open_source
 from grainline.data.pack import pack
 from grainline.data.record import CorruptSample, Record
@@ -59,9 +59,9 @@ def masks() -> dict[int, np.ndarray]:
 
 def release(folder: Path, form: str = "p", protocol: int = 2, name: str = "refs(unc)") -> Path:
     """Ten expressions of seven objects in five images, as the release has them."""
-    found = masks()
-    codes: dict[int, Any] = {900: WEDGE, 901: TWO} | {name: run_lengths(found[name]) for name in (902, 904)}
-    codes |= {name: {"size": [16, 20], "counts": packed(found[name])} for name in (903, 905)}
+    result = masks()
+    codes: dict[int, Any] = {900: WEDGE, 901: TWO} | {name: run_lengths(result[name]) for name in (902, 904)}
+    codes |= {name: {"size": [16, 20], "counts": packed(result[name])} for name in (903, 905)}
     of = ((900, 1), (901, 1), (902, 2), (903, 3), (904, 4), (905, 5))  # annotation, image
     number = (2, 2, 1, 2, 2, 1)
     split = ("val", "val", "val", "train", "testA", "testB")
@@ -92,7 +92,7 @@ def release(folder: Path, form: str = "p", protocol: int = 2, name: str = "refs(
     return file
 
 
-def told(record: Record) -> list[tuple[str, list[list[bool]]]]:
+def masks_of(record: Record) -> list[tuple[str, list[list[bool]]]]:
     return [(one.phrase, one.mask.tolist()) for one in record.regions if one.mask is not None]
 
 
@@ -103,24 +103,24 @@ def told(record: Record) -> list[tuple[str, list[list[bool]]]]:
 @pytest.mark.parametrize("images", [".", "train2014"])
 def test_a_release_gives_images_with_expressions_and_masks(form: str, images: str, tmp_path: Path) -> None:
     release(tmp_path, form)
-    found = masks()
+    loaded = masks()
     source = open_source(str(tmp_path), images=str(tmp_path / images))
     assert isinstance(source, RefCoco)
     assert list(source.keys()) == [f"COCO_train2014_{i}.png" for i in (1, 2)]
     first, second = source[0], source[1]
-    assert told(first) == [
-        *((text, found[900].tolist()) for text in TEXTS[:2]),
-        *((text, found[901].tolist()) for text in TEXTS[2:4]),
+    assert masks_of(first) == [
+        *((text, loaded[900].tolist()) for text in TEXTS[:2]),
+        *((text, loaded[901].tolist()) for text in TEXTS[2:4]),
     ]
     assert first.regions[0].mask is first.regions[1].mask, "one mask for all texts of an object"
-    assert told(second) == [(TEXTS[4], found[902].tolist())]
+    assert masks_of(second) == [(TEXTS[4], loaded[902].tolist())]
     assert (first.captions, first.key) == ((), "COCO_train2014_1.png")
     assert decode(first).size == SIZE
 
 
 def test_splits_are_chosen_by_name(tmp_path: Path) -> None:
     file = release(tmp_path)
-    found = masks()
+    output = masks()
     place = f"refcoco:{tmp_path}"
     for path, wanted in (
         (f"{place}?split=testA", [[(text, 904) for text in TEXTS[7:9]]]),
@@ -128,8 +128,8 @@ def test_splits_are_chosen_by_name(tmp_path: Path) -> None:
         (f"{place}?split=testB,train", [[(text, 903) for text in TEXTS[5:7]], [(TEXTS[9], 905)]]),
     ):
         source = open_source(path)
-        shown = [told(source[i]) for i in range(len(source))]  # type: ignore[arg-type]
-        assert shown == [[(text, found[ann].tolist()) for text, ann in one] for one in wanted]
+        shown = [masks_of(source[i]) for i in range(len(source))]  # type: ignore[arg-type]
+        assert shown == [[(text, output[ann].tolist()) for text, ann in one] for one in wanted]
     with pytest.raises(
         UserError, match=r"has no split test: it has testA \(1\), testB \(1\), train \(1\), val \(3\); see"
     ):
@@ -204,7 +204,7 @@ def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     assert areas == [int(masks()[ann].sum()) for ann in (900, 900, 901, 901, 902)]
     pack(source, tmp_path / "out")
     again = open_source(str(tmp_path / "out"))
-    assert [told(again[i]) for i in range(2)] == [told(source[i]) for i in range(2)]
+    assert [masks_of(again[i]) for i in range(2)] == [masks_of(source[i]) for i in range(2)]
 
 
 # Masks
@@ -268,9 +268,9 @@ def written(tmp_path: Path, data: bytes) -> str:
 def test_plain_pickles_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
     data = [{"a": [1, -(2**40), 2**90, 0.5, None, True], "b": ("x", ("é", {}), [])}, "\u65e5", {1: "a"}]
     data.append(data[0])  # the same object again
-    found = read_pickle(written(tmp_path, pickle.dumps(data, protocol)))
-    assert found == data
-    assert found[0] is found[3]
+    outcome = read_pickle(written(tmp_path, pickle.dumps(data, protocol)))
+    assert outcome == data
+    assert outcome[0] is outcome[3]
 
 
 def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:

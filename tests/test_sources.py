@@ -49,7 +49,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(json.dumps(row) for row in rows)
 
 
-def told(source: Source) -> list[tuple[str, tuple[str, ...]]]:
+def pairs_of(source: Source) -> list[tuple[str, tuple[str, ...]]]:
     return [(source[n].key, source[n].captions) for n in range(len(source))]
 
 
@@ -69,7 +69,7 @@ def test_a_folder_gives_its_images_with_the_texts_beside_them(data: Path) -> Non
     write(data / ".hidden.txt", "No.")
     source = open_source(str(data))
     assert isinstance(source, Folder)
-    assert told(source) == [("a.jpg", ("One.", "Two.")), ("sub/b.png", ("B.",))]
+    assert pairs_of(source) == [("a.jpg", ("One.", "Two.")), ("sub/b.png", ("B.",))]
     assert source[0].image == jpeg(1)
     assert source[1].long == "B is long."
     assert source.remarks == ()
@@ -82,7 +82,7 @@ def test_in_a_folder_json_wins_where_it_has_texts(data: Path) -> None:
     write(data / "sub" / "b.txt", "T.")
     write(data / "lonely.txt", "T.")
     source = Folder(str(data))
-    assert told(source) == [("a.jpg", ("J.",)), ("sub/b.png", ("T.",))]
+    assert pairs_of(source) == [("a.jpg", ("J.",)), ("sub/b.png", ("T.",))]
     assert source.remarks == ("1 texts have no image: lonely.txt",)
 
 
@@ -141,7 +141,7 @@ def test_the_fingerprint_of_a_folder_follows_its_texts(data: Path) -> None:
 def test_columns_go_by_name(data: Path, image: str, caption: str) -> None:
     rows = [{"id": 1, image: "a.jpg", caption: "A.", "description": "Long."}]
     source = open_source(write(data / "t.jsonl", lines(rows)))
-    assert told(source) == [("a.jpg", ("A.",))]
+    assert pairs_of(source) == [("a.jpg", ("A.",))]
     assert source[0].long == "Long."
 
 
@@ -154,7 +154,7 @@ def test_rows_of_one_image_are_merged_in_order(data: Path) -> None:
     ]
     for path in (write(data / "t.jsonl", lines(rows)), write(data / "t.json", rows)):
         source = open_source(path)
-        assert told(source) == [("sub/b.png", ("B1.", "B2.")), ("a.jpg", ("A1.", "A2."))]
+        assert pairs_of(source) == [("sub/b.png", ("B1.", "B2.")), ("a.jpg", ("A1.", "A2."))]
         assert source[0].regions[0].phrase == "b"
         assert (source[0].image, source[0].long, source[1].long) == (jpeg(2), None, "Long.")
 
@@ -170,9 +170,9 @@ def test_rows_of_one_image_are_merged_in_order(data: Path) -> None:
 def test_csv_and_tsv_are_read_whatever_the_delimiter(data: Path, name: str, text: str) -> None:
     (data / name).write_bytes(text.encode())
     source = open_source(str(data / name))
-    assert told(source)[0] == ("a.jpg", ("One, two.",))
+    assert pairs_of(source)[0] == ("a.jpg", ("One, two.",))
     if "\\t" not in text:
-        assert told(source)[1][0] == "sub/b.png"
+        assert pairs_of(source)[1][0] == "sub/b.png"
 
 
 ANON = [{"": "7", "image": "a.jpg", "caption": "A."}]
@@ -221,8 +221,10 @@ def test_empty_cells_and_invisible_characters_are_no_captions(data: Path, text: 
 
 def test_columns_and_the_folder_of_images_can_be_named(data: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", "photo,says,caption\na.jpg,Yes.,No.\n")
-    assert told(open_source(f"{table}?image=photo&caption=says&root=data")) == [("a.jpg", ("Yes.",))]
-    assert told(open_source(f"{table}?image=photo&caption=says", images=str(data))) == [("a.jpg", ("Yes.",))]
+    assert pairs_of(open_source(f"{table}?image=photo&caption=says&root=data")) == [("a.jpg", ("Yes.",))]
+    assert pairs_of(open_source(f"{table}?image=photo&caption=says", images=str(data))) == [
+        ("a.jpg", ("Yes.",))
+    ]
 
 
 def test_damage_in_a_table_is_counted_row_by_row(data: Path) -> None:
@@ -242,7 +244,7 @@ def test_a_folder_with_a_metadata_table_is_a_table(data: Path) -> None:
     write(data / "metadata.jsonl", lines([{"file_name": "a.jpg", "text": "A."}]))
     source = open_source(str(data))
     assert isinstance(source, Table)
-    assert told(source) == [("a.jpg", ("A.",))]
+    assert pairs_of(source) == [("a.jpg", ("A.",))]
 
 
 def test_the_fingerprint_of_a_table_follows_its_texts_and_not_its_place(data: Path, tmp_path: Path) -> None:
@@ -403,16 +405,16 @@ def test_several_paths_are_one_source(data: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.jsonl", lines([{"image": "sub/b.png", "caption": "T."}]))
     apart = open_sources([str(data / "sub"), table], images=str(data))
     assert isinstance(apart, Joined)
-    assert told(apart) == [("b.png", ("B.",)), ("sub/b.png", ("T.",))]
+    assert pairs_of(apart) == [("b.png", ("B.",)), ("sub/b.png", ("T.",))]
     clash = open_sources([str(data), table], images=str(data))
-    assert told(clash) == [("data/a.jpg", ("A.",)), ("data/sub/b.png", ("B.",)), ("t/sub/b.png", ("T.",))]
+    assert pairs_of(clash) == [("data/a.jpg", ("A.",)), ("data/sub/b.png", ("B.",)), ("t/sub/b.png", ("T.",))]
     assert clash[-1].captions == ("T.",)
     assert isinstance(clash, Joined)
-    assert list(clash.keys()) == [key for key, _ in told(clash)]
+    assert list(clash.keys()) == [key for key, _ in pairs_of(clash)]
     with pytest.raises(IndexError):
         clash[3]
     assert clash.fingerprint() != apart.fingerprint()
-    assert told(open_sources([str(data), str(data)]))[2][0] == "data.1/a.jpg"
+    assert pairs_of(open_sources([str(data), str(data)]))[2][0] == "data.1/a.jpg"
 
 
 def test_joined_sources_pass_on_damage_and_remarks(data: Path, karpathy: str) -> None:
@@ -439,7 +441,7 @@ def test_ranges_keep_their_zeros_and_wildcards_are_sorted(tmp_path: Path) -> Non
 
 def test_a_file_whose_name_looks_like_a_pattern_is_itself(data: Path) -> None:
     path = write(data / "t[1]?a=b.jsonl", lines([{"image": "a.jpg", "caption": "A."}]))
-    assert told(open_source(path)) == [("a.jpg", ("A.",))]
+    assert pairs_of(open_source(path)) == [("a.jpg", ("A.",))]
 
 
 @pytest.mark.parametrize(
@@ -541,7 +543,7 @@ def test_an_open_quote_in_a_csv_is_a_mistake_that_names_its_line(data: Path) -> 
         with pytest.raises(UserError, match=r"t\.csv cannot be read as a table from line 5 on, where"):
             open_source(write(data / "t.csv", "\n".join(text)))
     inside = 'a.jpg,"A dog.\nIt says ""Hi"", and runs."\nsub/b.png,A 12" ruler.'
-    assert told(open_source(write(data / "t.csv", f"image,caption\n{inside}"))) == [
+    assert pairs_of(open_source(write(data / "t.csv", f"image,caption\n{inside}"))) == [
         ("a.jpg", ('A dog.\nIt says "Hi", and runs.',)),
         ("sub/b.png", ('A 12" ruler.',)),
     ]

@@ -245,9 +245,9 @@ def test_every_form_of_clips_files_is_read_as_transformers_reads_it(
         old = json.loads(toy.to_json())
         old["model"]["merges"] = lines  # as older libraries wrote them
         (tmp_path / "tokenizer.json").write_text(json.dumps(old))
-    found, theirs = load_tokenizer(tmp_path, vocab=600), transformers.CLIPTokenizer.from_pretrained(tmp_path)
-    assert found.encode(PROBES, 77).ids == theirs(PROBES, truncation=True, max_length=77).input_ids
-    assert found.encode(CORPUS, 77) == toy.encode(CORPUS, 77)
+    result, theirs = load_tokenizer(tmp_path, vocab=600), transformers.CLIPTokenizer.from_pretrained(tmp_path)
+    assert result.encode(PROBES, 77).ids == theirs(PROBES, truncation=True, max_length=77).input_ids
+    assert result.encode(CORPUS, 77) == toy.encode(CORPUS, 77)
 
 
 def test_a_checkpoint_with_a_tokenizer_goes_before_open_clip_and_a_path_before_both(

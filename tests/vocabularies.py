@@ -185,16 +185,16 @@ class Sentencepiece:
             if text[end - 1] not in self.score:
                 ways.append((best[end - 1][0] + unknown, end - 1))
             best.append(max(ways))
-        found, end = list[str](), len(text)
+        result, end = list[str](), len(text)
         while end:
             start = best[end][1]
             piece = text[start:end]
-            if piece in self.score or not found or found[-1] in self.score:
-                found.append(piece)
+            if piece in self.score or not result or result[-1] in self.score:
+                result.append(piece)
             else:
-                found[-1] = piece + found[-1]  # unknown characters in a row are one piece
+                result[-1] = piece + result[-1]  # unknown characters in a row are one piece
             end = start
-        return found[::-1]
+        return result[::-1]
 
     def ids(self, tokens: list[str]) -> list[int]:
         """Ids of pieces; of an unknown piece 2."""

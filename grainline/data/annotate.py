@@ -138,8 +138,8 @@ def make_phrases(
 
     def check(path: Path) -> None:
         header = stored.read_header(path)
-        by = f"by {header['provider']}, not {provider.name}"
-        require_same(path, header, expected, {"provider": by, "source": "from other data"})
+        maker = f"by {header['provider']}, not {provider.name}"
+        require_same(path, header, expected, {"provider": maker, "source": "from other data"})
 
     rows, skipped, resumed = _make(source, _ByProvider(provider), out, expected, check, processes, progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]

@@ -103,10 +103,7 @@ def _valid(model: type[F], row: Any, place: str) -> F:
         raise data_error(f"{place}: {error}") from None
 
 
-# FOIL-COCO: captions of COCO and the same with one noun replaced.
-#
-#     foil-coco:foilv1.0_test_2017.json?images=DIR
-#
+# FOIL-COCO (`foil-coco:foilv1.0_test_2017.json`): captions of COCO and the same with one noun replaced.
 # Shekhar et al., arXiv 1705.01359. annotations[] with id, image_id, caption, foil (whether it is the false
 # one), target_word and foil_word; a foil has the id of the caption that it was made from. The images are
 # those of COCO val2014 (train2014 for the training file): DIR holds them, or is the folder above.
@@ -179,10 +176,7 @@ class _Items(Foiled):
         return True
 
 
-# SugarCrepe: captions of COCO and foils that read as well as they do.
-#
-#     sugarcrepe:replace_obj.json?images=DIR
-#
+# SugarCrepe (`sugarcrepe:replace_obj.json`): captions of COCO and foils that read as well as they do.
 # Hsieh et al., arXiv 2306.14610. The name of a file is the kind of its foils: a JSON object of items
 # with filename, caption and negative_caption. DIR holds the images of COCO val2017, or is the folder above.
 
@@ -200,10 +194,7 @@ class SugarCrepe(_Items):
     form = f"a file of SugarCrepe: items with {', '.join(_CrepeItem.model_fields)}"
 
 
-# VALSE: captions and foils of six linguistic phenomena.
-#
-#     valse:actant-swap.json?images=DIR
-#
+# VALSE (`valse:actant-swap.json`): captions and foils of six linguistic phenomena.
 # Parcalabescu et al., arXiv 2112.07566. Each file is one piece: a JSON object of items with image_file,
 # caption, foil and mturk, the votes of three people. As its authors do, items count only if
 # two people at least chose the caption. The kind is the name of the file. DIR holds the images of the piece:
@@ -244,9 +235,6 @@ class Valse(_Items):
 
 
 # SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object is another.
-#
-#     svo-probes:svo_probes.csv?images=DIR
-#
 # Hendricks and Nematzadeh, arXiv 2106.09141. Columns: sentence, pos_image_id, neg_image_id, and the flags
 # subj_neg, verb_neg and obj_neg, of which exactly one is true in the rows that are used. An image lies in DIR
 # as ID.jpg, or with another suffix of images. Many URLs of the set are dead, so rows that lack an image are
@@ -344,10 +332,7 @@ def _images_of(probes: Sequence[_Probe]) -> list[str]:
     return list(dict.fromkeys(name for one in probes for name in (one.pos_image_id, one.neg_image_id)))
 
 
-# COLA, multi-object part: items of two images and two captions.
-#
-#     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
-#
+# COLA, multi-object part (`COLA_multiobjects_matching_benchmark.json`): items of two images and two captions.
 # Ray et al., arXiv 2305.03689. The file is a JSON list of rows [url, caption, url, caption]: two images, each
 # with the caption that describes it. An image has the file name of its URL. An image of several rows is one
 # record with all its captions; `items` holds the rows.

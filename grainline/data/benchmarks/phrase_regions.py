@@ -31,9 +31,6 @@ from grainline.data.record import Box, Cause, CorruptSample, Foil, Record, Regio
 from grainline.errors import UserError, some
 
 # Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official files.
-#
-#     flickr30k-entities:DIR?split=val&images=flickr30k-images/
-#
 # Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
 #     Sentences/ID.txt    the captions of an image, one a line:
 #                         [/EN#283585/people Two people] are [/EN#0/notvisual outside] .

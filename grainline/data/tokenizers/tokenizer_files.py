@@ -55,9 +55,9 @@ def from_folder(folder: Path) -> TextTokenizer:
 
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
-        given: dict[str, Any] = {"local_files_only": True}
-        given |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
-        library = getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **given)
+        options: dict[str, Any] = {"local_files_only": True}
+        options |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
+        library = getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **options)
         if not library.is_fast or library.truncation_side != "right":
             lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
             raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
