@@ -1,17 +1,24 @@
 """The sentence splitter against hand-set truth, its promises on any text, and cleaning against CLIP's."""
-# ruff: noqa: RUF001 (typographic marks are what is tested)
+# ruff: noqa: E501, RUF001 (whole texts on a line; typographic marks are what is tested)
 
 import html
 import itertools
+import json
 import re
+from pathlib import Path
 
 import ftfy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from syntok import segmenter
 
-from grainline.data.captions import Mode, clean, sentences
+from grainline.data.captions import Mode, clean, sentences, split_sentences
+from grainline.data.check import check
+from grainline.data.open_source import open_source
+from grainline.data.phrases.providers import Rules
+from grainline.data.tokenizers.tokenizer import Tokenizer
 
 # Each list is the truth: the pieces of the text that they make when joined by the string in front.
 PROBES: list[tuple[str, list[str]]] = [
@@ -160,3 +167,58 @@ def slow_clean(text: str) -> str:
 @given(st.one_of(st.text(st.characters(max_codepoint=127)), st.text(), HTML.map("".join), HTML.map(" ".join)))
 def test_cleaning_is_that_of_clip_on_any_text(text: str) -> None:
     assert clean(text) == slow_clean(text)
+
+
+# Captions that are not English: phrases by rule find nothing in them
+
+LANGUAGES = {  # the sentences of a text, with | between them
+    "german": "Der Turm steht seit 3. Oktober dort, d. h. seit Jahren.| Er ist ca. 30 m hoch, z. B. neben dem Haus."
+    "| Im 19. Jahrhundert baute Hr. Müller es in der Goethestr. 12 bzw. daneben, vgl. Abb. 3.| Er ruft »Halt!« und geht."
+    "| Rechts ist ein Baum usw. zu sehen.",
+    "french": "M. Dupont et Mme. Martin regardent le chat !| Que fait-il ?| « Viens ici ! » dit l'homme."
+    "| Env. 30 m plus loin, p. ex. près de la porte, il dort…| Il rêve.",
+    "spanish": "Un perro corre en la calle.| ¿Dónde está el dueño?| ¡Qué rápido!| La Sra. Ruiz mira a Ud. desde EE. UU. "
+    "en la pág. 3.| El perro ríe.|¿Y el gato?",
+    "chinese": "一只黑狗在草地上奔跑。|它的嘴里叼着一个红球！|远处有两个人吗？|没有。|他高3.5米……很高。",
+    "chinese, marks of ASCII": "一只黑狗在奔跑.|它叼着一个红球!|球是3.5厘米的.",
+    "japanese": "黒い犬が草の上を走っている。|口に赤いボールをくわえている！|「待て。」と男が言う。|人がいますか？",
+    "arabic": "كلب أسود يركض على العشب.| في فمه كرة حمراء!| هل هناك شخصان؟| نعم، هناك رجل وامرأة.",
+    "urdu": "ایک کالا کتا گھاس پر دوڑ رہا ہے۔| اس کے منہ میں گیند ہے۔",
+    "hindi": "एक काला कुत्ता घास पर दौड़ रहा है।| उसके मुँह में लाल गेंद है।| क्या पीछे दो लोग हैं?",
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sentences_end_where_those_of_the_language_do(language: str) -> None:
+    pieces = [piece.strip() for piece in LANGUAGES[language].split("|")]
+    text = LANGUAGES[language].replace("|", "")
+    assert split_sentences(text) == pieces
+    assert split_sentences(clean(text)) == [clean(piece) for piece in pieces], "clean turns ！ into !"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_rules_for_english_phrases_find_none(language: str) -> None:
+    assert Rules().phrases(LANGUAGES[language].replace("|", "")) == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_of_bytes_lose_nothing(language: str) -> None:
+    tokenizer = Tokenizer.train(["a dog on the sand"], 560)
+    text = clean(LANGUAGES[language].replace("|", "")).lower()
+    decoded = tokenizer.decode(tokenizer.token_ids([text])[0])
+    assert "".join(decoded.split()) == "".join(text.split())
+
+
+def test_names_from_other_languages_do_not_make_a_text_foreign() -> None:
+    text = "A man in Los Angeles reads the menu of the café La Rue de la Paix."
+    assert Rules().phrases(text)
+
+
+def test_the_check_counts_captions_in_other_scripts(tmp_path: Path) -> None:
+    for number, caption in enumerate(["一只狗。", "A dog.", "Ein Hund läuft.", "Это собака."]):
+        Image.new("RGB", (40, 40), (number, 9, 9)).save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.json").write_text(json.dumps({"captions": [caption]}), encoding="utf-8")
+    assert any(
+        "2 captions in other scripts" in one
+        for one in check(open_source(str(tmp_path)), split_sentences).remarks
+    )

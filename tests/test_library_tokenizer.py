@@ -2,7 +2,6 @@
 # ruff: noqa: RUF001 (typographic marks are what is tested)
 
 import hashlib
-import html
 import importlib.metadata
 import importlib.util
 import json
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
-import ftfy
 import pytest
 import tokenizers
 import torch
@@ -220,17 +218,6 @@ def test_other_libraries_read_the_saved_folder(tokenizer: TextTokenizer, tmp_pat
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)(NASTY).input_ids == ids
     (tmp_path / "tokenizer_meta.json").unlink()
     assert load_tokenizer(tmp_path).encode(NASTY, 1000).ids == ids
-
-
-def test_a_run_of_an_earlier_version_reads_cleaned_texts(tmp_path: Path) -> None:
-    actual = load_tokenizer(folder_of("bert", tmp_path / "in"))
-    actual.kind = "bert"
-    actual.save(tmp_path / "run")
-    (tmp_path / "run" / "tokenizer_config.json").unlink()
-    old, texts = read_tokenizer(tmp_path / "run"), ["it’s  a &amp; “red”\tdog", "２３ dogs", "ﬁnal"]
-    cleaned = [" ".join(html.unescape(ftfy.fix_text(text)).split()) for text in texts]
-    assert old.encode(texts, 40).ids == load_tokenizer(tmp_path / "in").encode(cleaned, 40).ids
-    assert old.mask_tokens == actual.mask_tokens
 
 
 # From strings to vectors

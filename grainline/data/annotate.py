@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from grainline.data import descriptions
-from grainline.data.batches import START, unchanged
+from grainline.data.batches import loader_of
 from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
 from grainline.data.descriptions import LONG_CAPTIONS
@@ -89,16 +89,7 @@ def _make(
     def batches(first: int) -> Iterator[bytes]:
         starts = range(first, len(source), annotator.batch)
         workers = min(processes, len(starts)) if processes > 1 else 0
-        loader: DataLoader[Any] = DataLoader(
-            _Lines(source, annotator),
-            batch_size=None,
-            sampler=starts,
-            num_workers=workers,
-            multiprocessing_context=START if workers else None,
-            collate_fn=unchanged,
-            generator=torch.Generator(),
-        )
-        for lines in loader:
+        for lines in loader_of(_Lines(source, annotator), starts, workers):
             if isinstance(lines, UserError):
                 raise lines
             yield lines.numpy().tobytes()
@@ -138,8 +129,8 @@ def make_phrases(
 
     def check(path: Path) -> None:
         header = stored.read_header(path)
-        maker = f"by {header['provider']}, not {provider.name}"
-        require_same(path, header, expected, {"provider": maker, "source": "from other data"})
+        differs = f"by {header['provider']}, not {provider.name}"
+        require_same(path, header, expected, {"provider": differs, "source": "from other data"})
 
     rows, skipped, resumed = _make(source, _ByProvider(provider), out, expected, check, processes, progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]
@@ -159,7 +150,7 @@ def texts_of(record: Record) -> list[str]:
 class Describer(Annotator):
     """Abstract: gives the descriptions of images."""
 
-    made_by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
+    origin: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
 
     @abstractmethod
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -194,7 +185,7 @@ class ByModel(Describer):
         """seed: from which each image has its own, by its key; tokens: of a description at most"""
         self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
         self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
-        self.made_by = {**self.settings, "seed": seed, "tokens": tokens}
+        self.origin = {**self.settings, "seed": seed, "tokens": tokens}
 
     def prepare(self, record: Record) -> Record:
         return Record(record.key, decode(record), ())
@@ -204,16 +195,9 @@ class ByModel(Describer):
         images = [record.image for record in records if isinstance(record.image, Image.Image)]
         outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
         texts = [whole_sentences(one.text) if one.hit_limit else one.text for one in outputs]
-        return [
-            {
-                "text": text,
-                **self.settings,
-                "seed": seed,
-                "n_tokens": one.n_tokens,
-                "hit_limit": one.hit_limit,
-            }
-            for text, seed, one in zip(texts, seeds, outputs, strict=True)
-        ]
+        cut = [{"n_tokens": one.n_tokens, "hit_limit": one.hit_limit} for one in outputs]
+        rows = zip(texts, seeds, cut, strict=True)
+        return [{"text": text, **self.settings, "seed": seed, **fields} for text, seed, fields in rows]
 
 
 class ByTexts(Describer):
@@ -222,7 +206,7 @@ class ByTexts(Describer):
     def __init__(self, texts: str) -> None:
         """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
         captions = re.fullmatch(r"captions(?::(\d{1,18}(?:,\d{1,18})*))?", texts)
-        self.made_by = {"texts": texts}
+        self.origin = {"texts": texts}
         self._text: Callable[[Record], str]
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
@@ -232,7 +216,7 @@ class ByTexts(Describer):
         else:
             by_key = texts_by_key(texts)
             content = json.dumps(by_key, sort_keys=True).encode()
-            self.made_by = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
+            self.origin = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
             self._text = lambda record: by_key.get(record.key, "")
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -247,11 +231,7 @@ def make_descriptions(
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
-    expected = {
-        "grainline": descriptions.FORMAT,
-        "source": source.fingerprint(),
-        "by": dict(describer.made_by),
-    }
+    expected = {"grainline": descriptions.FORMAT, "source": source.fingerprint(), "by": describer.origin}
 
     def check(path: Path) -> None:
         header = descriptions.read_header(path)

@@ -245,11 +245,8 @@ SUBJECT, VERB, OBJECT = "subject", "verb", "object"
 UNREADABLE, MIXED = "cannot be read", "do not have exactly one true flag"  # why a row is left out
 
 _is_name = where(lambda x: x and os.path.basename(x) == x and "\0" not in x, "not the id of an image")
-ImageId = Annotated[
-    str,
-    BeforeValidator(lambda x: str(x).strip() if isinstance(x, str | int) else x),
-    AfterValidator(_is_name),
-]
+_text = BeforeValidator(lambda x: str(x).strip() if isinstance(x, str | int) else x)
+ImageId = Annotated[str, _text, AfterValidator(_is_name)]
 
 
 class _Probe(Fields):
@@ -262,7 +259,7 @@ class _Probe(Fields):
 
     @property
     def kinds(self) -> list[str]:
-        """What the flags say of the wrong image."""
+        """The parts of the sentence that the wrong image lacks."""
         flags = {SUBJECT: self.subj_neg, VERB: self.verb_neg, OBJECT: self.obj_neg}
         return [kind for kind, flag in flags.items() if flag]
 
@@ -292,10 +289,9 @@ class SvoProbes(Benchmark):
             raise data_error(f"no row of {self._file} has both of its images under {self._root}")
         ids = _images_of(used)
         place = {name: number for number, name in enumerate(ids)}
-        self.contests = tuple(
-            Contest(one.sentence, place[one.pos_image_id], place[one.neg_image_id], one.kinds[0])
-            for one in used
-        )
+        pairs = [(place[one.pos_image_id], place[one.neg_image_id]) for one in used]
+        both = zip(used, pairs, strict=True)
+        self.contests = tuple(Contest(one.sentence, *pair, one.kinds[0]) for one, pair in both)
         captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each sentence once
         for one in used:
             captions.setdefault(one.pos_image_id, {})[one.sentence] = None

@@ -209,10 +209,9 @@ def _listed(home: str, splits: list[str]) -> list[str]:
 # record is an image with its regions, whose foils are of the kind that the file is named after; it has no
 # caption. DIR is the folder of COCO's images: that above val2017 and train2017, or the one that all are in.
 
-DIFFICULTY = {  # what the benchmark calls its files; the others are known by what is wrong: `transparency`
-    **{"1_attributes": "hard", "2_attributes": "medium", "3_attributes": "easy"},
-    "shuffled_negatives": "trivial",
-}
+# what the benchmark calls its files; the others are known by what is wrong: `transparency`
+DIFFICULTY = {"1_attributes": "hard", "2_attributes": "medium", "3_attributes": "easy"}
+DIFFICULTY["shuffled_negatives"] = "trivial"
 
 
 class _Category(Fields):
