@@ -49,12 +49,7 @@ PROBES: list[tuple[str, list[str]]] = [
     (" ", ["a dog runs over sand.", "a man throws it.", "the dept. store is closed."]),
     (
         " ",
-        [
-            "Panel A. shows cells.",
-            "Panel B shows E. coli and S. aureus.",
-            "Arrows mark vitamin C.",
-            "It is red.",
-        ],
+        ["Panel A. shows cells.", "Panel B shows E. coli and S. aureus.", "Arrows mark vitamin C.", "Yes."],
     ),
     (" ", ["The year is 1990.", "A car stands at No. 12.", "3 men watch."]),
     (" ", ["Frisbee.", "dog jumping"]),
@@ -115,11 +110,8 @@ def test_rules_lose_no_character_keep_places_and_leave_sentences_alone(text: str
 @given(TEXTS)
 def test_the_compatibility_modes_are_the_splits_of_python(text: str) -> None:
     dreamlip = text.replace("</s>", ".").replace("\n", ".")
-    modes: list[tuple[Mode, list[str]]] = [
-        ("period_space", text.split(". ")),
-        ("every_period", dreamlip.split(".")),
-    ]
-    for mode, split in modes:
+    modes: dict[Mode, list[str]] = {"period_space": text.split(". "), "every_period": dreamlip.split(".")}
+    for mode, split in modes.items():
         loaded = sentences(text, mode)
         assert [s.text for s in loaded] == [piece.strip() for piece in split if piece.strip()]
         assert all(text[s.start : s.end] == s.text for s in loaded)
@@ -148,12 +140,8 @@ def test_rules_are_right_on_more_probes_than_syntok() -> None:
     assert 10 < theirs < ours
 
 
-HTML = st.lists(
-    st.sampled_from(
-        ["&", "&amp;", "&lt;", "&amp;amp;", "<", "é", "’", "“", "…", "\ufb01", "１", "\x85", "â€™"]
-    )
-    | st.sampled_from(["&#28;", "e&#769;", "\x0b", "\x1b[31m", "\r\n", "x"])
-)
+MARKS = ["&", "&amp;", "&lt;", "&amp;amp;", "<", "é", "’", "“", "…", "\ufb01", "１", "\x85", "â€™"]
+HTML = st.lists(st.sampled_from([*MARKS, "&#28;", "e&#769;", "\x0b", "\x1b[31m", "\r\n", "x"]))
 
 
 def slow_clean(text: str) -> str:
@@ -218,7 +206,6 @@ def test_the_check_counts_captions_in_other_scripts(tmp_path: Path) -> None:
     for number, caption in enumerate(["一只狗。", "A dog.", "Ein Hund läuft.", "Это собака."]):
         Image.new("RGB", (40, 40), (number, 9, 9)).save(tmp_path / f"{number}.png")
         (tmp_path / f"{number}.json").write_text(json.dumps({"captions": [caption]}), encoding="utf-8")
-    assert any(
-        "2 captions in other scripts" in one
-        for one in check(open_source(str(tmp_path)), split_sentences).remarks
+    assert "2 captions in other scripts" in " ".join(
+        check(open_source(str(tmp_path)), split_sentences).remarks
     )

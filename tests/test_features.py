@@ -247,9 +247,7 @@ def test_what_features_cannot_stand_for_is_refused(
         given = [f"data.features={kept}", *changes]
         said = complaint(capsys, "train", file, "--out", tmp_path / f"run{number}", "--set", *given)
         assert words in said
-    only_text = [
-        r"train.lora={rank: 2, targets: 'towers\.text\..*query_key_value|towers\.text\..*\.mlp\..*'}"
-    ]
+    only_text = [r"train.lora={rank: 2, targets: 'towers\.text\..*(query_key_value|\.mlp\..*)'}"]
     rules = "train.optimizer.rules=[{pattern: '.*'}]"
     trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.max_steps=1")
     with pytest.raises(UserError, match="a random crop is another"):
@@ -276,10 +274,8 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
     with pytest.raises(UserError, match="c has the features of another image"):
         kept.features(0, Record("c", b"", ()), Random(0))
-    plain, fast = (
-        TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
-        for crop in (SameTransform(transform), kept)
-    )
+    crops = SameTransform(transform), kept
+    plain, fast = (TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0) for crop in crops)
     for place in range(6):
         draw = Draw(place, 0, place % 3)
         one, other = plain[draw], fast[draw]
@@ -503,10 +499,7 @@ WRONG = {
     "views without a crop": (("data.views=2",), "views above 1 are random crops in a cache"),
     "a folder": (("data.views=2", "data.features=x", "data.crop={}"), "set features to auto, and crop"),
     "nothing frozen": (FREE, "caches what frozen encoders give, and none is"),
-    "views of what learns": (
-        ("model.image.tune=last:1", "data.views=2", "data.crop={}"),
-        "data.views is 2, and the image encoder learns",
-    ),
+    "learns": (("model.image.tune=last:1", "data.views=2", "data.crop={}"), "and the image encoder learns"),
     "superpixels": (("method=caft", POOLED), "does not cache cells that superpixels pool: set model"),
 }
 

@@ -333,9 +333,7 @@ def test_names_are_read_from_the_cache_of_the_hub(
     expected = load_tokenizer(folders["bert"]).encode(NASTY, 40)
     assert load_tokenizer("some/bert-1.5").encode(NASTY, 40) == expected
     for missing in ("some/bert-2", "bert-1.5"):
-        with pytest.raises(
-            UserError, match=f"no folder {missing} here, and the Hugging Face hub gave no"
-        ) as one:
+        with pytest.raises(UserError, match=f"no folder {missing} here, and the Hugging Face hub") as one:
             load_tokenizer(missing)
         assert "\n" not in str(one.value)
 

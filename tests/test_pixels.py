@@ -113,10 +113,8 @@ def test_numbers_of_pixels_are_those_of_the_librarys_processor(case: str, flags:
 @pytest.mark.parametrize("height", [height for height, _ in SHAPES])
 def test_the_processor_of_dinov3_is_its_formula(height: int) -> None:
     """It needs torchvision: floats are resized, bilinear with antialias, where Pillow rounds to bytes."""
-    shown, settings = (
-        image(height, 50),
-        {"image_processor_type": "DINOv3ViTImageProcessorFast", "resample": 2},
-    )
+    shown, settings = image(height, 50), {"image_processor_type": "DINOv3ViTImageProcessorFast"}
+    settings |= {"resample": 2}
     settings |= {"size": {"height": 16, "width": 16}, "default_to_square": True, "device": None}
     ours = of_hugging_face(KNOWN["vit"], settings, "test")
     assert (ours["mean"], ours["spread"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -175,12 +173,8 @@ def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
 @pytest.mark.parametrize("margin", [1.0, 1.25])
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: str) -> None:
-    own_settings = KNOWN[kind] | {
-        "mean": [0.1, 0.2, 0.3],
-        "filter": "lanczos",
-        "resize": resize,
-        "margin": margin,
-    }
+    own_settings = KNOWN[kind] | {"mean": [0.1, 0.2, 0.3], "filter": "lanczos"}
+    own_settings |= {"resize": resize, "margin": margin}
     theirs = to_hugging_face(kind, own_settings, 32)
     expected = own_settings | {"spread": list(own_settings["spread"]), "size": 32}
     assert of_hugging_face(KNOWN[kind], theirs, "test") == expected

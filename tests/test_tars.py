@@ -118,21 +118,13 @@ def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
             {"a.1": None, "a.2": None, "b.1": "b.1", "b.2": "b.2"},
             "b would",
         ),
-        (
-            "1.0.jpg 1.0.jpg.txt 1.1.jpg 1.1.jpg.json.txt",
-            {"1.0": "1.0.jpg", "1.1": "1.1.jpg.json"},
-            "1 would",
-        ),
+        ("1.0.jpg 1.0.jpg.txt 1.1.jpg 1.1.jpg.json.txt", {"1.0": "1.0.jpg", "1.1": "1.1.jpg.json"}, "1 wou"),
         ("0.left.jpg 0.right.jpg 0.txt", {"0.left": None, "0.right": None, "0": None}, "0 would"),
         ("0.jpg 0.en.txt 0.de.txt", {"0": None, "0.en": None, "0.de": None}, "0 would"),
         # as WebDataset has it: one image and one text of each ending, and masks beside the image
         ("v1.0_1.jpg v1.0_1.txt", {"v1": "v1.0_1"}, ""),
         ("0.image.jpg 0.caption.txt", {"0": "0.caption"}, ""),
-        (
-            "0.png 0.seg.png 0.caption.txt",
-            {"0": "0.caption"},
-            "1 further file of samples not read, such as 0.",
-        ),
+        ("0.png 0.seg.png 0.caption.txt", {"0": "0.caption"}, "1 further file of samples not read, such"),
         ("0.jpg 0.txt 0.a.json 0.b.json 0.seg.png", {"0": "0"}, "3 further files of samples not read, such"),
         ("0.jpg 0.txt 0.meta.json", {"0": "0"}, "1 further file of samples not read, such as 0.meta.json"),
         # two images, or two texts, that only their endings tell apart

@@ -163,9 +163,8 @@ def test_the_vocabulary_is_laid_out_as_that_of_clip(toy: Tokenizer) -> None:
 
 
 def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_threads(tmp_path: Path) -> None:
-    texts = [
-        f"{a} {b} on the {c}" for a in ("red", "blue") for b in ("dog", "cat", "cow") for c in ("mat", "sea")
-    ]
+    words = itertools.product(("red", "blue"), ("dog", "cat", "cow"), ("mat", "sea"))
+    texts = [f"{a} {b} on the {c}" for a, b, c in words]
     Tokenizer.train(texts, 600).save(tmp_path / "a")
     program = (
         "import sys, json; from grainline.data.tokenizers.tokenizer import Tokenizer; "
