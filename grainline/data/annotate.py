@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -166,23 +165,15 @@ class Describer(Annotator):
                 yield {"record": index, "skipped": cause, "where": record.key}
 
 
-class VisionLanguageModel(Protocol):
-    """A model that describes images, such as LLaVA."""
-
-    name: str
-    revision: str
-
-    def describe(
-        self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
-    ) -> Sequence[Any]:
-        """Text, n_tokens and hit_limit of each image."""
-
-
 class ByModel(Describer):
     """Descriptions by a model, which reads each image and a prompt, never a caption."""
 
-    def __init__(self, model: VisionLanguageModel, prompt: str, seed: int, tokens: int, batch: int) -> None:
-        """seed: from which each image has its own, by its key; tokens: of a description at most"""
+    def __init__(self, model: Any, prompt: str, seed: int, tokens: int, batch: int) -> None:
+        """
+        model   such as LLaVA: name, revision, and `describe`: text, n_tokens and hit_limit of each image
+        seed    of which each image has its own, by its key
+        tokens  of a description at most
+        """
         self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
         self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
         self.origin = {**self.settings, "seed": seed, "tokens": tokens}
@@ -192,8 +183,7 @@ class ByModel(Describer):
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         seeds = [seed_of(self.seed, record.key) for record in records]
-        images = [record.image for record in records if isinstance(record.image, Image.Image)]
-        outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
+        outputs = self.model.describe([record.image for record in records], seeds, self.prompt, self.tokens)
         texts = [whole_sentences(one.text) if one.hit_limit else one.text for one in outputs]
         cut = [{"n_tokens": one.n_tokens, "hit_limit": one.hit_limit} for one in outputs]
         rows = zip(texts, seeds, cut, strict=True)

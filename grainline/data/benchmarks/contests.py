@@ -151,9 +151,8 @@ class FoilCoco(Foiled):
             raise data_error(f"{place}: its foil is of image {false.image_id}, the caption of {number}")
         if isinstance(number, str) and number not in names:
             raise data_error(f"{place}: image_id is {brief_json(number)}, not the number of an image of COCO")
-        return names.get(number) or f"COCO_val2014_{number:012}.jpg", Foil(
-            false.caption, true.caption, "noun"
-        )
+        name = names.get(number) or f"COCO_val2014_{number:012}.jpg"
+        return name, Foil(false.caption, true.caption, "noun")
 
 
 class _Items(Foiled):

@@ -146,8 +146,9 @@ def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     named = {role: row.get(columns[role]) for role in ("caption", "long") if role in columns}
     caption = named.get("caption")
     with suppress(ValueError):
-        several = parse_json(caption) if isinstance(caption, str) and caption.startswith("[") else None
-        caption = several if several and all(isinstance(text, str) for text in several) else caption
+        if isinstance(caption, str) and caption.startswith("["):
+            several = parse_json(caption)
+            caption = several if all(isinstance(text, str) for text in several) else caption
     return fields | named | {"caption": caption}
 
 
