@@ -13,6 +13,7 @@ from indexes import TEXTS, saved, tiny_model
 from indexes import texts as null_texts
 from PIL import Image
 from runs import call, complaint, logged
+from test_pack import Listed
 
 from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
@@ -65,20 +66,8 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
 
 
-class Two:
-    """Three records whose captions and descriptions are known."""
-
-    path = "two"
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> Record:
-        image = Image.new("RGB", (8, 8), (80 * index,) * 3)
-        return Record(f"{index}.jpg", image, ("A dog.", "A cat."), ("A long one. " * 9).strip(), dense=None)
-
-    def fingerprint(self) -> str:
-        return "two"
+SHADES = [Image.new("RGB", (8, 8), (80 * i,) * 3) for i in range(3)]
+THREE = Listed([Record(f"{i}.jpg", image, ("A dog.", "A cat."), LONG) for i, image in enumerate(SHADES)])
 
 
 def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
@@ -89,7 +78,7 @@ def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
 def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
     texts = {"0.jpg": "A red dog runs.", "1.jpg": LONG, "2.jpg": "Grass."}
     file = description_method.file(tmp_path / "a.jsonl", texts)
-    data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy)
+    data = train_set(WithDescriptions(THREE, Descriptions([str(file)])), toy)
     order = [2, 1, 0]
     batch = collate([data[Draw(i, 0, image)] for i, image in enumerate(order)])
     dense = batch.images.dense
@@ -101,7 +90,7 @@ def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, 
         assert (dense.image[row], dense.item[row]) == (image, image)
     assert dense.ids.shape[1] > 1
     assert batch.truncated == 0
-    assert collate([train_set(Two(), toy)[Draw(0, 0, 0)]]).images.dense is None
+    assert collate([train_set(THREE, toy)[Draw(0, 0, 0)]]).images.dense is None
 
 
 def test_rows_concat_and_each_carry_descriptions_along() -> None:

@@ -18,7 +18,7 @@ from grainline.data.open_source import SOURCES
 from grainline.errors import UserError
 from grainline.training.recipe import read_recipe
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 
@@ -30,8 +30,6 @@ from grainline.types import Term
 
 
 class Squares(nn.Module):
-    """Means of four squares."""
-
     grid = (2, 2)
 
     def __init__(self, cfg):
@@ -54,8 +52,6 @@ class SquaresConfig(ImageEncoderConfig):
 
 
 class Bag(nn.Module):
-    """The mean of word vectors."""
-
     context = 16
 
     def __init__(self, cfg):
@@ -85,7 +81,7 @@ class Mine(Method):
     def loss(self, local, gathered, clock):
         terms = both_ways(lambda a, b: self.cfg.scale * dot(a, b), local, gathered)
         return terms | {"length": Term(None, local.images.vector.norm(dim=1).mean())}
-'''
+"""
 ENCODERS = (
     "model.image={kind: 'own_method:SquaresConfig', size: 32}",
     "model.text={kind: 'own_method:BagConfig', vocab: 560}",
