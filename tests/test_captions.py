@@ -1,17 +1,24 @@
 """The sentence splitter against hand-set truth, its promises on any text, and cleaning against CLIP's."""
-# ruff: noqa: RUF001 (typographic marks are what is tested)
+# ruff: noqa: E501, RUF001 (whole texts on a line; typographic marks are what is tested)
 
 import html
 import itertools
+import json
 import re
+from pathlib import Path
 
 import ftfy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from syntok import segmenter
 
-from grainline.data.captions import Mode, clean, sentences
+from grainline.data.captions import Mode, clean, sentences, split_sentences
+from grainline.data.check import check
+from grainline.data.open_source import open_source
+from grainline.data.phrases.providers import Rules
+from grainline.data.tokenizers.tokenizer import Tokenizer
 
 # Each list is the truth: the pieces of the text that they make when joined by the string in front.
 PROBES: list[tuple[str, list[str]]] = [
@@ -42,12 +49,7 @@ PROBES: list[tuple[str, list[str]]] = [
     (" ", ["a dog runs over sand.", "a man throws it.", "the dept. store is closed."]),
     (
         " ",
-        [
-            "Panel A. shows cells.",
-            "Panel B shows E. coli and S. aureus.",
-            "Arrows mark vitamin C.",
-            "It is red.",
-        ],
+        ["Panel A. shows cells.", "Panel B shows E. coli and S. aureus.", "Arrows mark vitamin C.", "Yes."],
     ),
     (" ", ["The year is 1990.", "A car stands at No. 12.", "3 men watch."]),
     (" ", ["Frisbee.", "dog jumping"]),
@@ -96,26 +98,23 @@ TEXTS = st.one_of(
 @settings(max_examples=600, deadline=None)
 @given(TEXTS)
 def test_rules_lose_no_character_keep_places_and_leave_sentences_alone(text: str) -> None:
-    found = sentences(text)
-    assert "".join("".join(s.text.split()) for s in found) == "".join(text.split())
-    for sentence in found:
+    result = sentences(text)
+    assert "".join("".join(s.text.split()) for s in result) == "".join(text.split())
+    for sentence in result:
         assert text[sentence.start : sentence.end] == sentence.text == sentence.text.strip() != ""
         assert pieces(sentence.text) == [sentence.text]
-    assert all(a.end <= b.start for a, b in itertools.pairwise(found))
+    assert all(a.end <= b.start for a, b in itertools.pairwise(result))
 
 
 @settings(deadline=None)
 @given(TEXTS)
 def test_the_compatibility_modes_are_the_splits_of_python(text: str) -> None:
     dreamlip = text.replace("</s>", ".").replace("\n", ".")
-    modes: list[tuple[Mode, list[str]]] = [
-        ("period_space", text.split(". ")),
-        ("every_period", dreamlip.split(".")),
-    ]
-    for mode, split in modes:
-        found = sentences(text, mode)
-        assert [s.text for s in found] == [piece.strip() for piece in split if piece.strip()]
-        assert all(text[s.start : s.end] == s.text for s in found)
+    modes: dict[Mode, list[str]] = {"period_space": text.split(". "), "every_period": dreamlip.split(".")}
+    for mode, split in modes.items():
+        loaded = sentences(text, mode)
+        assert [s.text for s in loaded] == [piece.strip() for piece in split if piece.strip()]
+        assert all(text[s.start : s.end] == s.text for s in loaded)
 
 
 def ends(text: str) -> set[int]:
@@ -141,12 +140,8 @@ def test_rules_are_right_on_more_probes_than_syntok() -> None:
     assert 10 < theirs < ours
 
 
-HTML = st.lists(
-    st.sampled_from(
-        ["&", "&amp;", "&lt;", "&amp;amp;", "<", "é", "’", "“", "…", "\ufb01", "１", "\x85", "â€™"]
-    )
-    | st.sampled_from(["&#28;", "e&#769;", "\x0b", "\x1b[31m", "\r\n", "x"])
-)
+MARKS = ["&", "&amp;", "&lt;", "&amp;amp;", "<", "é", "’", "“", "…", "\ufb01", "１", "\x85", "â€™"]
+HTML = st.lists(st.sampled_from([*MARKS, "&#28;", "e&#769;", "\x0b", "\x1b[31m", "\r\n", "x"]))
 
 
 def slow_clean(text: str) -> str:
@@ -160,3 +155,57 @@ def slow_clean(text: str) -> str:
 @given(st.one_of(st.text(st.characters(max_codepoint=127)), st.text(), HTML.map("".join), HTML.map(" ".join)))
 def test_cleaning_is_that_of_clip_on_any_text(text: str) -> None:
     assert clean(text) == slow_clean(text)
+
+
+# Captions that are not English: phrases by rule find nothing in them
+
+LANGUAGES = {  # the sentences of a text, with | between them
+    "german": "Der Turm steht seit 3. Oktober dort, d. h. seit Jahren.| Er ist ca. 30 m hoch, z. B. neben dem Haus."
+    "| Im 19. Jahrhundert baute Hr. Müller es in der Goethestr. 12 bzw. daneben, vgl. Abb. 3.| Er ruft »Halt!« und geht."
+    "| Rechts ist ein Baum usw. zu sehen.",
+    "french": "M. Dupont et Mme. Martin regardent le chat !| Que fait-il ?| « Viens ici ! » dit l'homme."
+    "| Env. 30 m plus loin, p. ex. près de la porte, il dort…| Il rêve.",
+    "spanish": "Un perro corre en la calle.| ¿Dónde está el dueño?| ¡Qué rápido!| La Sra. Ruiz mira a Ud. desde EE. UU. "
+    "en la pág. 3.| El perro ríe.|¿Y el gato?",
+    "chinese": "一只黑狗在草地上奔跑。|它的嘴里叼着一个红球！|远处有两个人吗？|没有。|他高3.5米……很高。",
+    "chinese, marks of ASCII": "一只黑狗在奔跑.|它叼着一个红球!|球是3.5厘米的.",
+    "japanese": "黒い犬が草の上を走っている。|口に赤いボールをくわえている！|「待て。」と男が言う。|人がいますか？",
+    "arabic": "كلب أسود يركض على العشب.| في فمه كرة حمراء!| هل هناك شخصان؟| نعم، هناك رجل وامرأة.",
+    "urdu": "ایک کالا کتا گھاس پر دوڑ رہا ہے۔| اس کے منہ میں گیند ہے۔",
+    "hindi": "एक काला कुत्ता घास पर दौड़ रहा है।| उसके मुँह में लाल गेंद है।| क्या पीछे दो लोग हैं?",
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sentences_end_where_those_of_the_language_do(language: str) -> None:
+    pieces = [piece.strip() for piece in LANGUAGES[language].split("|")]
+    text = LANGUAGES[language].replace("|", "")
+    assert split_sentences(text) == pieces
+    assert split_sentences(clean(text)) == [clean(piece) for piece in pieces], "clean turns ！ into !"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_rules_for_english_phrases_find_none(language: str) -> None:
+    assert Rules().phrases(LANGUAGES[language].replace("|", "")) == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_of_bytes_lose_nothing(language: str) -> None:
+    tokenizer = Tokenizer.train(["a dog on the sand"], 560)
+    text = clean(LANGUAGES[language].replace("|", "")).lower()
+    decoded = tokenizer.decode(tokenizer.token_ids([text])[0])
+    assert "".join(decoded.split()) == "".join(text.split())
+
+
+def test_names_from_other_languages_do_not_make_a_text_foreign() -> None:
+    text = "A man in Los Angeles reads the menu of the café La Rue de la Paix."
+    assert Rules().phrases(text)
+
+
+def test_the_check_counts_captions_in_other_scripts(tmp_path: Path) -> None:
+    for number, caption in enumerate(["一只狗。", "A dog.", "Ein Hund läuft.", "Это собака."]):
+        Image.new("RGB", (40, 40), (number, 9, 9)).save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.json").write_text(json.dumps({"captions": [caption]}), encoding="utf-8")
+    assert "2 captions in other scripts" in " ".join(
+        check(open_source(str(tmp_path)), split_sentences).remarks
+    )

@@ -6,6 +6,7 @@ from copy import copy
 from itertools import chain, product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -48,10 +49,10 @@ def test_random_sizes_are_uniform_over_all_ways() -> None:
 def test_random_chunks_keep_order_and_lose_only_what_is_beyond_them(count: int) -> None:
     for seed in range(10):
         chunks = random_chunks(PIECES[:count], 4, 3, Random(seed), "every_period")
-        told = [chunk.split(". ") for chunk in chunks]
-        assert list(chain(*told)) == PIECES[: min(count, 12)]
-        assert len(told) == 4
-        assert all(1 <= len(chunk) <= 3 for chunk in told)
+        parts = [chunk.split(". ") for chunk in chunks]
+        assert list(chain(*parts)) == PIECES[: min(count, 12)]
+        assert len(parts) == 4
+        assert all(1 <= len(chunk) <= 3 for chunk in parts)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +66,10 @@ def test_balanced_sizes_are_those_of_the_paper(count: int, sizes: list[int]) -> 
 
 
 def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
-    told = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
-    whole = [piece for caption in told for piece in caption]
+    spoken = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
+    whole = [piece for caption in spoken for piece in caption]
     cfg = TextsConfig(splitter="every_period")
-    drawn = [sampled_caption(told, cfg, Random(seed)).split(". ") for seed in range(3000)]
+    drawn = [sampled_caption(spoken, cfg, Random(seed)).split(". ") for seed in range(3000)]
     assert all(1 <= len(caption) <= 3 and len(set(caption)) == len(caption) for caption in drawn)
     shares = Counter(len(caption) for caption in drawn)
     assert all(0.29 < shares[size] / 3000 < 0.38 for size in (1, 2, 3))
@@ -91,9 +92,8 @@ class Told(Shelf):
 
     def __getitem__(self, index: int) -> Record:
         captions, longs = self.records[index]
-        return Record(
-            f"p{index}", random_image(index), captions, longs[0] if longs else None, others=longs[1:]
-        )
+        long = longs[0] if longs else None
+        return Record(f"p{index}", random_image(index), captions, long, others=longs[1:])
 
 
 ONE = (
@@ -114,22 +114,22 @@ def words(ids: list[int]) -> str:
 
 
 def test_a_sample_is_one_text_of_chunks_and_loose_captions() -> None:
-    found = samples(Told((SHORT, (ONE, TWO))), epochs=30)
+    result = samples(Told((SHORT, (ONE, TWO))), epochs=30)
     chosen = set()
-    for sample in found:
+    for sample in result:
         assert sample.slots == len(sample.texts) == 5
         texts = [text for text in sample.texts if text is not None]
         assert [text.level for text in texts] == [CAPTION, LOOSE, LOOSE, LOOSE, LOOSE]
         assert [len(text.parts) for text in texts] == [4, 1, 1, 1, 1]
-        told = " ".join(words(ids) for ids in texts[0].parts)
+        described = " ".join(words(ids) for ids in texts[0].parts)
         whole = {text: words(TOKENIZER.encode([text], 99).ids[0]) for text in (ONE, TWO)}
-        chosen |= {text for text in whole if whole[text] == told}
-        assert told in whole.values()
+        chosen |= {text for text in whole if whole[text] == described}
+        assert described in whole.values()
     assert chosen == {ONE, TWO}  # any of the long captions, one at a time
-    assert len({str(sample.texts) for sample in found}) > 25
-    loose = {words(text.parts[0]) for sample in found for text in sample.texts[1:] if text}
+    assert len({str(sample.texts) for sample in result}) > 25
+    loose = {words(text.parts[0]) for sample in result for text in sample.texts[1:] if text}
     assert any("ground" in text and "stars on" in text for text in loose)  # of short captions too
-    assert samples(Told((SHORT, (ONE, TWO))), epochs=30)[29].texts == found[29].texts
+    assert samples(Told((SHORT, (ONE, TWO))), epochs=30)[29].texts == result[29].texts
 
 
 def test_the_long_caption_is_one_with_sentences_and_else_all_captions_as_one() -> None:
@@ -151,16 +151,8 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
     assert read.truncated_tokens == [0, 0, 0]
     short = encode_parts(TOKENIZER, [ONE], 4, 4, Chunking())
     assert short.truncated_tokens[0] == sum(len(ids) - 4 for ids in read.ids[0])
-    data = TrainSet(
-        Told((SHORT, (ONE,))),
-        TOKENIZER,
-        CROP,
-        TextsConfig(),
-        context=30,
-        seed=0,
-        parts=4,
-        chunking=Chunking(),
-    )
+    options: dict[str, Any] = {"context": 30, "seed": 0, "parts": 4, "chunking": Chunking()}
+    data = TrainSet(Told((SHORT, (ONE,))), TOKENIZER, CROP, TextsConfig(), **options)
     whole = data[Draw(0, 0, 0)].texts[0]
     assert whole is not None
     assert whole.parts == read.ids[0]
@@ -169,10 +161,9 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
 def test_chunks_go_with_methods_that_read_them() -> None:
     with pytest.raises(UserError, match="chunks is 4, but the method reads 1 part"):
         TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=4), context=9, seed=0)
+    options: dict[str, Any] = {"context": 9, "seed": 0, "parts": 4, "chunking": Chunking()}
     with pytest.raises(UserError, match="chunks is 3, but the method composes 4"):
-        TrainSet(
-            Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=3), context=9, seed=0, parts=4, chunking=Chunking()
-        )
+        TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=3), **options)
 
 
 @pytest.mark.parametrize(
@@ -223,24 +214,18 @@ def test_sampled_captions_lack_first_sentences_and_stand_behind_padding() -> Non
         assert len(sampled) <= 60
         pad = next(i for i, number in enumerate(sampled[1:]) if number != 0)
         starts.add(pad)
-        found = words([number for i, number in enumerate(sampled) if not 0 < i <= pad])
-        assert "a red circle stands left" not in found
+        loaded = words([number for i, number in enumerate(sampled) if not 0 < i <= pad])
+        assert "a red circle stands left" not in loaded
         pieces = {words(TOKENIZER.encode([one], 60).ids[0]) for one in split_sentences(ONE)[1:]}
-        assert any(found.startswith(piece) for piece in pieces)
+        assert any(loaded.startswith(piece) for piece in pieces)
     assert min(starts) == 0
     assert max(starts) > 40, "a short one may stand at the end of the context"
 
 
 def test_a_subset_may_lack_the_first_sentence() -> None:
     for epoch in range(20):
-        data = TrainSet(
-            Told(((ONE,), ())),
-            TOKENIZER,
-            CROP,
-            TextsConfig(subset=1, drop_first=True),
-            context=60,
-            seed=epoch,
-        )
+        cfg = TextsConfig(subset=1, drop_first=True)
+        data = TrainSet(Told(((ONE,), ())), TOKENIZER, CROP, cfg, context=60, seed=epoch)
         (text,) = data[Draw(0, 0, 0)].texts
         assert text is not None
         assert "a red circle stands left" not in words(text.parts[0])

@@ -34,14 +34,8 @@ def corner(size: tuple[int, int] = (6, 4)) -> Image.Image:
 @pytest.mark.parametrize(
     ("orientation", "white", "size"),
     [
-        (1, (0, 0), (6, 4)),
-        (2, (5, 0), (6, 4)),
-        (3, (5, 3), (6, 4)),
-        (4, (0, 3), (6, 4)),
-        (5, (0, 0), (4, 6)),
-        (6, (3, 0), (4, 6)),
-        (7, (3, 5), (4, 6)),
-        (8, (0, 5), (4, 6)),
+        *((1, (0, 0), (6, 4)), (2, (5, 0), (6, 4)), (3, (5, 3), (6, 4)), (4, (0, 3), (6, 4))),
+        *((5, (0, 0), (4, 6)), (6, (3, 0), (4, 6)), (7, (3, 5), (4, 6)), (8, (0, 5), (4, 6))),
         (9, (0, 0), (6, 4)),
     ],
 )
@@ -158,13 +152,8 @@ def test_colours_of_16_bits_keep_their_look_or_are_refused(colours: int) -> None
         row = values * top // 65535
         if bands != 3:
             row[:, -1] = 65535, 65535, (65535, 4095)[top == 4095]  # the last nearly transparent: nearly white
-        parts = (
-            (b"IHDR", struct.pack(">IIBBBBB", 3, 1, 16, colours, 0, 0, 0)),
-            (
-                b"IDAT",
-                zlib.compress(b"\0" + row.astype(">u2").tobytes()),
-            ),
-        )
+        head = struct.pack(">IIBBBBB", 3, 1, 16, colours, 0, 0, 0)
+        parts = (b"IHDR", head), (b"IDAT", zlib.compress(b"\0" + row.astype(">u2").tobytes()))
         chunks = [(len(x).to_bytes(4), name + x) for name, x in (*parts, (b"IEND", b""))]
         data = b"\x89PNG\r\n\x1a\n" + b"".join(n + x + zlib.crc32(x).to_bytes(4) for n, x in chunks)
         if top == 65535:
@@ -178,12 +167,8 @@ def test_a_pil_image_that_cannot_be_read_is_corrupt() -> None:
     whole = stored(Image.effect_noise((64, 64), 50), "jpeg")
     closed = Image.open(io.BytesIO(whole))
     closed.close()
-    for image in (
-        Image.open(io.BytesIO(whole[: len(whole) // 2])),
-        closed,
-        Image.new("L", (1, 300)),
-        Image.new("L", (0, 0)),
-    ):
+    half = Image.open(io.BytesIO(whole[: len(whole) // 2]))
+    for image in (half, closed, Image.new("L", (1, 300)), Image.new("L", (0, 0))):
         with pytest.raises(CorruptSample, match=r"^corrupt image: key \("):
             decode(record(image))
 
@@ -199,18 +184,11 @@ def test_animations_give_their_first_image() -> None:
 
 def test_a_draft_keeps_the_short_side_and_the_look() -> None:
     noise = np.random.default_rng(0).integers(0, 255, (6, 8, 3), np.uint8)
-    large = record(
-        stored(Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC), "jpeg", quality=95)
-    )
+    smooth = Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC)
+    large = record(stored(smooth, "jpeg", quality=95))
     whole = decode(large)
-    for wanted, size in (
-        (480, (640, 480)),
-        (241, (640, 480)),
-        (240, (320, 240)),
-        (100, (160, 120)),
-        (1, (80, 60)),
-    ):
-        image = decode(large, draft=wanted)
+    for wanted, part in ((480, 1), (241, 1), (240, 2), (100, 4), (1, 8)):
+        image, size = decode(large, draft=wanted), (640 // part, 480 // part)
         assert image.size == size
         difference = np.asarray(image).astype(int) - np.asarray(whole.resize(size, Image.Resampling.BOX))
         assert np.abs(difference).mean() < 3
@@ -248,9 +226,7 @@ def test_only_the_listed_formats_are_decoded_whatever_a_file_is_called(
 
 
 @pytest.mark.filterwarnings("default")
-def test_images_that_are_too_large_are_refused_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_images_that_are_too_large_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = record(stored(Image.new("1", (20_000, 10_000))))  # a few kilobytes
     with pytest.raises(CorruptSample, match="corrupt image"):
         decode(data)
@@ -266,35 +242,6 @@ def test_images_that_are_too_thin_are_refused() -> None:
     for size in ((401, 2), (2, 401)):
         with pytest.raises(CorruptSample, match=f"{size[0]} x {size[1]} pixels, thinner than 1 to 200"):
             decode(record(stored(Image.new("L", size))))
-
-
-def scene() -> Image.Image:
-    """Red at the left, blue at the right."""
-    image = Image.new("RGB", (64, 32), "blue")
-    image.paste("red", (0, 0, 32, 32))
-    return image
-
-
-def test_avif_is_decoded_and_stands_upright() -> None:
-    turned = Image.Exif()
-    turned[0x0112] = 6  # a quarter turn: the left side becomes the top
-    data = record(stored(scene(), "AVIF", exif=turned))
-    image = decode(data)
-    assert image.mode == "RGB"
-    assert image.size == image_size(data) == (32, 64)
-    assert image.getpixel((16, 8))[0] > 200
-    assert image.getpixel((16, 56))[2] > 200
-
-
-def test_heic_is_decoded() -> None:
-    pytest.importorskip("pillow_heif").register_heif_opener()
-    data = record(stored(scene(), "HEIF"))
-    image = decode(data)
-    assert image.size == image_size(data) == (64, 32)
-    assert image.getpixel((8, 16))[0] > 200
-    assert image.getpixel((56, 16))[2] > 200
-    with pytest.raises(CorruptSample, match="corrupt image"):
-        decode(record(data.image[: len(data.image) // 2]))
 
 
 def test_a_phone_image_without_its_decoder_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,9 +252,9 @@ def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("name,words\na,b\n")
     with pytest.raises(UserError, match="has no image column among name, words"):
         ByTexts(str(tmp_path / "bad.csv"))
-    before = ByTexts(str(table)).made_by
+    before = ByTexts(str(table)).origin
     table.write_text("Filename,caption\n1.png,Another\n")
-    assert ByTexts(str(table)).made_by != before
+    assert ByTexts(str(table)).origin != before
 
 
 def test_the_command_describes_a_folder_of_bare_images(

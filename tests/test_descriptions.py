@@ -7,13 +7,12 @@ from typing import Any
 import description_method
 import pytest
 import torch
-from description_method import NAME, Reader, ReaderConfig, recipe
+from description_method import NAME, Reader, recipe
 from indexes import TEXTS, tiny_model
-from make import CLOCK, TINY
 from PIL import Image
 from runs import call, complaint, logged
+from test_pack import Listed
 
-from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
@@ -31,8 +30,7 @@ from grainline.index.sync import build
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
-from grainline.training.step import step
-from grainline.types import Images, Texts, concat, description_texts, each, rows
+from grainline.types import Images, concat, description_texts, each, rows
 
 LONG = " ".join(TEXTS[:6])
 
@@ -55,30 +53,18 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     said = ["a red dog runs.", "the sand is red.", "a cat.", "it sleeps."]
     lengths = [len(ids) - 2 for ids in toy.encode(said, 99).ids]
     context = 2 + lengths[0] + lengths[1]
-    found = windows(toy, [" ".join(said).title()], context)
-    assert words(toy, found.ids[0]) == [
-        toy.decode(toy.encode([t], 99).ids[0]) for t in (" ".join(said[:2]), " ".join(said[2:]))
-    ]
-    assert found.truncated_tokens == [0]
-    assert all(part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in found.ids[0])
+    result = windows(toy, [" ".join(said).title()], context)
+    halves = [toy.encode([" ".join(part)], 99).ids[0] for part in (said[:2], said[2:])]
+    assert words(toy, result.ids[0]) == words(toy, halves)
+    assert result.truncated_tokens == [0]
+    assert {(part[0], part[-1]) for part in result.ids[0]} == {(toy.begin, toy.end)}
+    assert max(map(len, result.ids[0])) <= context
     less = windows(toy, [" ".join(said).title()], context - 1).ids[0]
     assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
 
 
-class Two:
-    """Three records whose captions and descriptions are known."""
-
-    path = "two"
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> Record:
-        image = Image.new("RGB", (8, 8), (80 * index,) * 3)
-        return Record(f"{index}.jpg", image, ("A dog.", "A cat."), ("A long one. " * 9).strip(), dense=None)
-
-    def fingerprint(self) -> str:
-        return "two"
+SHADES = [Image.new("RGB", (8, 8), (80 * i,) * 3) for i in range(3)]
+THREE = Listed([Record(f"{i}.jpg", image, ("A dog.", "A cat."), LONG) for i, image in enumerate(SHADES)])
 
 
 def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
@@ -89,7 +75,7 @@ def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
 def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
     texts = {"0.jpg": "A red dog runs.", "1.jpg": LONG, "2.jpg": "Grass."}
     file = description_method.file(tmp_path / "a.jsonl", texts)
-    data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy)
+    data = train_set(WithDescriptions(THREE, Descriptions([str(file)])), toy)
     order = [2, 1, 0]
     batch = collate([data[Draw(i, 0, image)] for i, image in enumerate(order)])
     dense = batch.images.dense
@@ -101,16 +87,13 @@ def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, 
         assert (dense.image[row], dense.item[row]) == (image, image)
     assert dense.ids.shape[1] > 1
     assert batch.truncated == 0
-    assert collate([train_set(Two(), toy)[Draw(0, 0, 0)]]).images.dense is None
+    assert collate([train_set(THREE, toy)[Draw(0, 0, 0)]]).images.dense is None
 
 
 def test_rows_concat_and_each_carry_descriptions_along() -> None:
     number = torch.arange(3)
-    images = Images(
-        torch.zeros(3, 3, 8, 8),
-        number,
-        dense=description_texts([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number),
-    )
+    dense = description_texts([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number)
+    images = Images(torch.zeros(3, 3, 8, 8), number, dense=dense)
     some = rows(images, torch.tensor([2, 1]))
     assert some.dense is not None
     assert some.dense.image.tolist() == [2, 1]
@@ -124,40 +107,11 @@ def test_rows_concat_and_each_carry_descriptions_along() -> None:
     assert len(doubled.dense.ids) == 6
 
 
-def test_a_step_in_chunks_reads_the_descriptions_of_its_images() -> None:
-    g = torch.Generator().manual_seed(0)
-    number = torch.arange(6)
-    ids = torch.randint(3, 300, (6, 2, 5), generator=g)
-    mask = torch.ones(6, 2, 5, dtype=torch.bool)
-    mask[::2, 1] = False
-    images = Images(
-        torch.rand(6, 3, 8, 8, generator=g), number, dense=Texts(ids, mask, number, number, number * 0)
-    )
-    texts = Texts(ids[:, :1].flip(0), mask[:, :1], number, number, number * 0)
-
-    def gradients(chunk: int | None) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        method = Reader(parse(ReaderConfig, TINY, "test"))
-        if chunk is None:
-            step(method, images, texts, CLOCK)
-        else:
-            step(method, images, texts, CLOCK, chunk)
-        return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
-
-    whole, parts = gradients(None), gradients(4)
-    assert whole.keys() == parts.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         (['{"image_id": "a", "text": "A."}', '{"text": "B."}'], "line 2 has no image_id"),
-        (
-            ['{"image_id": "a", "text": "A."}', '{"image_id": "a", "text": "B."}'],
-            "lines 1 and 2 both describe a",
-        ),
+        (['{"image_id": "a", "text": "A."}'] * 2, "lines 1 and 2 both describe a"),
         (['{"image_id": "a", "text": " "}'], "line 1 has no text for a"),
         (['{"image_id": 7, "text": "A."}'], "line 1 has no image_id"),
         (['{"image_id": "a"'], "line 1 is not JSON"),
@@ -179,10 +133,10 @@ def test_a_file_that_cannot_be_used_is_reported(lines: list[str], said: str, tmp
 def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> None:
     one = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     two = description_method.file(tmp_path / "b.jsonl", {"b": "B."})
-    found = Descriptions([str(one), str(two)])
-    assert (found.get("a"), found.get("b"), found.get("c")) == ("A.", "B.", None)
-    assert len(set(found.sha256)) == 2
-    assert "both" not in str(found)
+    loaded = Descriptions([str(one), str(two)])
+    assert (loaded.get("a"), loaded.get("b"), loaded.get("c")) == ("A.", "B.", None)
+    assert len(set(loaded.sha256)) == 2
+    assert "both" not in str(loaded)
     with pytest.raises(UserError, match=r"describe a: leave one"):
         Descriptions([str(one), str(one)])
     with pytest.raises(UserError, match="not both"):
@@ -193,36 +147,32 @@ def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> Non
 
 def test_long_is_the_long_caption_of_the_record() -> None:
     record = open_source("scenes:dev?count=1", size=32)[0]
-    found = Descriptions(["long"])
-    assert found.of(record) == record.long
-    assert found.sha256 == ()
+    output = Descriptions(["long"])
+    assert output.of(record) == record.long
+    assert output.sha256 == ()
     with pytest.raises(UserError, match="a has no long caption"):
-        found.of(Record("a", b"", ("A dog.",)))
+        output.of(Record("a", b"", ("A dog.",)))
 
 
 def test_captions_are_withheld_wherever_the_source_is_read(tmp_path: Path) -> None:
-    rows = [
-        {"image": "a.png", "captions": ["zero", "one", "two"]},
-        {"image": "b.png", "captions": ["zero", "one"]},
-    ]
+    said = {"a.png": ["zero", "one", "two"], "b.png": ["zero", "one"]}
+    rows = [{"image": name, "captions": captions} for name, captions in said.items()]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
         Image.new("RGB", (8, 8)).save(tmp_path / str(row["image"]))
     path = str(tmp_path / "rows.jsonl")
-    whole, held = open_source(path), open_source(f"{path}?skip=0,1")
-    assert held[0].captions == ("two",)
-    assert held[0].key == whole[0].key
+    whole, withheld = open_source(path), open_source(f"{path}?skip=0,1")
+    assert withheld[0].captions == ("two",)
+    assert withheld[0].key == whole[0].key
     with pytest.raises(CorruptSample) as damaged:
-        held[1]
+        withheld[1]
     assert damaged.value.cause == Cause.MISSING_CAPTION
-    assert held.fingerprint() != whole.fingerprint()
-    assert held.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
+    assert withheld.fingerprint() != whole.fingerprint()
+    assert withheld.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
     assert open_source(f"{path}?caption=captions&skip=1")[1].captions == ("zero",)
     assert takes_images(f"{path}?skip=0")
-    assert [open_sources([f"{path}?skip=1", path])[i].captions for i in (0, 2)] == [
-        ("zero", "two"),
-        ("zero", "one", "two"),
-    ]
+    both = open_sources([f"{path}?skip=1", path])
+    assert (both[0].captions, both[2].captions) == (("zero", "two"), ("zero", "one", "two"))
     assert len(open_source("scenes:dev?count=2&skip=1", size=32)) == 2
     with pytest.raises(UserError, match="numbers of captions"):
         open_source(f"{path}?skip=first")
@@ -235,14 +185,14 @@ def reader() -> Model:
 def test_withheld_captions_take_their_phrases_and_foils_along(tmp_path: Path) -> None:
     (tmp_path / "Sentences").mkdir()
     (tmp_path / "val.txt").write_text("7")
-    told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
-    (tmp_path / "Sentences" / "7.txt").write_text(told)
+    wording = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
+    (tmp_path / "Sentences" / "7.txt").write_text(wording)
     path = f"flickr30k-entities:{tmp_path}?split=val"
     source = variant(open_source(f"{path}&skip=1"), "texts_only")
-    found = source[0]
-    assert found.captions == ("a cat runs", "far away two birds")
-    assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
-    assert [len(caption.phrases) for caption in captions_of(found)] == [1, 1]
+    outcome = source[0]
+    assert outcome.captions == ("a cat runs", "far away two birds")
+    assert [region.span for region in outcome.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
+    assert [len(caption.phrases) for caption in captions_of(outcome)] == [1, 1]
     texts = tmp_path / "a.txt"
     texts.write_text("a dog\n")
     assert bare(open_source(f"texts:{texts}?skip=3")).endswith("a.txt")
@@ -270,9 +220,8 @@ def test_a_model_encodes_images_with_their_descriptions() -> None:
         model.encode(images=[Described(image, TEXTS[0]), image])
     assert torch.equal(model.encode(images=Described(image, TEXTS[0])).vector, one)
     plain = tiny_model("clip")
-    assert torch.equal(
-        plain.encode(images=[Described(image, "x")]).vector, plain.encode(images=[image]).vector
-    )
+    described, bare_image = (plain.encode(images=[x]).vector for x in (Described(image, "x"), image))
+    assert torch.equal(described, bare_image)
 
 
 def test_a_run_reads_descriptions_in_training_and_says_which(
@@ -286,17 +235,10 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     assert call("train", name, "--out", tmp_path / "run", *given) == 0
     kept = read_recipe(str(tmp_path / "run" / "recipe.yaml"), [])
     assert kept.data.descriptions_sha256 == Descriptions([str(file)]).sha256
-    own = (
-        "--set",
-        "data.descriptions=long",
-        "data.validation=['scenes:dev?count=4']",
-        "train.validate_every=4",
-    )
-    assert call("train", name, "--out", tmp_path / "own", *own) == 0
-    losses = [
-        [line["terms"]["loss"] for line in logged(tmp_path / run) if line["kind"] == "train"]
-        for run in ("run", "own")
-    ]
+    own = "data.descriptions=long", "data.validation=['scenes:dev?count=4']", "train.validate_every=4"
+    assert call("train", name, "--out", tmp_path / "own", "--set", *own) == 0
+    logs = [logged(tmp_path / run) for run in ("run", "own")]
+    losses = [[line["terms"]["loss"] for line in log if line["kind"] == "train"] for log in logs]
     assert losses[0] == losses[1]  # a file of long captions is the long captions
     data = ("--data", "scenes:dev?count=4", "--captions", "first")
     whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2], "--captions", "whole")
@@ -304,20 +246,8 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     said = complaint(capsys, "evaluate", tmp_path / "run", *data)
     assert "no description of" in said
     out = tmp_path / "result.json"
-    assert (
-        call(
-            "evaluate",
-            tmp_path / "run",
-            *data,
-            "--descriptions",
-            "long",
-            "--json",
-            out,
-            "--html",
-            tmp_path / "page.html",
-        )
-        == 0
-    )
+    pages = ("--json", out, "--html", tmp_path / "page.html")
+    assert call("evaluate", tmp_path / "run", *data, "--descriptions", "long", *pages) == 0
     assert json.loads(out.read_text())["settings"]["descriptions"] == "the long captions of the records"
     assert call("evaluate", tmp_path / "own", *data) == 0
     vectors = ("encode", tmp_path / "own", "scenes:dev?count=2", "--out", tmp_path / "vectors")
@@ -332,8 +262,8 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
 ) -> None:
     file = description_method.file(tmp_path / "a.jsonl", {"a": "A."})
     base = read_recipe(str(recipe(tmp_path)), [f"data.descriptions=[{file}]"])
-    digested, found = with_descriptions(base.data)
-    assert found is not None
+    digested, actual = with_descriptions(base.data)
+    assert actual is not None
     assert with_descriptions(digested)[0] == digested
     description_method.file(file, {"a": "B."})
     with pytest.raises(UserError, match=r"does not have data\.descriptions_sha256"):

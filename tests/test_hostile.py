@@ -20,22 +20,14 @@ from runs import call, complaint, recipe
 from grainline.data.benchmarks.refcoco import Proposals
 from grainline.data.captions import sentences
 from grainline.data.check import check
+from grainline.data.decode import as_png
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 
 SECONDS = 600  # for all walks of one kind: a hang goes beyond, slowness does not
-PYTHON = (
-    "NoneType",
-    "list index",
-    "attribute",
-    "unhashable",
-    "tuple",
-    "dict",
-    "KeyError",
-    "int()",
-    "float()",
-)
+PYTHON = ("NoneType", "list index", "attribute", "unhashable", "tuple", "dict", "KeyError")
+PYTHON += ("int()", "float()")
 GONE = "@gone@"  # the field is left out
 LONG = "@digits@"  # becomes an integer of 5,000 digits
 HOSTILE: tuple[Any, ...] = (
@@ -54,9 +46,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def png() -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (8, 8), (9, 90, 9)).save(data, "png")
-    return data.getvalue()
+    return as_png(Image.new("RGB", (8, 8), (9, 90, 9)))
 
 
 def dumped(value: Any) -> str:
@@ -106,21 +96,10 @@ def values(content: Any, place: tuple[Any, ...], turn: int) -> list[tuple[int, A
     return list(enumerate(HOSTILE))
 
 
-REGION = {
-    "phrase": "dog",
-    "box": [1, 1, 4, 4],
-    "mask": {"size": [8, 8], "counts": [10, 54]},
-    "span": ["captions.0", 2, 5],
-    "foils": [{"text": "cat", "kind": "noun"}],
-}
-SAID = {
-    "caption": "A dog.",
-    "long": "A dog runs.",
-    "longs": ["It is a dog."],
-    "subtexts": ["A", "A dog."],
-    "regions": [REGION],
-    "foils": [{"text": "A cat.", "true": "A dog.", "kind": "noun"}],
-}
+REGION = {"phrase": "dog", "box": [1, 1, 4, 4], "span": ["captions.0", 2, 5]}
+REGION |= {"mask": {"size": [8, 8], "counts": [10, 54]}, "foils": [{"text": "cat", "kind": "noun"}]}
+SAID = {"caption": "A dog.", "long": "A dog runs.", "longs": ["It is a dog."], "subtexts": ["A", "A dog."]}
+SAID |= {"regions": [REGION], "foils": [{"text": "A cat.", "true": "A dog.", "kind": "noun"}]}
 ROWS = [{"image": "a.png", **SAID}, {"image": "b.png", "caption": ["A cat."]}]
 NOTE = {"id": 1, "image_id": 1, "caption": "A dog."}
 IMAGES = [{"id": n, "file_name": f"{c}.png", "width": 8, "height": 8} for n, c in ((1, "a"), (2, "b"))]
@@ -136,69 +115,34 @@ ITEM = {"image_file": "a.png", "caption": "A dog.", "foil": "A cat.", "mturk": {
 PROBE = {"sentence": "A dog.", "pos_image_id": "a", "neg_image_id": "b"}
 FLAGS = {"subj_neg": "True", "verb_neg": "False", "obj_neg": "False"}
 
+COCO = "COCO_val2014_1.png"
+DOCCI = {"example_id": "x", "split": "test", "description": "A."}
+URBAN = {"image_id": "1", "image": "1.jpg", "caption": "A."}
+SPLIT = {"filepath": "", "split": "test", "sentences": [{"raw": "A dog."}]}
+CLASSES = {"category_id": 1, "neg_category_ids": [2]}
+BOXES = [{"id": n, "image_id": n, "bbox": [0, 0, 4, 4], **CLASSES} for n in (1, 2)]
+NAMES = [{"id": 1, "name": "a dog"}, {"id": 2, "name": "a cat"}]
+FALSE = [NOTE | {"foil": False}, NOTE | {"foil": True, "caption": "A cat."}]
+TURNS = {"conversations": [{"value": "?"}, {"value": "A."}]}
+
 Kind = tuple[str, str, Any, Callable[[Any], str]]
 KINDS: tuple[Kind, ...] = (  # how it is opened, its file, its content, how that is written
     ("table", "t.jsonl", ROWS, lines),
     ("json", "t.json", ROWS, dumped),
     ("texts", "t.jsonl", [{"caption": ["A."], "long": "A dog."}, {"caption": "B."}], lines),
-    (
-        "coco-karpathy",
-        "k.json",
-        {
-            "images": [
-                {"filename": f"{c}.png", "filepath": "", "split": "test", "sentences": [{"raw": "A dog."}]}
-                for c in "ab"
-            ]
-        },
-        dumped,
-    ),
+    ("coco-karpathy", "k.json", {"images": [{"filename": f"{c}.png"} | SPLIT for c in "ab"]}, dumped),
     ("coco-val2017", "c.json", {"images": IMAGES, "annotations": [NOTE, NOTE | {"image_id": 2}]}, dumped),
     ("cola", "c.json", [["a.png", "A dog.", "b.png", "A cat."]], dumped),
-    (
-        "fg-ovd",
-        "f.json",
-        {
-            "images": IMAGES,
-            "annotations": [
-                {"id": n, "image_id": n, "bbox": [0, 0, 4, 4], "category_id": 1, "neg_category_ids": [2]}
-                for n in (1, 2)
-            ],
-            "categories": [{"id": 1, "name": "a dog"}, {"id": 2, "name": "a cat"}],
-        },
-        dumped,
-    ),
+    ("fg-ovd", "f.json", {"images": IMAGES, "annotations": BOXES, "categories": NAMES}, dumped),
     ("refcoco", "refs(x).json", REFS, dumped),
-    (
-        "foil-coco",
-        "foil.json",
-        {
-            "images": [{"id": 1, "file_name": "COCO_val2014_1.png"}],
-            "annotations": [NOTE | {"foil": False}, NOTE | {"foil": True, "caption": "A cat."}],
-        },
-        dumped,
-    ),
+    ("foil-coco", "f.json", {"images": [{"id": 1, "file_name": COCO}], "annotations": FALSE}, dumped),
     ("valse", "v.json", {"x": ITEM, "y": ITEM | {"image_file": "b.png"}}, dumped),
     ("sugarcrepe", "s.json", {"0": {"filename": "a.png", "caption": "A.", "negative_caption": "B."}}, dumped),
     ("svo-probes", "s.jsonl", [PROBE | FLAGS, PROBE | FLAGS], lines),
     ("himo-docci", "h.json", [{"img_path": "a.png", "caption": ["A", "A."], "raw_caption": "A."}] * 2, lines),
-    (
-        "docci",
-        "d.jsonl",
-        [{"example_id": c, "split": "test", "image_file": f"{c}.png", "description": "A."} for c in "ab"],
-        lines,
-    ),
-    (
-        "urban-1k",
-        "u.json",
-        {"annotations": [{"image_id": "1", "image": f"{n}.jpg", "caption": "A."} for n in (1, 2)]},
-        dumped,
-    ),
-    (
-        "sharegpt4v",
-        "g.json",
-        [{"image": f"{c}.png", "conversations": [{"value": "?"}, {"value": "A."}]} for c in "ab"],
-        dumped,
-    ),
+    ("docci", "d.jsonl", [DOCCI | {"image_file": f"{c}.png"} for c in "ab"], lines),
+    ("urban-1k", "u.json", {"annotations": [URBAN, URBAN | {"image": "2.jpg"}]}, dumped),
+    ("sharegpt4v", "g.json", [{"image": f"{c}.png"} | TURNS for c in "ab"], dumped),
     ("iiw", "i.jsonl", [{"image": "a.png", "IIW": "A."}, {"image": "b.png", "IIW": "B."}], lines),
 )
 IMAGELESS = ("texts",)
@@ -216,7 +160,7 @@ def walked(path: str, images: Path | None) -> list[str]:
     try:
         source = open_source(path, images=None if images is None else str(images))
         report = check(source, sentences)
-        said = [place for fault in report.faults for place in fault.first] + list(report.remarks)
+        said = [place for places in report.faults.values() for place in places[:5]] + report.remarks
         for index in range(len(source)):
             try:
                 record = source[index]
@@ -316,10 +260,8 @@ def test_hostile_boxes_of_entities_are_damage(tmp_path: Path) -> None:
 
 
 def test_hostile_proposals_are_one_line(tmp_path: Path) -> None:
-    content = [
-        {"image_id": 7, "bbox": [1, 2, 3, 4], "score": 0.5},
-        {"file_name": "a.png", "box": [1, 2, 3, 4]},
-    ]
+    box = [1, 2, 3, 4]
+    content = [{"image_id": 7, "bbox": box, "score": 0.5}, {"file_name": "a.png", "box": list(box)}]
     for place in places(content):
         for value in HOSTILE:
             (tmp_path / "p.json").write_text(dumped(changed(content, place, value)))
@@ -416,11 +358,11 @@ def test_a_text_of_megabytes_is_damage(kind: str, tmp_path: Path, monkeypatch: p
 
 # Pipes and devices: each of these would wait for ever, or fill the memory
 
-NAMES = ("t.jsonl", "t.csv", "t.json", "t.tar", "t.parquet", "refs(x).p", "texts:t.txt", "texts:t.txt.gz")
+FILES = ("t.jsonl", "t.csv", "t.json", "t.tar", "t.parquet", "refs(x).p", "texts:t.txt", "texts:t.txt.gz")
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["pipe", "zero"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_a_pipe_or_device_as_data_is_refused(name: str, device: bool, tmp_path: Path) -> None:
     kind, _, file = name.rpartition(":")
     endless(tmp_path / file, device)
@@ -448,10 +390,6 @@ def endless(path: Path, device: bool) -> None:
 
 DAMAGED = {
     "span": ("json", b'{"caption": "A.", "regions": [{"phrase": "A", "span": ["long", 1e999, 7]}]}'),
-    "digits": (
-        "json",
-        b'{"caption": "A.", "regions": [{"phrase": "A", "box": [0, 0, 1, ' + b"7" * 5000 + b"]}]}",
-    ),
     "twice": ("json", b'{"caption": "A.", "caption": "B."}'),
     "json": ("json", b"{"),
     "utf-8": ("txt", b"\xff"),
@@ -471,15 +409,8 @@ def test_training_goes_on_past_a_damaged_sample_and_counts_it(
     suffix, content = DAMAGED[kind]
     (folder / "d.txt").unlink()
     (folder / f"d.{suffix}").write_bytes(content)
-    options = [
-        "--data",
-        folder,
-        "--set",
-        "train.max_steps=2",
-        "train.global_batch_size=8",
-        "data.max_corrupt=0.5",
-    ]
-    options += ["data.workers=0"]
+    changes = "train.max_steps=2", "train.global_batch_size=8", "data.max_corrupt=0.5", "data.workers=0"
+    options = ["--data", folder, "--set", *changes]
     assert call("train", recipe(tmp_path), "--out", tmp_path / "run", *options) == 0
     said = capsys.readouterr()
     assert f"{folder}/d." in said.out + said.err
@@ -492,9 +423,8 @@ def test_a_pipe_or_device_as_the_image_of_a_query_is_one_line(
     device: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = saved(tiny_model("clip"), tmp_path / "run")
-    assert (
-        call("index", "build", photos(tmp_path / "photos", 3), "--model", run, "--out", tmp_path / "i") == 0
-    )
+    images = photos(tmp_path / "photos", 3)
+    assert call("index", "build", images, "--model", run, "--out", tmp_path / "i") == 0
     endless(tmp_path / "q.png", device)
     said = complaint(capsys, "search", tmp_path / "i", "--image", tmp_path / "q.png")
     assert "q.png cannot be read: not a regular file" in said

@@ -117,9 +117,8 @@ def test_a_folder_of_save_to_disk_is_opened_by_its_path(tmp_path: Path) -> None:
     renamed.save_to_disk(tmp_path / "other")
     with pytest.raises(UserError, match="has no image column among photo, words"):
         open_source(f"hf:{tmp_path / 'other'}")
-    assert open_source(f"hf:{tmp_path / 'other'}?image=photo&caption=words")[1].captions == (
-        "Image number 1.",
-    )
+    other = open_source(f"hf:{tmp_path / 'other'}?image=photo&caption=words")
+    assert other[1].captions == ("Image number 1.",)
     datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "both")
     with pytest.raises(UserError, match="holds several splits, train, test: name the folder of one"):
         open_source(str(tmp_path / "both"))
@@ -146,10 +145,8 @@ def test_a_run_begins_with_what_it_trains_on_and_what_becomes_of_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = [(image(i), [f"a thing of number {i} that is rather long", "another one"]) for i in range(4)]
-    changes = {"model.text.context": 8}
-    grainline.train(
-        recipe(tmp_path), tmp_path / "x", data=data, max_steps=1, global_batch_size=4, changes=changes
-    )
+    options: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4}
+    grainline.train(recipe(tmp_path), tmp_path / "x", data=data, changes={"model.text.context": 8}, **options)
     line = r"training on the CPU: 4 images, 8 captions, [\d.]+ M parameters, a tokenizer of [\d,]+ tokens"
     assert re.fullmatch(line, capsys.readouterr().out.splitlines()[0])
     notes = "\n".join(line["text"] for line in logged(tmp_path / "x") if line["kind"] == "note")
@@ -158,49 +155,39 @@ def test_a_run_begins_with_what_it_trains_on_and_what_becomes_of_texts(
 
 
 def test_training_with_keywords_on_pairs_and_resuming_with_the_same(tmp_path: Path) -> None:
-    out, mine = tmp_path / "run", recipe(tmp_path)
+    out, own = tmp_path / "run", recipe(tmp_path)
     settings = {"global_batch_size": 4, "save_every": 2, "lr": 1e-3, "workers": 1}
     settings |= {"changes": {"train.optimizer.schedule": {"kind": "cosine", "warmup": 50}}}
-    last = grainline.train(
-        mine, out, data=pairs(), validation=pairs(4), validate_every=2, max_steps=2, **settings
-    )
+    validated: dict[str, Any] = {"validation": pairs(4), "validate_every": 2}
+    last = grainline.train(own, out, data=pairs(), max_steps=2, **validated, **settings)
     assert last == out / "last"
     notes = [line["text"] for line in logged(out) if line["kind"] == "note"]
-    assert (
-        notes.count("warm-up (50 steps) is longer than the run (2): set train.optimizer.schedule.warmup=1")
-        == 1
-    )
+    warm = "warm-up (50 steps) is longer than the run (2): set train.optimizer.schedule.warmup=1"
+    assert notes.count(warm) == 1
     text = (out / "recipe.yaml").read_text()
     assert "python:" in text
     assert "lr: 0.001" in text
     model = grainline.load(out)
     assert model.encode(images=image(0)).vector.shape[0] == 1
     with pytest.raises(UserError, match=r"it differs in data\.paths"):
-        grainline.train(mine, out, data=pairs(11), resume=True, max_steps=2, **settings)
+        grainline.train(own, out, data=pairs(11), resume=True, max_steps=2, **settings)
     REGISTERED.clear()
     with pytest.raises(UserError, match="was given in Python, by another process"):
         grainline.train(str(out / "recipe.yaml"), tmp_path / "other")
 
 
 def test_settings_by_path_and_unknown_ones(tmp_path: Path) -> None:
-    mine = recipe(tmp_path)
+    own = recipe(tmp_path)
     with pytest.raises(UserError, match=r"unknown setting 'max_step' \(did you mean max_steps\?\)"):
-        grainline.train(mine, tmp_path / "x", data=pairs(), max_step=3)
+        grainline.train(own, tmp_path / "x", data=pairs(), max_step=3)
     with pytest.raises(UserError, match=r"unknown field 'train\.stesp'"):
-        grainline.train(mine, tmp_path / "x", data=pairs(), changes={"train.stesp": 3})
+        grainline.train(own, tmp_path / "x", data=pairs(), changes={"train.stesp": 3})
 
 
 def test_a_folder_of_the_library_trains_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hugging().save_to_disk(tmp_path / "set")
-    line = complaint(
-        capsys,
-        "train",
-        recipe(tmp_path),
-        "--data",
-        f"hf:{tmp_path / 'set'}?caption=none",
-        "--out",
-        tmp_path / "x",
-    )
+    data = f"hf:{tmp_path / 'set'}?caption=none"
+    line = complaint(capsys, "train", recipe(tmp_path), "--data", data, "--out", tmp_path / "x")
     assert "has no column none; its columns are image, text" in line

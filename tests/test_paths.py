@@ -207,9 +207,7 @@ def test_an_empty_argument_is_refused(place: str, empty: str, capsys: pytest.Cap
     if empty in words:
         said = complaint(capsys, *words)
         option = command[words.index(empty) - 1]
-        assert said.startswith(
-            f"grainline: the argument after {option} is empty, as an unset shell variable is"
-        )
+        assert said.startswith(f"grainline: the argument after {option} is empty, as an unset shell variable")
         joined = [*words[: words.index(empty) - 1], f"{option}={empty}", *words[words.index(empty) + 1 :]]
         if option.startswith("--"):
             assert f"grainline: {option} is empty" in complaint(capsys, *joined)

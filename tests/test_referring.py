@@ -16,7 +16,7 @@ from test_intervals import interval
 from test_scenes import fits
 from test_scenes import read as understood
 
-from grainline.data.formats.masks import run_lengths
+from grainline.data.formats.parsed import run_lengths
 from grainline.data.open_source import open_source
 from grainline.data.record import Record
 from grainline.data.scenes.source import Scenes

@@ -37,9 +37,9 @@ def jpeg(shade: int = 100, size: tuple[int, int] = (8, 8)) -> bytes:
     return data.getvalue()
 
 
-def write_tar(path: Path, files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in files.items():
+def write_tar(path: Path, files: dict[str, bytes], *more: tuple[str, bytes]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in (*files.items(), *more):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
@@ -73,17 +73,13 @@ def causes(source: Source) -> list[str | None]:
 
 
 def test_folders_and_links_are_no_samples(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
+    path = write_tar(tmp_path / "a.tar", samples(2))
+    with tarfile.open(path, "a") as tar:
         for name, kind in (("d", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE), ("h.jpg", tarfile.LNKTYPE)):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "0001.jpg"
             member.size = 1100  # some writers note the size of what a link leads to; its data do not follow
             tar.addfile(member)
-        for name, data in samples(2).items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
     assert list(Tars([str(path)]).keys()) == ["0000", "0001"]
 
 
@@ -103,23 +99,9 @@ def test_members_of_a_sample_need_not_be_neighbours_and_keys_end_at_the_first_do
 
 
 def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        for name, data in (
-            ("a.jpg", b"1"),
-            ("a.txt", b"A."),
-            ("a.jpg", b"2"),
-            ("a.txt", b"B."),
-            ("a.txt", b"C."),
-        ):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    source = Tars([str(path)])
-    assert [(source[n].key, source[n].image, source[n].captions) for n in (0, 1)] == [
-        ("a", b"1", ("A.",)),
-        ("a#2", b"2", ("B.",)),
-    ]
+    again = ("a.jpg", b"2"), ("a.txt", b"B."), ("a.txt", b"C.")
+    source = Tars([str(write_tar(tmp_path / "a.tar", {"a.jpg": b"1", "a.txt": b"A."}, *again))])
+    assert [source[n][:3] for n in (0, 1)] == [("a", b"1", ("A.",)), ("a#2", b"2", ("B.",))]
     assert causes(source) == [None, None, "missing image"]
 
 
@@ -136,26 +118,14 @@ def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
             {"a.1": None, "a.2": None, "b.1": "b.1", "b.2": "b.2"},
             "b would",
         ),
-        (
-            "1.0.jpg 1.0.jpg.txt 1.1.jpg 1.1.jpg.json.txt",
-            {"1.0": "1.0.jpg", "1.1": "1.1.jpg.json"},
-            "1 would",
-        ),
+        ("1.0.jpg 1.0.jpg.txt 1.1.jpg 1.1.jpg.json.txt", {"1.0": "1.0.jpg", "1.1": "1.1.jpg.json"}, "1 wou"),
         ("0.left.jpg 0.right.jpg 0.txt", {"0.left": None, "0.right": None, "0": None}, "0 would"),
         ("0.jpg 0.en.txt 0.de.txt", {"0": None, "0.en": None, "0.de": None}, "0 would"),
         # as WebDataset has it: one image and one text of each ending, and masks beside the image
         ("v1.0_1.jpg v1.0_1.txt", {"v1": "v1.0_1"}, ""),
         ("0.image.jpg 0.caption.txt", {"0": "0.caption"}, ""),
-        (
-            "0.png 0.seg.png 0.caption.txt",
-            {"0": "0.caption"},
-            "1 further file of samples not read, such as 0.s",
-        ),
-        (
-            "0.jpg 0.txt 0.a.json 0.b.json 0.seg.png",
-            {"0": "0"},
-            "3 further files of samples not read, such as 0.a.json",
-        ),
+        ("0.png 0.seg.png 0.caption.txt", {"0": "0.caption"}, "1 further file of samples not read, such"),
+        ("0.jpg 0.txt 0.a.json 0.b.json 0.seg.png", {"0": "0"}, "3 further files of samples not read, such"),
         ("0.jpg 0.txt 0.meta.json", {"0": "0"}, "1 further file of samples not read, such as 0.meta.json"),
         # two images, or two texts, that only their endings tell apart
         ("0.jpg 0.png 0.txt 1.JPG 1.TXT", {"0": "ambiguous key", "1": "1"}, ""),
@@ -167,11 +137,11 @@ def test_an_image_gets_its_own_text_where_names_hold_dots(
 ) -> None:
     files = {name: Path(name).stem.encode() for name in names.split("|" if "|" in names else " ")}
     source = Tars([str(write_tar(tmp_path / "a.tar", files))])
-    found = {}
+    result = {}
     for key, cause in zip(source.keys(), causes(source), strict=True):
         incomplete = None if cause in ("missing image", "missing caption") else cause
-        found[key] = source[len(found)].captions[0] if cause is None else incomplete
-    assert found == expected
+        result[key] = source[len(result)].captions[0] if cause is None else incomplete
+    assert result == expected
     assert remarks in "".join(source.remarks)
     assert len(source.remarks) == bool(remarks)
 
@@ -246,13 +216,12 @@ def test_a_cut_tar_gives_every_whole_sample_and_reports_the_cut_one(tmp_path: Pa
         complete = sum(end <= length for end in ends[1::2])
         if not complete:
             continue
-        found = causes(Tars([str(path)]))
-        assert found[:complete] == [None] * complete
-        assert found[complete:] in ([], ["truncated tar"])
-        header = (
-            complete < 3 and length > -(-ends[2 * complete - 1] // 512) * 512
-        )  # a byte of the next sample
-        assert (found[complete:] == ["truncated tar"]) == header or length > ends[-1]
+        loaded = causes(Tars([str(path)]))
+        assert loaded[:complete] == [None] * complete
+        assert loaded[complete:] in ([], ["truncated tar"])
+        more = length > -(-ends[2 * complete - 1] // 512) * 512  # a byte of the next sample
+        header = complete < 3 and more
+        assert (loaded[complete:] == ["truncated tar"]) == header or length > ends[-1]
 
 
 def test_a_damaged_header_in_the_middle_is_reported(tmp_path: Path) -> None:

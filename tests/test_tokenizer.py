@@ -20,19 +20,13 @@ import pytest
 import regex
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from vocabularies import CORPUS
 
 from grainline.data.captions import clean
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer, read_tokenizer
 from grainline.errors import UserError
 
-CORPUS = [
-    "A brown dog runs over the wet sand, and the dog's owner follows it.",
-    "Two men can't see the bus; they're waiting in 2023 for number 23.",
-    "The café on the left is closed. It's 3.5 m wide, we've measured!",
-    "A woman in a red jacket holds a red ball, a red bag and a dog.",
-    "The dogs and the cats sit on the sand near the water... waiting.",
-] * 3
 PROBES = [
     "A dog on the sand.",
     "",
@@ -169,9 +163,8 @@ def test_the_vocabulary_is_laid_out_as_that_of_clip(toy: Tokenizer) -> None:
 
 
 def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_threads(tmp_path: Path) -> None:
-    texts = [
-        f"{a} {b} on the {c}" for a in ("red", "blue") for b in ("dog", "cat", "cow") for c in ("mat", "sea")
-    ]
+    words = itertools.product(("red", "blue"), ("dog", "cat", "cow"), ("mat", "sea"))
+    texts = [f"{a} {b} on the {c}" for a, b, c in words]
     Tokenizer.train(texts, 600).save(tmp_path / "a")
     program = (
         "import sys, json; from grainline.data.tokenizers.tokenizer import Tokenizer; "
@@ -185,21 +178,6 @@ def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_thread
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_long_texts_are_cut_and_counted_and_keep_their_end(toy: Tokenizer) -> None:
-    text = "the dog runs over the sand"
-    whole = toy.encode([text], 100).ids[0]
-    size = len(whole)
-    for context in range(3, size + 3):
-        ids, lost = toy.encode([text, "a"], context)
-        assert ids[0] == ([*whole[: context - 1], toy.end] if context < size else whole)
-        assert len(ids[0]) == min(context, size)
-        assert lost == [max(size - context, 0), 0]
-        assert [number > 0 for number in toy.encode([text, "a"], context).truncated_tokens] == [
-            context < size,
-            False,
-        ]
-
-
 def test_a_context_without_room_for_a_token_is_an_error(toy: Tokenizer) -> None:
     with pytest.raises(UserError, match="the context is 2 tokens; it must be at least 3"):
         toy.encode(["a"], 2)
@@ -210,12 +188,8 @@ def test_decoding_gives_the_cleaned_text_with_spaced_words(toy: Tokenizer) -> No
         ids = toy.encode([text], 100).ids[0]
         assert toy.decode(ids).replace(" ", "") == clean(text).lower().replace(" ", "")
     assert toy.decode(toy.encode(["The  dog's sand."], 100).ids[0]) == "the dog 's sand ."
-    assert toy.pieces(toy.encode(["a dog"], 9).ids[0]) == [
-        "<|startoftext|>",
-        "a</w>",
-        "dog</w>",
-        "<|endoftext|>",
-    ]
+    pieces = ["<|startoftext|>", "a</w>", "dog</w>", "<|endoftext|>"]
+    assert toy.pieces(toy.encode(["a dog"], 9).ids[0]) == pieces
 
 
 def test_spans_say_where_tokens_stand_in_the_cleaned_text(toy: Tokenizer) -> None:
@@ -234,11 +208,8 @@ def test_spans_say_where_tokens_stand_in_the_cleaned_text(toy: Tokenizer) -> Non
 
 def test_pickling_saving_and_loading_change_nothing(toy: Tokenizer, tmp_path: Path) -> None:
     toy.save(tmp_path)
-    for other in (
-        pickle.loads(pickle.dumps(toy)),
-        read_tokenizer(tmp_path),
-        read_tokenizer(tmp_path / "tokenizer.json"),
-    ):
+    saved = [read_tokenizer(tmp_path / name) for name in ("", "tokenizer.json")]
+    for other in (pickle.loads(pickle.dumps(toy)), *saved):
         assert other.encode(PROBES, 50) == toy.encode(PROBES, 50)
         assert other.to_json() == toy.to_json()
         assert (other.meta(), other.settings) == (toy.meta(), toy.settings)
@@ -273,9 +244,9 @@ def test_every_form_of_clips_files_is_read_as_transformers_reads_it(
         old = json.loads(toy.to_json())
         old["model"]["merges"] = lines  # as older libraries wrote them
         (tmp_path / "tokenizer.json").write_text(json.dumps(old))
-    found, theirs = load_tokenizer(tmp_path, vocab=600), transformers.CLIPTokenizer.from_pretrained(tmp_path)
-    assert found.encode(PROBES, 77).ids == theirs(PROBES, truncation=True, max_length=77).input_ids
-    assert found.encode(CORPUS, 77) == toy.encode(CORPUS, 77)
+    result, theirs = load_tokenizer(tmp_path, vocab=600), transformers.CLIPTokenizer.from_pretrained(tmp_path)
+    assert result.encode(PROBES, 77).ids == theirs(PROBES, truncation=True, max_length=77).input_ids
+    assert result.encode(CORPUS, 77) == toy.encode(CORPUS, 77)
 
 
 def test_a_checkpoint_with_a_tokenizer_goes_before_open_clip_and_a_path_before_both(
@@ -294,20 +265,12 @@ def test_a_checkpoint_with_a_tokenizer_goes_before_open_clip_and_a_path_before_b
     monkeypatch.syspath_prepend(str(site))
     empty = tmp_path / "weights"
     empty.mkdir()
-    assert (
-        load_tokenizer().to_json() == load_tokenizer(checkpoint=empty, vocab=600).to_json() == toy.to_json()
-    )
-
+    for same in (load_tokenizer(), load_tokenizer(checkpoint=empty, vocab=600)):
+        assert same.to_json() == toy.to_json()
     Tokenizer.train(CORPUS, 550).save(tmp_path / "own")
     assert load_tokenizer(checkpoint=tmp_path / "own").vocab == 550
     Tokenizer.train(CORPUS, 530).save(tmp_path / "named")
     assert load_tokenizer(tmp_path / "named", checkpoint=tmp_path / "own").vocab == 530
-
-
-def test_a_vocabulary_of_another_size_than_the_model_is_an_error(toy: Tokenizer, tmp_path: Path) -> None:
-    toy.save(tmp_path)
-    with pytest.raises(UserError, match="has 600 tokens, the model 49408; name the tokenizer"):
-        load_tokenizer(tmp_path, vocab=49408)
 
 
 def broken(tmp_path: Path, name: str, content: str | bytes) -> Path:
@@ -327,10 +290,7 @@ def test_every_other_mistake_ends_in_one_line(toy: Tokenizer, tmp_path: Path) ->
         (tmp_path / "empty", "no tokenizer in .*: it holds none of tokenizer.json, vocab.json, vocab.txt, "),
         (broken(tmp_path, "b.json", "{}"), "no tokenizer in .*b.json"),
         (broken(tmp_path, "d.gz", b"not gzip"), "cannot read the tokenizer .*d.gz"),
-        (
-            broken(tmp_path, "e.gz", gzip.compress(b"head\nq qq")),
-            "e.gz holds no merges of CLIP: .*fetch it again",
-        ),
+        (broken(tmp_path, "e.gz", gzip.compress(b"head\nq qq")), "e.gz holds no merges of CLIP: .*fetch it"),
         (tmp_path / "future", "future/tokenizer.json is damaged; copy it"),
     ]
     for path, message in cases:

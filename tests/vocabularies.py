@@ -55,9 +55,8 @@ def bert_words(lower: bool = True) -> dict[str, int]:
     learner.normalizer = normalizers.BertNormalizer(lowercase=lower)
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", *(f"[unused{i}]" for i in range(120)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    learner.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=290, special_tokens=special, show_progress=False)
-    )
+    trainer = trainers.WordPieceTrainer(vocab_size=290, special_tokens=special, show_progress=False)
+    learner.train_from_iterator(CORPUS, trainer)
     return learner.get_vocab()
 
 
@@ -83,14 +82,8 @@ def gemma_folder(folder: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
     backend.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
-    config = {
-        "tokenizer_class": "GemmaTokenizer",
-        "add_bos_token": False,
-        "add_eos_token": True,
-        "eos_token": "<eos>",
-        "bos_token": "<bos>",
-        "pad_token": "<pad>",
-    }
+    config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": False, "add_eos_token": True}
+    config |= {f"{name}_token": f"<{name}>" for name in ("eos", "bos", "pad")}
     return write(folder, tokenizer_json=backend.to_str(), tokenizer_config_json=config)
 
 
@@ -109,10 +102,8 @@ def pieces() -> list[tuple[str, float]]:
             marked = "▁" + word
             counts.update(marked[i:j] for i in range(len(marked)) for j in range(i + 1, len(marked) + 1))
     noise, special = random.Random(0), ["<pad>", "</s>", "<unk>"]
-    scored = [
-        (p, math.log(n / 500) + noise.random() / 100)
-        for p, n in sorted(counts.items(), key=lambda x: (-x[1], x[0]))[:400]
-    ]
+    most = sorted(counts.items(), key=lambda x: (-x[1], x[0]))[:400]
+    scored = [(p, math.log(n / 500) + noise.random() / 100) for p, n in most]
     return [*((p, 0.0) for p in special), *scored]
 
 
@@ -189,24 +180,21 @@ class Sentencepiece:
         unknown = min(s for _, s in self.pieces) - 10
         best: list[tuple[float, int]] = [(0.0, 0)]
         for end in range(1, len(text) + 1):
-            ways = [
-                (best[start][0] + self.score[text[start:end]], start)
-                for start in range(end)
-                if text[start:end] in self.score
-            ]
+            starts = [start for start in range(end) if text[start:end] in self.score]
+            ways = [(best[start][0] + self.score[text[start:end]], start) for start in starts]
             if text[end - 1] not in self.score:
                 ways.append((best[end - 1][0] + unknown, end - 1))
             best.append(max(ways))
-        found, end = list[str](), len(text)
+        result, end = list[str](), len(text)
         while end:
             start = best[end][1]
             piece = text[start:end]
-            if piece in self.score or not found or found[-1] in self.score:
-                found.append(piece)
+            if piece in self.score or not result or result[-1] in self.score:
+                result.append(piece)
             else:
-                found[-1] = piece + found[-1]  # unknown characters in a row are one piece
+                result[-1] = piece + result[-1]  # unknown characters in a row are one piece
             end = start
-        return found[::-1]
+        return result[::-1]
 
     def ids(self, tokens: list[str]) -> list[int]:
         """Ids of pieces; of an unknown piece 2."""
@@ -235,9 +223,8 @@ def _made(kind: str) -> Any:
         learner = tokenizers.Tokenizer(models.BPE())
         learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         special, letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, special_tokens=special, initial_alphabet=letters, show_progress=False
-        )
+        options: Any = {"initial_alphabet": letters, "show_progress": False}
+        trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, **options)
         learner.train_from_iterator(CORPUS, trainer)
         model = json.loads(learner.to_str())["model"]
         return library.RobertaTokenizer(vocab=model["vocab"], merges=[tuple(x) for x in model["merges"]])

@@ -11,27 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from grainline.data import descriptions
-from grainline.data.batches import START, unchanged
+from grainline.data.batches import loader_of
 from grainline.data.captions import remove_repetitions, sentences
 from grainline.data.decode import decode
 from grainline.data.descriptions import LONG_CAPTIONS
 from grainline.data.formats.common import read_captions
 from grainline.data.formats.table import choose_columns, fields_of, read_rows
-from grainline.data.lines import Progress, Written, as_line, complete, require_same
+from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.open_source import open_source
 from grainline.data.phrases import providers
 from grainline.data.phrases.patterns import Provider
 from grainline.data.record import Cause, CorruptSample, Record, Source, as_sentences
 from grainline.errors import UserError
 
+CHUNK = 64  # records whose phrases a process makes at a time
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
 
 
@@ -39,6 +39,12 @@ class Annotator(ABC):
     """Abstract: makes one line for each record of a source."""
 
     batch: int = 1  # records at a time
+    format: ClassVar[str]  # of the file
+    origin: Mapping[str, Any]  # in the header of the file: all that the lines depend on except the records
+
+    @abstractmethod
+    def differs(self, header: Mapping[str, Any]) -> dict[str, str]:
+        """The origin in the header of another file, by its field, in words."""
 
     def prepare(self, record: Record) -> Record:
         """A record as it waits in its batch. Raises CorruptSample."""
@@ -76,29 +82,19 @@ class _Lines(Dataset[Tensor | UserError]):
 
 
 def _make(
-    source: Source,
-    annotator: Annotator,
-    out: Path,
-    header: Mapping[str, Any],
-    check: Callable[[Path], None],
-    processes: int,
-    progress: Progress | None,
+    source: Source, annotator: Annotator, out: Path, processes: int, progress: Progress | None
 ) -> tuple[list[dict[str, Any]], dict[str, int], int]:
     """Result of `lines.complete`: all lines, how many are skipped records, by cause, and how many existed."""
+    header = {"grainline": annotator.format, "source": source.fingerprint(), **annotator.origin}
+
+    def check(path: Path) -> None:
+        first = read_header(path, annotator.format, set(header), "choose another --out")
+        require_same(path, first, header, {"source": "from other data"} | annotator.differs(first))
 
     def batches(first: int) -> Iterator[bytes]:
         starts = range(first, len(source), annotator.batch)
         workers = min(processes, len(starts)) if processes > 1 else 0
-        loader: DataLoader[Any] = DataLoader(
-            _Lines(source, annotator),
-            batch_size=None,
-            sampler=starts,
-            num_workers=workers,
-            multiprocessing_context=START if workers else None,
-            collate_fn=unchanged,
-            generator=torch.Generator(),
-        )
-        for lines in loader:
+        for lines in loader_of(_Lines(source, annotator), starts, workers):
             if isinstance(lines, UserError):
                 raise lines
             yield lines.numpy().tobytes()
@@ -113,10 +109,13 @@ def _make(
 class _ByProvider(Annotator):
     """Phrases of all texts."""
 
-    batch = 64
+    batch, format = CHUNK, providers.FORMAT
 
     def __init__(self, provider: Provider) -> None:
-        self.provider = provider
+        self.provider, self.origin = provider, {"provider": provider.name}
+
+    def differs(self, header: Mapping[str, Any]) -> dict[str, str]:
+        return {"provider": f"by {header['provider']}, not {self.provider.name}"}
 
     def prepare(self, record: Record) -> Record:
         return record._replace(image=b"")
@@ -134,14 +133,7 @@ def make_phrases(
 
     Raises UserError where `out`, whole or partial, was made from other data or by another provider.
     """
-    expected = {"grainline": providers.FORMAT, "provider": provider.name, "source": source.fingerprint()}
-
-    def check(path: Path) -> None:
-        header = providers.read_header(path)
-        provider_differs = f"by {header['provider']}, not {expected['provider']}"
-        require_same(path, header, expected, {"provider": provider_differs, "source": "from other data"})
-
-    rows, skipped, resumed = _make(source, _ByProvider(provider), out, expected, check, processes, progress)
+    rows, skipped, resumed = _make(source, _ByProvider(provider), out, processes, progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]
     counts = {"record": len(rows), "text": len(texts), "phrase": sum(map(len, texts))}
     return Written(counts, skipped, resumed)
@@ -159,7 +151,11 @@ def texts_of(record: Record) -> list[str]:
 class Describer(Annotator):
     """Abstract: gives the descriptions of images."""
 
-    made_by: Mapping[str, Any]  # all that the texts depend on except the records, as JSON
+    format = descriptions.FORMAT
+
+    def differs(self, header: Mapping[str, Any]) -> dict[str, str]:
+        how = ", ".join(f"{name} {value}" for name, value in header["by"].items())
+        return {"by": f"with {how}"}
 
     @abstractmethod
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -175,45 +171,29 @@ class Describer(Annotator):
                 yield {"record": index, "skipped": cause, "where": record.key}
 
 
-class VisionLanguageModel(Protocol):
-    """A model that describes images, such as LLaVA."""
-
-    name: str
-    revision: str
-
-    def describe(
-        self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
-    ) -> Sequence[Any]:
-        """Text, n_tokens and hit_limit of each image."""
-
-
 class ByModel(Describer):
     """Descriptions by a model, which reads each image and a prompt, never a caption."""
 
-    def __init__(self, model: VisionLanguageModel, prompt: str, seed: int, tokens: int, batch: int) -> None:
-        """seed: from which each image has its own, by its key; tokens: of a description at most"""
+    def __init__(self, model: Any, prompt: str, seed: int, tokens: int, batch: int) -> None:
+        """
+        model   such as LLaVA: name, revision, and `describe`: text, n_tokens and hit_limit of each image
+        seed    of which each image has its own, by its key
+        tokens  of a description at most
+        """
         self.model, self.prompt, self.seed, self.tokens, self.batch = model, prompt, seed, tokens, batch
         self.settings = {"model": model.name, "revision": model.revision, "prompt": prompt}
-        self.made_by = {**self.settings, "seed": seed, "tokens": tokens}
+        self.origin = {"by": {**self.settings, "seed": seed, "tokens": tokens}}
 
     def prepare(self, record: Record) -> Record:
         return Record(record.key, decode(record), ())
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         seeds = [seed_of(self.seed, record.key) for record in records]
-        images = [record.image for record in records if isinstance(record.image, Image.Image)]
-        outputs = self.model.describe(images, seeds, self.prompt, self.tokens)
+        outputs = self.model.describe([record.image for record in records], seeds, self.prompt, self.tokens)
         texts = [whole_sentences(one.text) if one.hit_limit else one.text for one in outputs]
-        return [
-            {
-                "text": text,
-                **self.settings,
-                "seed": seed,
-                "n_tokens": one.n_tokens,
-                "hit_limit": one.hit_limit,
-            }
-            for text, seed, one in zip(texts, seeds, outputs, strict=True)
-        ]
+        cut = [{"n_tokens": one.n_tokens, "hit_limit": one.hit_limit} for one in outputs]
+        rows = zip(texts, seeds, cut, strict=True)
+        return [{"text": text, **self.settings, "seed": seed, **fields} for text, seed, fields in rows]
 
 
 class ByTexts(Describer):
@@ -222,7 +202,7 @@ class ByTexts(Describer):
     def __init__(self, texts: str) -> None:
         """texts  `long`, `captions`, `captions:0,1` (by numbers, from 0), or a table or source with keys"""
         captions = re.fullmatch(r"captions(?::(\d{1,18}(?:,\d{1,18})*))?", texts)
-        self.made_by = {"texts": texts}
+        self.origin = {"by": {"texts": texts}}
         self._text: Callable[[Record], str]
         if texts == LONG_CAPTIONS:
             self._text = lambda record: record.long or ""
@@ -232,7 +212,7 @@ class ByTexts(Describer):
         else:
             by_key = texts_by_key(texts)
             content = json.dumps(by_key, sort_keys=True).encode()
-            self.made_by = {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}
+            self.origin = {"by": {"texts": texts, "sha256": hashlib.sha256(content).hexdigest()}}
             self._text = lambda record: by_key.get(record.key, "")
 
     def describe(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -247,18 +227,7 @@ def make_descriptions(
 
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
-    expected = {
-        "grainline": descriptions.FORMAT,
-        "source": source.fingerprint(),
-        "by": dict(describer.made_by),
-    }
-
-    def check(path: Path) -> None:
-        header = descriptions.read_header(path)
-        how = ", ".join(f"{name} {value}" for name, value in header["by"].items())
-        require_same(path, header, expected, {"source": "from other data", "by": f"with {how}"})
-
-    rows, skipped, resumed = _make(source, describer, out, expected, check, 1, progress)
+    rows, skipped, resumed = _make(source, describer, out, 1, progress)
     texts = [row for row in rows if "skipped" not in row]
     counts = {"image": len(texts), "word": sum(len(row["text"].split()) for row in texts)}
     if truncated := sum(row["hit_limit"] for row in texts):

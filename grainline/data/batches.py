@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -47,13 +47,9 @@ def collate(samples: list[Sample]) -> Batch:
     """
     image = torch.tensor([sample.draw.image for sample in samples])
     dense = [sample.dense for sample in samples if sample.dense is not None]
-    images = Images(
-        torch.stack([sample.pixels for sample in samples]),
-        image,
-        _stack([sample.regions for sample in samples]),
-        description_texts(dense, image) if dense else None,
-        _stack([sample.features for sample in samples]),
-    )
+    pixels = torch.stack([sample.pixels for sample in samples])
+    regions, features = (_stack([getattr(x, name) for x in samples]) for name in ("regions", "features"))
+    images = Images(pixels, image, regions, description_texts(dense, image) if dense else None, features)
     truncated = sum(sample.truncated for sample in samples)
     return Batch(images, _texts(samples), truncated, tuple(d for sample in samples for d in sample.corrupt))
 
@@ -80,10 +76,6 @@ def _texts(samples: list[Sample]) -> Texts:
     return Texts(*padded(rows), item, owner, level)
 
 
-START = "fork" if sys.platform == "linux" else "spawn"
-"""Start method of workers: children of this process notice that it died; children of a fork server do not."""
-
-
 def load_batches(
     data: TrainSet, plan: Batches, workers: int, *, pin: bool = False
 ) -> Generator[Batch, None, None]:
@@ -96,24 +88,20 @@ def load_batches(
     """
     with warnings.catch_warnings():  # more workers than cores are no mistake; `require_workers` has a limit
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        loader: DataLoader[Any] = DataLoader(
-            Batched(data),
-            batch_size=None,
-            sampler=plan,
-            num_workers=workers,
-            multiprocessing_context=START if workers else None,
-            collate_fn=unchanged,
-            pin_memory=pin,
-            generator=torch.Generator(),
-            prefetch_factor=4 if workers else None,
-            worker_init_fn=outlive_first if workers else None,
-        )
-        batches = iter(loader)
+        more = {"prefetch_factor": 4, "worker_init_fn": outlive_first} if workers else {}
+        batches = iter(loader_of(Batched(data), plan, workers, pin_memory=pin, **more))
     return _whole(batches)
 
 
-def unchanged(batch: Any) -> Any:
-    """The collate function of a loader whose data set yields whole batches."""
+def loader_of(data: Dataset[Any], sampler: Iterable[Any], workers: int, **more: Any) -> DataLoader[Any]:
+    """A loader of whole batches, which uses no global random state."""
+    # children of this process notice that it died; children of a fork server do not
+    start = ("fork" if sys.platform == "linux" else "spawn") if workers else None
+    own: Any = {"batch_size": None, "num_workers": workers, "multiprocessing_context": start}
+    return DataLoader(data, sampler=sampler, collate_fn=_same, generator=torch.Generator(), **own, **more)
+
+
+def _same(batch: Any) -> Any:
     return batch
 
 

@@ -306,16 +306,9 @@ def _period(text: str, start: int, dot: int, after: int, closers: str) -> _Stop:
     begin = dot - len(word)
     following = _WORD.match(text, after)
     name = following.group() if following else ""
-    before = text[max(start, begin - 24) : begin].split()[-1:] if len(word) < 5 else []
-    return _Stop(
-        word,
-        begin == start,
-        before[0].strip("\"'(“[").lower() if before else "",
-        closers,
-        text[after],
-        name,
-        text[after + len(name) : after + len(name) + 1],
-    )
+    last = text[max(start, begin - 24) : begin].split()[-1:] if len(word) < 5 else []
+    before, end = "".join(last).strip("\"'(“[").lower(), after + len(name)
+    return _Stop(word, begin == start, before, closers, text[after], name, text[end : end + 1])
 
 
 def _ends_at_period(stop: _Stop) -> bool:

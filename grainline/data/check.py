@@ -89,7 +89,7 @@ SPREADS = {  # numbers of which the report has quantiles, and their names in the
 
 
 class CheckReport:
-    """What a source holds and what is wrong with it, counted sample by sample."""
+    """The content of a source and its errors, counted sample by sample."""
 
     def __init__(self, source: Source) -> None:
         self.path, self.kind, self.samples = source.path, type(source).__name__, len(source)
@@ -162,7 +162,7 @@ class CheckReport:
 
     @property
     def remarks(self) -> list[str]:
-        """Those of the source when it was opened, and what else a user should know."""
+        """The remarks of the source when it was opened, and others that a user should know."""
         where = f"in {amount(len(self.misplaced), 'image')}: {some(self.misplaced)}"
         scripts = (
             f"{amount(self.foreign, 'caption')} in other scripts than Latin: phrases by rules are English"

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.data import lines
 from grainline.data.formats.joined import SourceWrapper
 from grainline.data.formats.parsed import parse_json, read_plain, strings, text_of
 from grainline.data.record import Record, Source
@@ -129,11 +128,6 @@ def read(path: str, data: bytes) -> dict[str, str]:
     if not texts:
         raise UserError(f"{path} holds no description; {AGAIN}")
     return texts
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The header of a file of `grainline data describe`. Raises UserError for another file."""
-    return lines.read_header(path, FORMAT, {"source", "by"}, "choose another --out")
 
 
 def _row(path: str, number: int, line: bytes) -> dict[str, Any]:

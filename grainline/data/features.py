@@ -7,6 +7,7 @@ of the V views of an image the summary, then its L image tokens (0 without --tok
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from grainline.data.cache import CachedRows, Kind, Views, make, place, write_once
 from grainline.data.lines import Progress, Written
 from grainline.data.record import Cause, CorruptSample, Record, Source
-from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
+from grainline.data.transforms import DRAWS, Crop, EvalTransform, ImageInput
 from grainline.errors import UserError
 
 FEATURES = Kind("features", "features 1", "features.npy", np.float16)
@@ -84,11 +85,11 @@ class CachedFeatures(CachedRows, Crop):
         self.open((1 + settings["tokens"], settings["width"]))
         self.tokens = tokens
 
-    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
+    def __call__(self, image: ImageInput, rng: Random, where: str = "image") -> Tensor:  # noqa: ARG002
         """No pixels. `features` takes the random numbers."""
         return torch.empty(3, 0, 0, dtype=torch.uint8)
 
-    def features(self, index: int, record: Record, rng: Draws) -> Tensor:
+    def features(self, index: int, record: Record, rng: Random) -> Tensor:
         """[1 + L, W] half precision, [1, W] without tokens, of one view of the record at a position.
 
         Raises CorruptSample for an image without features, and UserError for the features of another image.

@@ -20,8 +20,6 @@ class Written(NamedTuple):
 
     >>> print(Written({"image": 10, "word": 905}, {"missing caption": 2}, resumed=4))
     10 images, 905 words; 4 records were there before; 2 skipped: 2 missing caption
-    >>> print(Written({"tar": 2}, {"missing image": 1}, 1, unit="tar", first=("missing image: x",)))
-    2 tars; 1 tar was there before; 1 skipped: 1 missing image; the first: missing image: x
     """
 
     counts: dict[str, int]  # noun -> how many

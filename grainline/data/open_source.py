@@ -1,18 +1,11 @@
-"""Opens the source of records at a path. SOURCES names the kinds, which are imported when they are needed.
+"""Opens the source of records at a path (docs/data.md). SOURCES names the kinds, imported when needed.
 
-    scenes, scenes:...                     images drawn when they are read, with known truth
-    a.tar, a-*.tar, a-{0000..0004}.tar     WebDataset tars, or a folder of them
-    a folder of images                     with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
-    classes:DIR                            a folder with one subfolder of images for each class
-    a.jsonl, a.csv, a.tsv, a.json          rows with the paths of images
-    a.parquet, a-*.parquet                 rows with the images inside, or a folder of them (extra `data`)
-    texts:captions.jsonl.gz                captions without images, for methods that can learn from them
-    files of benchmarks                    recognised by their content: grainline/data/benchmarks
-    hf:NAME:SPLIT                          a data set of the Hugging Face hub, or a folder of `save_to_disk`
+    a.jsonl, a-{0000..0004}.tar, photos/   a file, a pattern or a folder, whose kind is recognised
+    KIND:PATH                              a path as another kind
     my_module:MySource:PATH                a class of your own, called with PATH
+    PATH?skip=0,1                          without some captions of each record
 
-KIND:PATH opens a path as another kind, and PATH?skip=0,1 leaves out captions of each record. A source raises
-UserError when it is opened, and CorruptSample for a sample that cannot be used.
+A source raises UserError when it is opened, and CorruptSample for a sample that cannot be used.
 """
 
 import os

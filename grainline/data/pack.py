@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grainline.data.decode import as_png, decode, kind_of
-from grainline.data.formats.masks import run_lengths
+from grainline.data.formats.parsed import run_lengths
 from grainline.data.formats.tars import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.record import Cause, CorruptSample, Record, Region, Source
@@ -122,14 +122,9 @@ class _Writer:
 
 def fields_of(record: Record) -> dict[str, Any]:
     """The texts and regions of a record in the fields of grainline.data.formats.common."""
-    fields: dict[str, Any] = {
-        "captions": list(record.captions),
-        "long": record.long,
-        "longs": record.others,
-        "regions": [_region(region) for region in record.regions],
-        "foils": [foil._asdict() for foil in record.foils],
-        "subtexts": record.subtexts,
-    }
+    fields: dict[str, Any] = {"captions": record.captions, "long": record.long, "longs": record.others}
+    fields["regions"] = [_region(region) for region in record.regions]
+    fields |= {"foils": [foil._asdict() for foil in record.foils], "subtexts": record.subtexts}
     return {name: value for name, value in fields.items() if value}
 
 

@@ -158,7 +158,8 @@ def grains(
             for phrase in phrases
             if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
         ]
-    texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
+    filtered = select(text, phrases, cfg.phrase_filter) if phrases else []
+    texts = [words_of(text, phrase) for phrase in filtered]
     return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 
@@ -177,7 +178,7 @@ class Chunking(Config):
 
 @lru_cache(maxsize=4096)
 def count_splits(count: int, number: int, largest: int) -> int:
-    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `largest` each."""
+    """The number of splits of `count` sentences into `number` chunks, in order, of 1 to `largest` each."""
     if number == 0 or count < number:
         return int(number == count == 0)
     return sum(count_splits(count - size, number - 1, largest) for size in range(1, min(largest, count) + 1))

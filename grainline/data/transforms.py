@@ -7,7 +7,8 @@ in published numbers. Both return uint8; encoders normalise, because mean and st
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from random import Random
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +23,6 @@ from grainline.data.record import Record
 
 ImageInput = bytes | Image.Image | np.ndarray
 """An encoded file, a PIL image of any mode, or [H, W, 3] uint8."""
-
-
-class Draws(Protocol):
-    """A source of random numbers: random.Random or numpy.random.Generator."""
-
-    def random(self) -> float: ...
 
 
 class Box(NamedTuple):
@@ -46,7 +41,7 @@ class Crop(ABC):
     """Abstract: how training makes a square of an image."""
 
     @abstractmethod
-    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+    def __call__(self, image: ImageInput, rng: Random, where: str = "image") -> Tensor:
         """[3, size, size] uint8; [3, 0, 0] where cached features replace the image.
 
         Raises CorruptSample, which names `where`. Every call takes DRAWS numbers from rng; where there are
@@ -57,7 +52,7 @@ class Crop(ABC):
         """[size, size] int64 superpixels of the record at a position; None without a cache."""
         return None
 
-    def features(self, index: int, record: Record, rng: Draws) -> Tensor | None:  # noqa: ARG002
+    def features(self, index: int, record: Record, rng: Random) -> Tensor | None:  # noqa: ARG002
         """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
         return None
 
@@ -89,7 +84,7 @@ class TrainTransform(Crop):
     def __init__(self, size: int, cfg: CropConfig | None = None, patches: Patches | None = None) -> None:
         self.size, self.cfg, self.patches = size, cfg or CropConfig(), patches
 
-    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+    def __call__(self, image: ImageInput, rng: Random, where: str = "image") -> Tensor:
         # as many random numbers whatever the settings: an option changes no other crop
         draws = [float(rng.random()) for _ in range(DRAWS)]
         if isinstance(image, np.ndarray):
@@ -161,7 +156,7 @@ class SameTransform(Crop):
         """label: the cached superpixels of a record, by its position and key (`data.superpixels`)"""
         self.transform, self.label = transform, label
 
-    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+    def __call__(self, image: ImageInput, rng: Random, where: str = "image") -> Tensor:
         for _ in range(DRAWS):
             rng.random()
         return self.transform(image, where)

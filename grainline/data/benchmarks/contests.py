@@ -103,10 +103,7 @@ def _valid(model: type[F], row: Any, place: str) -> F:
         raise data_error(f"{place}: {error}") from None
 
 
-# FOIL-COCO: captions of COCO and the same with one noun replaced.
-#
-#     foil-coco:foilv1.0_test_2017.json?images=DIR
-#
+# FOIL-COCO (`foil-coco:foilv1.0_test_2017.json`): captions of COCO and the same with one noun replaced.
 # Shekhar et al., arXiv 1705.01359. annotations[] with id, image_id, caption, foil (whether it is the false
 # one), target_word and foil_word; a foil has the id of the caption that it was made from. The images are
 # those of COCO val2014 (train2014 for the training file): DIR holds them, or is the folder above.
@@ -154,9 +151,8 @@ class FoilCoco(Foiled):
             raise data_error(f"{place}: its foil is of image {false.image_id}, the caption of {number}")
         if isinstance(number, str) and number not in names:
             raise data_error(f"{place}: image_id is {brief_json(number)}, not the number of an image of COCO")
-        return names.get(number) or f"COCO_val2014_{number:012}.jpg", Foil(
-            false.caption, true.caption, "noun"
-        )
+        name = names.get(number) or f"COCO_val2014_{number:012}.jpg"
+        return name, Foil(false.caption, true.caption, "noun")
 
 
 class _Items(Foiled):
@@ -179,10 +175,7 @@ class _Items(Foiled):
         return True
 
 
-# SugarCrepe: captions of COCO and foils that read as well as they do.
-#
-#     sugarcrepe:replace_obj.json?images=DIR
-#
+# SugarCrepe (`sugarcrepe:replace_obj.json`): captions of COCO and foils that read as well as they do.
 # Hsieh et al., arXiv 2306.14610. The name of a file is the kind of its foils: a JSON object of items
 # with filename, caption and negative_caption. DIR holds the images of COCO val2017, or is the folder above.
 
@@ -200,10 +193,7 @@ class SugarCrepe(_Items):
     form = f"a file of SugarCrepe: items with {', '.join(_CrepeItem.model_fields)}"
 
 
-# VALSE: captions and foils of six linguistic phenomena.
-#
-#     valse:actant-swap.json?images=DIR
-#
+# VALSE (`valse:actant-swap.json`): captions and foils of six linguistic phenomena.
 # Parcalabescu et al., arXiv 2112.07566. Each file is one piece: a JSON object of items with image_file,
 # caption, foil and mturk, the votes of three people. As its authors do, items count only if
 # two people at least chose the caption. The kind is the name of the file. DIR holds the images of the piece:
@@ -244,9 +234,6 @@ class Valse(_Items):
 
 
 # SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object is another.
-#
-#     svo-probes:svo_probes.csv?images=DIR
-#
 # Hendricks and Nematzadeh, arXiv 2106.09141. Columns: sentence, pos_image_id, neg_image_id, and the flags
 # subj_neg, verb_neg and obj_neg, of which exactly one is true in the rows that are used. An image lies in DIR
 # as ID.jpg, or with another suffix of images. Many URLs of the set are dead, so rows that lack an image are
@@ -257,11 +244,8 @@ SUBJECT, VERB, OBJECT = "subject", "verb", "object"
 UNREADABLE, MIXED = "cannot be read", "do not have exactly one true flag"  # why a row is left out
 
 _is_name = where(lambda x: x and os.path.basename(x) == x and "\0" not in x, "not the id of an image")
-ImageId = Annotated[
-    str,
-    BeforeValidator(lambda x: str(x).strip() if isinstance(x, str | int) else x),
-    AfterValidator(_is_name),
-]
+_text = BeforeValidator(lambda x: str(x).strip() if isinstance(x, str | int) else x)
+ImageId = Annotated[str, _text, AfterValidator(_is_name)]
 
 
 class _Probe(Fields):
@@ -274,7 +258,7 @@ class _Probe(Fields):
 
     @property
     def kinds(self) -> list[str]:
-        """What the flags say of the wrong image."""
+        """The parts of the sentence that the wrong image lacks."""
         flags = {SUBJECT: self.subj_neg, VERB: self.verb_neg, OBJECT: self.obj_neg}
         return [kind for kind, flag in flags.items() if flag]
 
@@ -304,10 +288,9 @@ class SvoProbes(Benchmark):
             raise data_error(f"no row of {self._file} has both of its images under {self._root}")
         ids = _images_of(used)
         place = {name: number for number, name in enumerate(ids)}
-        self.contests = tuple(
-            Contest(one.sentence, place[one.pos_image_id], place[one.neg_image_id], one.kinds[0])
-            for one in used
-        )
+        pairs = [(place[one.pos_image_id], place[one.neg_image_id]) for one in used]
+        both = zip(used, pairs, strict=True)
+        self.contests = tuple(Contest(one.sentence, *pair, one.kinds[0]) for one, pair in both)
         captions: dict[str, dict[str, None]] = {}  # a dict keeps the order, and each sentence once
         for one in used:
             captions.setdefault(one.pos_image_id, {})[one.sentence] = None
@@ -344,10 +327,7 @@ def _images_of(probes: Sequence[_Probe]) -> list[str]:
     return list(dict.fromkeys(name for one in probes for name in (one.pos_image_id, one.neg_image_id)))
 
 
-# COLA, multi-object part: items of two images and two captions.
-#
-#     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
-#
+# COLA, multi-object part (`COLA_multiobjects_matching_benchmark.json`): items of two images and two captions.
 # Ray et al., arXiv 2305.03689. The file is a JSON list of rows [url, caption, url, caption]: two images, each
 # with the caption that describes it. An image has the file name of its URL. An image of several rows is one
 # record with all its captions; `items` holds the rows.

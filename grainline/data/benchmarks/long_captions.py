@@ -1,13 +1,7 @@
-"""Benchmarks of retrieval with long captions, each read from the files that its authors give out.
+"""Benchmarks of retrieval with long captions, in the files that their authors give out (docs/data.md).
 
-densely_captioned_images/      DCI: a folder of JSON files, one an image: image, short_caption, extra_caption
-docci_descriptions.jsonlines   DOCCI: example_id, split, image_file, description; split=test by default
-Urban1k/                       Urban-1k: caption/NUMBER.txt and image/NUMBER.jpg
-annotations.json               Urban-1k as one file: annotations[] of image_id, image, caption
-share-captioner_....json       ShareGPT4V: a list of rows with image and conversations
-data.jsonl                     ImageInWords: IIW-400, DOCCI_Test, DCI_Test; rows with IIW
-dci_long.csv                   Long-DCI of TULIP: filepath and title, divided by tabs
-DCI_test.json, docci_test.json GOAL's selections of DCI and DOCCI: a list of rows with filename and caption
+An image has one text, the first one in the file, unchanged; evaluation/suites/long_retrieval.py applies the
+protocols.
 """
 
 import os
@@ -24,9 +18,6 @@ from grainline.data.formats.parsed import data_error, elements, load_json, print
 from grainline.data.formats.table import Row, Table, first_fields, json_rows
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError
-
-# A source gives the texts of its files unchanged; evaluation/suites/long_retrieval.py applies the protocols.
-# An image has one text, the first one in the file.
 
 
 class LongCaptions(ListedImages):
@@ -321,12 +312,10 @@ def _of_turns(row: Any, number: int) -> Entry:
     return _of_row(Row(number, {"image": fields.get("image"), "text": turns[1]["value"]}), "image", "text")
 
 
-# HiMo-Docci: images of DOCCI with captions cut into cumulative subtexts (HiMo-CLIP, arXiv 2511.06653).
-#
-#     himo_docci_data.json   JSON Lines in spite of its name: img_path, caption (the subtexts), raw_caption
-#
-# The caption of a record is `raw_caption`. Its subtexts are stripped, else unchanged: one is not always the
-# exact beginning of the next, nor is the last always the whole caption.
+# HiMo-Docci: images of DOCCI with captions cut into cumulative subtexts (HiMo-CLIP, arXiv 2511.06653). The
+# file, himo_docci_data.json, is JSON Lines: img_path, caption (the subtexts), raw_caption (the caption of the
+# record). Subtexts are stripped, else unchanged: one is not always the exact beginning of the next, nor
+# is the last always the whole caption.
 
 HIMO_FIELDS = {"img_path": str, "caption": list, "raw_caption": str}
 

@@ -31,9 +31,6 @@ from grainline.data.record import Box, Cause, CorruptSample, Foil, Record, Regio
 from grainline.errors import UserError, some
 
 # Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official files.
-#
-#     flickr30k-entities:DIR?split=val&images=flickr30k-images/
-#
 # Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
 #     Sentences/ID.txt    the captions of an image, one a line:
 #                         [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
@@ -212,10 +209,9 @@ def _listed(home: str, splits: list[str]) -> list[str]:
 # record is an image with its regions, whose foils are of the kind that the file is named after; it has no
 # caption. DIR is the folder of COCO's images: that above val2017 and train2017, or the one that all are in.
 
-DIFFICULTY = {  # what the benchmark calls its files; the others are known by what is wrong: `transparency`
-    **{"1_attributes": "hard", "2_attributes": "medium", "3_attributes": "easy"},
-    "shuffled_negatives": "trivial",
-}
+# what the benchmark calls its files; the others are known by what is wrong: `transparency`
+DIFFICULTY = {"1_attributes": "hard", "2_attributes": "medium", "3_attributes": "easy"}
+DIFFICULTY["shuffled_negatives"] = "trivial"
 
 
 class _Category(Fields):

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from grainline.data.formats.listed import Entry, ListedImages, SizedImage, no_text, wrong_row
-from grainline.data.formats.masks import polygons_mask, read_mask
 from grainline.data.formats.parsed import (
     Extent,
     Fields,
@@ -35,6 +34,8 @@ from grainline.data.formats.parsed import (
     data_error,
     has_rows,
     load_json,
+    polygons_mask,
+    read_mask,
     read_plain,
     strings,
 )

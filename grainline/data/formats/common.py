@@ -8,7 +8,7 @@ A description of an image, in a JSON file beside it or in a row of a table, has 
                                       foils?}
     foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
-A mask has a form of grainline.data.formats.masks.
+A mask has a form of grainline.data.formats.parsed.
 """
 
 import glob
@@ -23,9 +23,9 @@ from math import prod
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from grainline.data.formats.masks import Mask
 from grainline.data.formats.parsed import (
     Fields,
+    Mask,
     Stretch,
     Text,
     Upright,

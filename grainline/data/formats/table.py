@@ -146,8 +146,9 @@ def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     named = {role: row.get(columns[role]) for role in ("caption", "long") if role in columns}
     caption = named.get("caption")
     with suppress(ValueError):
-        several = parse_json(caption) if isinstance(caption, str) and caption.startswith("[") else None
-        caption = several if several and all(isinstance(text, str) for text in several) else caption
+        if isinstance(caption, str) and caption.startswith("["):
+            several = parse_json(caption)
+            caption = several if all(isinstance(text, str) for text in several) else caption
     return fields | named | {"caption": caption}
 
 
@@ -281,10 +282,7 @@ def _csv_rows(file: str, text: str, kind: str) -> Iterator[Row]:
 # refuses such data for a method that reads images.
 
 SQUARE = 8  # of the grey square, in pixels
-TEXT_COLUMNS = {
-    "caption": ("captions", "caption", "text", "sentence", "sentences"),
-    "long": ("long", "description"),
-}
+TEXT_COLUMNS = ("captions", "caption", "text", "sentence", "sentences")
 
 
 class TextsAlone(FileSource):
@@ -301,7 +299,7 @@ class TextsAlone(FileSource):
         self._rows = [(row.number, *_texts_of(row)) for row in rows]
         if all(texts.silent for _, texts, _ in self._rows):
             wrong = (wrong_row(f"row {number}", error) for number, _, error in self._rows if error)
-            raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS['caption'])})", wrong)
+            raise no_text(path, f"row (column {', '.join(TEXT_COLUMNS)})", wrong)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -338,9 +336,9 @@ def _text_rows(path: str) -> list[Row]:
 
 def _texts_of(row: Row) -> tuple[Record, str]:
     """The texts of a row, and what is wrong with it."""
+    names = {"caption": TEXT_COLUMNS, "long": ("long", "description")}
     fields = {
-        role: next((row.fields[name] for name in names if name in row.fields), None)
-        for role, names in TEXT_COLUMNS.items()
+        role: next((row.fields[x] for x in few if x in row.fields), None) for role, few in names.items()
     }
     try:
         return read_captions({} if row.error else fields, ""), row.error

@@ -117,12 +117,8 @@ def members(path: str) -> Members:
     truncated = bool(flaw)
     if files and files[-1].offset + files[-1].size > end:
         flaw = f"ends inside {files[-1].name}"
-    return Members(
-        files,
-        flaw or ("" if marked else "ends without an end mark"),
-        truncated,
-        common.items() >= HEADER.items(),
-    )
+    unmarked = "" if marked else "ends without an end mark"
+    return Members(files, flaw or unmarked, truncated, common.items() >= HEADER.items())
 
 
 def _add(files: list[Member], member: tarfile.TarInfo, path: str) -> None:
@@ -316,10 +312,8 @@ class Tars(Parts):
         return cls(files_of(path, "tar"), path)
 
     def _require_samples(self, paths: Sequence[str]) -> None:
-        images, json, txt = (
-            any(offset != ABSENT for shard in self._shards for offset in shard.spans[first::SPANS])
-            for first in (0, 2, 4)
-        )
+        spans = [shard.spans for shard in self._shards]
+        images, json, txt = (any(x != ABSENT for one in spans for x in one[i::SPANS]) for i in (0, 2, 4))
         flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
         content = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
         if not images:

@@ -30,8 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
 
 CONTENT, META, CONFIG = "tokenizer.json", "tokenizer_meta.json", "tokenizer_config.json"
-KINDS = "clip", "transformers", "open_clip", "bert", "siglip", "siglip2"
-"""Texts are cleaned and lower-cased, left as they are, or cleaned; the last three are of earlier versions."""
+KINDS = "clip", "transformers", "open_clip"  # texts are cleaned and lower-cased, left as they are, or cleaned
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 SUFFIX = "</w>"  # marks the last letter of a word
@@ -214,10 +213,9 @@ class TextTokenizer:
             (home / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
-def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
-    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json` if it is given."""
-    seal = {} if content is None else {"sha256": hashlib.sha256(content).hexdigest()}
-    return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
+def meta_text(tokenizer: TextTokenizer, content: bytes) -> str:
+    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json`."""
+    return json.dumps(tokenizer.meta() | {"sha256": hashlib.sha256(content).hexdigest()}, indent=2) + "\n"
 
 
 # Byte-pair encoding in CLIP's form: its byte alphabet, its split into words, and how merges are learnt.
@@ -258,13 +256,9 @@ def learn_merges(words: Counter[str], number: int) -> list[tuple[str, str]]:
     number = min(number, sum(len(word) - 1 for word in words))  # each shortens a word; room is made for all
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2 * len(BYTES) + number,
-        min_frequency=2,
-        show_progress=False,
-        initial_alphabet=[*BYTES, *_LAST.values()],
-        special_tokens=[],
-    )
+    options: Any = {"min_frequency": 2, "show_progress": False, "special_tokens": []}
+    letters = [*BYTES, *_LAST.values()]
+    trainer = trainers.BpeTrainer(vocab_size=len(letters) + number, initial_alphabet=letters, **options)
     backend.train_from_iterator(_repeated(words), trainer)
     marks = str.maketrans({mark: letter + SUFFIX for letter, mark in _LAST.items()})
     learnt = json.loads(backend.to_str())["model"]["merges"]

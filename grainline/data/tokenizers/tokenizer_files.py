@@ -55,9 +55,9 @@ def from_folder(folder: Path) -> TextTokenizer:
 
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
-        given: dict[str, Any] = {"local_files_only": True}
-        given |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
-        library = getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **given)
+        options: dict[str, Any] = {"local_files_only": True}
+        options |= {"vocab_file": str(folder / "spiece.model"), "legacy": False} if name == _FAST else {}
+        library = getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **options)
         if not library.is_fast or library.truncation_side != "right":
             lack = "cuts texts on the left" if library.is_fast else "tells no places in a text"
             raise UserError(f"the tokenizer of {folder}, a {type(library).__name__}, {lack}")
@@ -222,8 +222,7 @@ def _saved(folder: Path) -> TextTokenizer:
         tokenizer = TextTokenizer(backend, str(kind), settings, str(file))
     except Exception as error:  # `save` wrote it whole; the library knows no narrower one
         raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
-    # without the checksum: as older versions wrote it
-    if written not in [meta_text(tokenizer, x).encode() for x in (content, None)]:
+    if written != meta_text(tokenizer, content).encode():
         wrong = "are not of one tokenizer: one is damaged or was changed"
         raise UserError(f"{file} and {meta.name} beside it {wrong}; copy both again")
     return tokenizer
