@@ -7,11 +7,9 @@ Zohra, Zhao et al., arXiv 2512.12678. In four steps:
      by cross-entropy (equations 2, 3), or pair by pair (4, 5);
   4. InfoNCE between the summaries of images and their captions, added up.
 
-Differs from the authors' code: a group of images is as large as `group` says, whatever the number of
-processes; padding is in no softmax; vectors learn as queries and as candidates, unless `detach_keys` says
-otherwise. Scores never use an image's own text: they are cosines of summaries, or with scoring "conditioned"
-every image is pooled by the text it is compared with. Foils join the loss of the summaries only: they have no
-image to pool.
+docs/methods/beta-clip.md says what differs from the authors' code. Scores never use an image's own text: they
+are cosines of summaries, or with scoring "conditioned" every image is pooled by the text it is compared with.
+Foils join the loss of the summaries only: they have no image to pool.
 """
 
 from typing import Literal, NamedTuple
