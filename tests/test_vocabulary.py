@@ -87,15 +87,6 @@ def test_half_precision_is_computed_in_float32_whatever_autocast_says() -> None:
     assert torch.autograd.grad(found.total, half)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
-    *both, target = inputs()
-    both[frozen].requires_grad_(False)
-    vocabulary_loss(*both, target).total.backward()
-    assert both[frozen].grad is None
-    assert both[1 - frozen].grad is not None
-
-
 def test_a_second_derivative_is_an_error() -> None:
     hidden, table, target = inputs()
     found = vocabulary_loss(hidden, table, target)
