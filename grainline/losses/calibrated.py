@@ -50,15 +50,16 @@ def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mea
 
 
 def beta_ce_ways(
-    scale: Tensor, own: tuple[Tensor, Tensor], every: tuple[Tensor, Tensor], pairs: PairMatrix
+    scaled: tuple[Tensor, Tensor], every: tuple[Tensor, Tensor], pairs: PairMatrix, alone: bool
 ) -> tuple[Mean, Mean]:
     """`beta_ce` of pooled images over texts, and the other way.
 
-    own, every  pooled images and texts of this process and of all; the same tuple with one process
+    scaled  pooled images and texts of this process; every: those of all
+    alone   there is one process, so both directions come out of one matrix
     """
-    if own is every:
-        return beta_ce_both(scale * own[0], own[1], pairs)
-    return beta_ce(scale * own[0], every[1], pairs), beta_ce(scale * own[1], every[0], pairs)
+    if alone:
+        return beta_ce_both(scaled[0], every[1], pairs)
+    return beta_ce(scaled[0], every[1], pairs), beta_ce(scaled[1], every[0], pairs)
 
 
 Divisor = Literal["rows", "pairs", "slots"]

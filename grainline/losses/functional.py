@@ -177,10 +177,9 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
         if form == "bce":
             mean = calibrated.beta_bce(scale * pooled, every.texts.vector, pairs, divisor)
             return _total([Term(1.0, mean)], gather)
-        own = all_texts = pooled, local.texts.vector
-        if not alone:
-            all_texts = every.texts.tokens[:, 0], every.texts.vector
-        both = calibrated.beta_ce_ways(scale, own, all_texts, pairs)
+        scaled = scale * pooled, scale * local.texts.vector
+        all_texts = every.texts.tokens[:, 0], every.texts.vector
+        both = calibrated.beta_ce_ways(scaled, all_texts, pairs, alone)
         return _total([Term(0.5, mean) for mean in both], gather)
 
 
