@@ -297,11 +297,11 @@ def assign(
     """
     number, _, size, _ = colour.shape
     grid, (blocks, launch) = size // cell, tile(cell)
-    cells, drawn = number * grid**2, number if last else 0
+    cells, images = number * grid**2, number if last else 0
     planes = [x.permute(3, 0, 1, 2).reshape(-1, cells).contiguous() for x in (middle, moved)]
     part = colour.new_empty(54, cells)
-    fit = colour.new_empty(drawn, 9, size, size)
-    label = colour.new_empty(drawn, size, size, dtype=torch.int64)
+    fit = colour.new_empty(images, 9, size, size)
+    label = colour.new_empty(images, size, size, dtype=torch.int64)
     sizes: dict[str, Any] = {"S": size, "C": cell, "LAST": last, **blocks, **launch}
     with torch.cuda.device_of(colour):
         program = _assign[(number * grid, triton.cdiv(grid, blocks["BG"]))]
