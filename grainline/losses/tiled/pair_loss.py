@@ -2,14 +2,13 @@
 
 A loss has two parts. A `Score` has the logits of a tile and their gradient (`scores.py`). The loss is a
 
-    PairwiseLoss  each pair has a loss of its own: loss and gradient come out of one pass over the tiles
-    SoftmaxLoss   cross-entropy of rows, and of columns, in two passes
+    SigmoidLoss  each pair has a loss of its own: loss and gradient come out of one pass over the tiles
+    SoftmaxLoss  cross-entropy of rows, and of columns, in two passes
 
 `PairMatrix` or `SampledPairs` says which pairs are positives, negatives or neither. Memory is linear in the
 number of rows: the inputs, their gradients, and a few numbers for each row and column.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -188,29 +187,21 @@ def _added(sides: list[Tensor]) -> Tensor:
     return sides[0] if len(sides) == 1 else sides[0] + sides[1]
 
 
-class PairwiseLoss(ABC):
-    """A loss of every pair by itself. Abstract."""
-
-    @abstractmethod
-    def losses(self, logits: Tensor, where: PairMask | None) -> Tensor:
-        """The losses of a tile [r, c]; without `where`, all its pairs are negatives"""
-
-    @abstractmethod
-    def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
-        """Their derivatives by the logits: [r, c]"""
-
-
-class SigmoidLoss(PairwiseLoss):
+class SigmoidLoss:
     """Binary cross-entropy; positives count by their weight, negatives by that of their column, or by 1.
 
     same  : weight * log(1 + exp(-logit))
     else  : against * log(1 + exp(logit))
+
+    Without `where`, all pairs of a tile are negatives.
     """
 
     def losses(self, logits: Tensor, where: PairMask | None) -> Tensor:
+        """The losses of a tile: [r, c]"""
         return F.softplus(logits) if where is None else fused(binary)(logits, *where)
 
     def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
+        """Their derivatives by the logits: [r, c]"""
         return logits.sigmoid() if where is None else fused(binary_slopes)(logits, *where)
 
 
@@ -241,7 +232,7 @@ def _sign_and_size(same: Tensor, weight: Tensor, against: Tensor | None) -> tupl
 
 def pair_loss(
     score: Score,
-    loss: PairwiseLoss | SoftmaxLoss,
+    loss: SigmoidLoss | SoftmaxLoss,
     rows: Parts,
     cols: Parts,
     blocks: Pairs,
@@ -255,7 +246,7 @@ def pair_loss(
             score; gradients reach all that are floating-point
     shares  weight [n] of each row and [M] of each column in its mean; None: 1
 
-    PairwiseLoss: one mean, of a sum over columns for each row with any candidate
+    SigmoidLoss: one mean, of a sum over columns for each row with any candidate
         for i with real[i]:
             total += shares[i] * (sum of loss(logits[i, j]) over its pairs j)
             number += shares[i]
