@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
-from grainline.losses.tiled.pair_loss import SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_loss import SoftmaxLoss, pair_loss, vocabulary_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot
-from grainline.losses.tiled.vocabulary import vocabulary_loss
 
 WIDTH = 128
 

@@ -29,7 +29,7 @@ from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.contrastive import both_ways
-from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.losses.tiled.pair_loss import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import LogitScale
 from grainline.nn.pooling import mean_pool, unit
