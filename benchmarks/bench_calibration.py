@@ -40,9 +40,9 @@ from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.record import Record
 from grainline.data.scenes import words
-from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.speech import SceneDescription
+from grainline.data.scenes.words import matches, stated
 from grainline.data.scenes.world import Background, Scene, holds
 from grainline.evaluation.statistics import wilson
 from grainline.index.search import Hit, Index, Options, open_index

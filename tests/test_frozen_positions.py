@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from grainline.build import Description, Start, start
 from grainline.config import parse
 from grainline.encoders.pretrained import build_pretrained
-from grainline.encoders.pretrained.adapters import TextEncoder
 from grainline.encoders.pretrained.convert import joined
 from grainline.errors import UserError
 from grainline.fingerprint import fingerprint
@@ -181,33 +180,3 @@ def test_as_many_positions_as_the_text_may_have_are_one_line(
     said = complaint(capsys, "train", "clip/finetune", "--data", tmp_path, "--out", out, "--set", *own)
     assert "frozen_positions 99" in said
     assert not out.exists()
-
-
-def test_a_text_encoder_from_scratch_has_no_such_positions(tmp_path: Path) -> None:
-    values = {
-        "image": {"name": "toy/4", "size": 8},
-        "text": {"name": "toy", "vocab": 9, "frozen_positions": 2},
-    }
-    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions'; allowed here: name"):
-        parse(CLIPConfig, values, str(tmp_path))
-
-
-def test_a_text_of_four_hundred_words_keeps_its_end_at_the_last_of_248_places() -> None:
-    """The summary is read there: at the highest id, for the first time."""
-    read = tokenizer()
-    ids, lost = read.encode([" ".join(["dog"] * 400)], 248)
-    assert len(ids[0]) == 248
-    assert ids[0][-1] == read.end == max(ids[0])
-    assert int(torch.tensor(ids[0]).argmax()) == 247
-    assert lost == [400 + 2 - 248]
-
-
-def test_the_tower_is_still_one_of_the_library() -> None:
-    config = FAMILIES["clip"]().config.to_dict()
-    architecture = {"kind": "clip", "config": config, "mean": [0.5] * 3, "spread": [0.5] * 3, "pad": 0}
-    encoder = build_pretrained(architecture).text
-    assert isinstance(encoder, TextEncoder)
-    encoder.freeze_positions(5)
-    kept = encoder.model.get_submodule(encoder.table)
-    assert isinstance(kept, PartlyFrozen)
-    assert (kept.frozen.shape, kept.learnt.shape) == ((5, 64), (CONTEXT - 5, 64))

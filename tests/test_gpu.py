@@ -19,9 +19,9 @@ from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.losses.calibrated import beta_bce, beta_ce_both
 from grainline.losses.text_conditioned import part_loss, part_pairs
 from grainline.losses.tiled import scores
+from grainline.losses.tiled.pair_loss import vocabulary_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, row_ids
 from grainline.losses.tiled.scores import half_products
-from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method
 from grainline.nn import superpixels
 from grainline.nn.grouping import farthest_points

@@ -164,17 +164,6 @@ def test_equal_tokens_make_one_group_and_nothing_valid_makes_none() -> None:
     assert all(torch.isfinite(values).all() for values in (*found, leaf.grad))
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    module, (x, cls, valid) = pool(mlp_ratio=1.0), inputs(2, 6)
-
-    def run(x: Tensor, cls: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        found = module(x, cls, valid)
-        return found.tokens, found.cls, found.weight
-
-    leaves = (x.requires_grad_(), cls.requires_grad_(), *module.parameters())
-    assert torch.autograd.gradcheck(run, leaves)
-
-
 def test_half_precision_changes_no_pick_and_little_else() -> None:
     torch.manual_seed(1)
     module, (x, cls, valid) = pool().float(), inputs()

@@ -9,10 +9,9 @@ from make import CLOCK, batch, build
 from torch import Tensor
 
 from grainline.losses.tiled import scores
-from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss, vocabulary_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, row_ids
 from grainline.losses.tiled.scores import Dot, exact, half_operands, half_products, on_gpu
-from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods import METHODS
 from grainline.training.step import Objective
 
@@ -74,7 +73,7 @@ def test_losses_of_training_in_half_precision_have_half_operands(
 ) -> None:
     calls: list[bool] = []
     real = scores.half_operands
-    for place in ("text_conditioned", "calibrated", "tiled.vocabulary"):
+    for place in ("text_conditioned", "calibrated", "tiled.pair_loss"):
         monkeypatch.setattr(
             f"grainline.losses.{place}.half_operands", lambda x: calls.append(real(x)) or calls[-1]
         )

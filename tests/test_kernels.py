@@ -153,13 +153,11 @@ def test_a_refused_kernel_is_tried_once_and_named(caplog: pytest.LogCaptureFixtu
 
 PIXELS = {"S": 224, "C": 16}
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "colours": PIXELS | {"XYZ": tuple(9 * [0.1]), "BYTES": True},
     "assign": PIXELS | {"LAST": False},
     "assign last": PIXELS | {"LAST": True},
     "assign wide": PIXELS | {"C": 32, "LAST": False},
-    "move": {"G": 14, "BLOCK": 128},
 }
-WHOLE = {"pixels": "*u8", "label": "*i64", "cells": "i32", "compactness": "fp32"}
+WHOLE = {"label": "*i64", "cells": "i32", "compactness": "fp32"}
 LIMITS = {90: 227, 80: 99}  # KiB of shared memory; sm_86, sm_89 and sm_120 have 99, sm_80 has more
 
 
@@ -168,8 +166,6 @@ def as_launched(name: str, constants: dict[str, Any]) -> tuple[Any, dict[str, An
     from grainline.kernels import kmeans as kernels
 
     kernel = getattr(kernels, f"_{name.split()[0]}")
-    if name == "move":
-        return kernel, constants, kernels.MOVE
     blocks, options = kernels.tile(constants["C"])
     return kernel, constants | blocks, options
 

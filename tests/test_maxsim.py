@@ -16,19 +16,25 @@ from grainline.types import rows
 SHARP = 7.0
 
 
-def slow_best(patches: Tensor, image_mask: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth maximum of one token in one image, and what each real patch adds to it."""
+def slow_best(
+    patches: Tensor, image_mask: Tensor, token: Tensor, sharp: float | None = SHARP
+) -> tuple[Tensor, Tensor]:
+    """The maximum of one token in one image, smooth or plain, and what each real patch adds to it."""
     cosine = torch.stack([patch @ token for patch, real in zip(patches, image_mask, strict=True) if real])
-    weight = (SHARP * cosine).exp() / (SHARP * cosine).exp().sum()
+    if sharp is None:
+        return cosine.max(), cosine * (cosine == cosine.max())
+    weight = (sharp * cosine).exp() / (sharp * cosine).exp().sum()
     return (weight * cosine).sum(), weight * cosine
 
 
-def slow_score(images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor) -> Tensor:
+def slow_score(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharp: float | None = SHARP
+) -> Tensor:
     out = []
     for n in range(len(images)):
         for m in range(len(texts)):
             best = [
-                slow_best(images[n], image_mask[n], texts[m, s])[0]
+                slow_best(images[n], image_mask[n], texts[m, s], sharp)[0]
                 for s in range(len(text_mask[m]))
                 if text_mask[m, s]
             ]
@@ -45,14 +51,18 @@ def sides() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images, image_mask, texts, text_mask
 
 
+@pytest.mark.parametrize("sharp", [SHARP, None])
 @pytest.mark.parametrize("block", [1, 40, maxsim.BLOCK])
-def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_is_the_loop_of_its_docstring(
+    block: int, sharp: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maxsim, "BLOCK", block)
     images, image_mask, texts, text_mask = sides()
     leaves = [(x.clone().requires_grad_(), y.clone().requires_grad_()) for x, y in [(images, texts)] * 2]
     (a, b), (c, d) = leaves
     weight = torch.randn(3, 4).double()
-    fast, slow = late_score(a, image_mask, b, text_mask, SHARP), slow_score(c, image_mask, d, text_mask)
+    fast = late_score(a, image_mask, b, text_mask, sharp)
+    slow = slow_score(c, image_mask, d, text_mask, sharp)
     torch.testing.assert_close(fast, slow)
     assert torch.equal(fast[:, 3], torch.zeros(3))
     (fast * weight).sum().backward()
@@ -66,43 +76,14 @@ def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.
     assert torch.equal(b.grad[1, 2], torch.zeros(6))
 
 
-def plain_maxima(q: Tensor, d: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor:
-    """The plain maximum, pair by pair: [queries, documents]"""
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    sum((max(x @ y for y in b[real]) for x in a[of]), a.new_zeros(()))
-                    for b, real in zip(d, d_mask, strict=True)
-                ]
-            )
-            for a, of in zip(q, q_mask, strict=True)
-        ]
-    )
-
-
-def test_the_plain_maximum_is_the_loop() -> None:
+@pytest.mark.parametrize("sharp", [SHARP, None])
+def test_the_heat_of_a_pair_adds_up_to_its_score(sharp: float | None) -> None:
     images, image_mask, texts, text_mask = sides()
-    leaves = images.requires_grad_(), texts.requires_grad_()
-    fast = late_score(images, image_mask, texts, text_mask, None)
-    slow = plain_maxima(texts, images, text_mask, image_mask).T / text_mask.sum(1).clamp(min=1)
-    torch.testing.assert_close(fast, slow)
-    weight = torch.randn(3, 4).double()
-    found, expected = (torch.autograd.grad((x * weight).sum(), leaves) for x in (fast, slow))
-    torch.testing.assert_close(found[0], expected[0])
-    heat = late_heat(images, image_mask, texts[:3], text_mask[:3], None)
-    torch.testing.assert_close(heat.sum(1), slow.diagonal())
-    assert ((heat != 0).sum(1) <= text_mask[:3].sum(1)).all()
-
-
-def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:
-    images, image_mask, texts, text_mask = sides()
-    heat = late_heat(images, image_mask, texts[:3], text_mask[:3], SHARP)
-    torch.testing.assert_close(
-        heat.sum(1), late_score(images, image_mask, texts[:3], text_mask[:3], SHARP).diagonal()
-    )
+    heat = late_heat(images, image_mask, texts[:3], text_mask[:3], sharp)
+    score = late_score(images, image_mask, texts[:3], text_mask[:3], sharp)
+    torch.testing.assert_close(heat.sum(1), score.diagonal())
     assert torch.equal(heat[~image_mask], torch.zeros_like(heat[~image_mask]))
-    parts = [slow_best(images[0], image_mask[0], texts[0, s])[1] for s in range(3) if text_mask[0, s]]
+    parts = [slow_best(images[0], image_mask[0], texts[0, s], sharp)[1] for s in range(3) if text_mask[0, s]]
     torch.testing.assert_close(heat[0, image_mask[0]], torch.stack(parts).mean(0))
 
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grainline.losses.contrastive import sigmoid, soft_info_nce
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot, Parts, Score
@@ -91,32 +90,6 @@ def test_tiles_are_the_whole_matrix(loss: Any, scale: float, dtype: torch.dtype,
     both = [sum((k + 1) * mean.total for k, mean in enumerate(means)) for means in (found, slow)]
     for a, b in zip(*(torch.autograd.grad(x, (v, t)) for x in both), strict=True):
         torch.testing.assert_close(a, b, **exact)
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
-def test_gradients_are_those_of_finite_differences(loss: Any) -> None:
-    v, t = (x.detach()[:10, :2].requires_grad_() for x in drawn(3.0, torch.float64))
-    blocks = PairMatrix(keys_of(10, 2), keys_of(10, 2), 1.0, 0.5)
-
-    def totals(v: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        return tuple(mean.total for mean in pair_loss(Small(), loss, (v,), (t,), blocks))
-
-    assert torch.autograd.gradcheck(totals, (v, t))
-
-
-def test_with_equal_weights_they_are_infonce_and_the_sigmoid_loss() -> None:
-    v, t = drawn(10.0, torch.float32)
-    blocks = PairMatrix(keys_of(40, 1), keys_of(52, 1))
-    where, logits = blocks.where(), v @ t.T
-    both = pair_loss(Small(), SoftmaxLoss(True), (v,), (t,), blocks)
-    for mean, matrix, real, weight in (
-        (both[0], logits, where.real, where.weight),
-        (both[1], logits.T, where.real.T, where.weight.T),
-    ):
-        assert_same(mean, soft_info_nce(matrix.masked_fill(~real, -torch.inf), weight))
-    assert_same(
-        pair_loss(Small(), SigmoidLoss(), (v,), (t,), blocks)[0], sigmoid(logits, where.same, where.real)
-    )
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
@@ -225,8 +198,3 @@ def test_what_is_not_finite_shows_in_the_loss() -> None:
         assert pair_loss(Small(), loss, (v,), (t,), PairMatrix(keys_of(40, 1), keys_of(52, 1)))[
             0
         ].total.isnan()
-
-
-def assert_same(found: Mean, expected: Mean) -> None:
-    torch.testing.assert_close(found.total, expected.total)
-    assert float(found.number) == float(expected.number)

@@ -2,7 +2,6 @@
 # ruff: noqa: RUF001 (typographic marks are tested)
 
 import sys
-import time
 import types
 from collections.abc import Iterator
 from itertools import pairwise
@@ -155,19 +154,6 @@ def test_rules_hold_their_promises_on_any_text(text: str) -> None:
         assert piece == piece.strip()
     for token in tagged(text).tokens:
         assert text[token.start : token.end] == token.text
-
-
-@pytest.mark.parametrize("words", ["windows lights ", "red carved ", "dogs and ", "house cat's "])
-def test_time_grows_with_the_text_alone(words: str) -> None:
-    """A text without any full stop, of words that ask their neighbours, far and wide."""
-
-    def took(text: str) -> float:
-        started = time.process_time()
-        Rules().phrases(text)
-        return time.process_time() - started
-
-    few, many = (min(took(words * number) for _ in range(2)) for number in (500, 4000))
-    assert many < 32 * few  # 8 times the words; 64 times the time if each looked at all others
 
 
 def test_rules_find_most_phrases_of_real_sentences(shared_data: Path) -> None:

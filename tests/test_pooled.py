@@ -122,18 +122,6 @@ def test_in_tiles_of_any_size(
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
 
 
-@NEGATIVES
-@WAYS
-def test_gradients_are_those_of_finite_differences(heads: int, slots: int, negatives: str) -> None:
-    case = Case(heads, width=6, slots=slots)
-    pairs, pool = case.pairs(negatives), case.pool
-
-    def total(segments: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, *_: Tensor) -> Tensor:
-        return part_loss(pool, (segments, case.mask), texts, pairs, scale, bias).total
-
-    assert torch.autograd.gradcheck(total, tuple(case.learnt()), fast_mode=True)
-
-
 @WAYS
 def test_all_negatives_are_the_mean_over_the_lots(
     heads: int, slots: int, monkeypatch: pytest.MonkeyPatch

@@ -265,14 +265,6 @@ def test_relation_foils_turn_a_true_relation_into_a_false_one() -> None:
         assert not world.holds(opposite, a, b)
 
 
-def test_the_objects_of_a_relation_have_no_stated_position() -> None:
-    for told in TOLD:
-        related = {k for s in told.sentences if s.kind == "relation" for k in s.things}
-        for sentence in told.sentences:
-            if sentence.kind == "object" and sentence.things[0] in related:
-                assert "position" not in read(told.long[sentence.start : sentence.end])
-
-
 def test_true_and_altered_values_are_equally_likely_either_way_round() -> None:
     """Otherwise the text alone would tell the foil: "small for large" as often as "large for small"."""
     swaps: dict[tuple[str, str], int] = {}

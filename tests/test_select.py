@@ -30,12 +30,6 @@ IMAGE = torch.tensor([0.6, 0.2, 0.4, 0.4])
 COSINE = torch.tensor([[0.9, 0.1], [0.2, 0.6], [-0.4, -0.2]])  # of three patches with two words
 
 
-def test_scores_are_stretched_from_zero_to_one() -> None:
-    torch.testing.assert_close(stretched(TEXT), torch.tensor([0.0, 0.5, 1.0, 0.5]))
-    assert stretched(torch.full((2, 4), 0.3)).tolist() == [[0.0] * 4] * 2
-    assert stretched(TEXT.half()).dtype == torch.float32
-
-
 def test_branches_rank_patches_apart_and_add_up_to_equation_3() -> None:
     text, told, image = stretched(TEXT), stretched(TOLD), stretched(IMAGE)
     sparse, dense = weighted_score(OWN, text + image, BETA), weighted_score(OWN, told + image, BETA)

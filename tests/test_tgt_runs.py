@@ -12,11 +12,8 @@ from runs import call, complaint, logged
 from safetensors.torch import load_file
 
 from grainline.data.captions import crop_words
-from grainline.data.dataset import Draw, TrainSet
-from grainline.data.open_source import open_source, open_sources
+from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample
-from grainline.data.texts import TextsConfig
-from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.loading import load
 from grainline.recipes import names
@@ -140,19 +137,6 @@ def test_crops_of_captions_are_runs_of_their_words() -> None:
     assert crop_words(text, 0.0, Random(0)) == text
     assert 150 < sum(crop_words(text, 0.5, Random(i)) == text for i in range(400)) < 300
     assert crop_words("dog", 1.0, Random(0)) == "dog"
-
-
-def test_training_samples_have_crops_where_they_are_requested(captions: Path) -> None:
-    source = open_sources([f"texts:{captions}"])
-    tokenizer = Tokenizer.train(TEXTS, 600)
-
-    def lengths(crop: float) -> list[int]:
-        cfg = TextsConfig(captions="first", word_crop=crop)
-        data = TrainSet(source, tokenizer, TrainTransform(8), cfg, context=40, seed=0)
-        samples = [data[Draw(image, 0, image)] for image in range(6)]
-        return [len(text.parts[0]) for sample in samples for text in sample.texts if text]
-
-    assert sum(lengths(1.0)) < sum(lengths(0.0))
 
 
 def test_groups_begin_with_the_layers_of_a_plain_transformer(

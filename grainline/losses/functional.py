@@ -10,6 +10,8 @@ In all of them:
     image_ids [N], text_ids [M] int64 tensors or lists: texts with the id of an image describe it; -1 = a text
                of no image, a negative of all. Only text_ids: they are rows of `image`. Neither: text i
                describes image i
+    tokens [N, L, D]           of images; token_mask [N, L] bool, True = real; None: all are
+    step, seed                 of random choices: sampled negatives, decisions of a selector
     gather     with several processes, compare with the rows of all of them: the mean of the gradients over
                processes, as DistributedDataParallel takes it, is that of one process with the whole batch.
                Processes may have different numbers of rows. False: each process for itself
@@ -127,7 +129,7 @@ def himo_loss(
         return _total(molo(local, every, (scale, scale), settings).values(), gather)
 
 
-def beta_cal(  # noqa: PLR0913, all but tensors by name
+def beta_cal(  # noqa: PLR0913, all but tensors by name; two thirds are signature and docstring
     tokens: Tensor,
     text: Tensor,
     pool: CrossPool | Callable[[Tensor, Tensor], Tensor],
@@ -143,7 +145,6 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
 ) -> Tensor:
     """beta-CAL (beta-CLIP, arXiv 2512.12678, equations 1 to 5): [] Each text pools its own image.
 
-    tokens   [N, L, D] of images, all real
     pool     `CrossPool`, or any module: texts [N, K, D], tokens [N, L, D] of unit length to [N, K, D]
     beta     weight of texts of one image for each other, from 0 to 1
     form     "ce": cross-entropy (equations 2, 3); "bce": binary (4, 5), divided by `divisor`
@@ -177,14 +178,13 @@ def beta_cal(  # noqa: PLR0913, all but tensors by name
         if form == "bce":
             mean = calibrated.beta_bce(scale * pooled, every.texts.vector, pairs, divisor)
             return _total([Term(1.0, mean)], gather)
-        own = all_texts = pooled, local.texts.vector
-        if not alone:
-            all_texts = every.texts.tokens[:, 0], every.texts.vector
-        both = calibrated.beta_ce_ways(scale, own, all_texts, pairs)
+        scaled = scale * pooled, scale * local.texts.vector
+        all_texts = every.texts.tokens[:, 0], every.texts.vector
+        both = calibrated.beta_ce_ways(scaled, all_texts, pairs, alone)
         return _total([Term(0.5, mean) for mean in both], gather)
 
 
-def flair_loss(  # noqa: PLR0913, all but tensors by name
+def flair_loss(  # noqa: PLR0913, all but tensors by name; two thirds are signature and docstring
     image: Tensor,
     tokens: Tensor,
     text: Tensor,
@@ -202,10 +202,9 @@ def flair_loss(  # noqa: PLR0913, all but tensors by name
 ) -> Tensor:
     """Both losses of FLAIR (arXiv 2412.03561, section 3), half each: []
 
-    tokens      [N, L, D] of images; token_mask [N, L] bool, True = real; None: all are
-    text        [M, D] as the text encoder gives them: the pooling reads their length
-    pool        `grainline.nn.pooling.ConditionedPool`
-    step, seed  of the sampled negatives: one caption of every other image, others in each step
+    text       [M, D] as the text encoder gives them: the pooling reads their length
+    pool       `grainline.nn.pooling.ConditionedPool`
+    negatives  "sampled": one caption of every other image, others in each step; "all": their mean
 
     >>> pool, tokens = ConditionedPool(8, heads=2), torch.randn(2, 5, 8)
     >>> text = torch.randn(4, 8, requires_grad=True)
@@ -230,7 +229,7 @@ def flair_loss(  # noqa: PLR0913, all but tensors by name
         return _total([Term(0.5, mean) for mean in means.values()], gather)
 
 
-def caft_loss(  # noqa: PLR0913, all but tensors by name
+def caft_loss(  # noqa: PLR0913, all but tensors by name; two thirds are signature and docstring
     image: Tensor,
     tokens: Tensor,
     text: Tensor,
@@ -252,11 +251,10 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
 ) -> Tensor:
     """CAFT (arXiv 2602.02977, equations 8 and 9), added up: []
 
-    tokens      [N, L, D] segments of images; token_mask [N, L] bool, True = real; None: all are
+    tokens      segments of images
     parts       [M, S, D] sub-captions of texts, of any length; part_mask [M, S] bool, True = real
-    pool        `grainline.nn.pooling.ConditionedPool`
+    pool, negatives        as for `flair_loss`
     part_scale, part_bias  of equation 8; None: the same as for the wholes
-    step, seed  of the sampled negatives: one sub-caption of every other image, others in each step
 
     >>> pool, tokens = ConditionedPool(8, heads=2), torch.randn(2, 5, 8)
     >>> text, parts = torch.randn(2, 8), torch.randn(2, 3, 8, requires_grad=True)
@@ -274,9 +272,8 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
     part_bias = bias if part_bias is None else _number("part_bias", part_bias, image)
     local = Pair(images, _tokens_of(texts, parts, part_mask, "part_mask"))
     local, every = _gathered(local, gather, ("vector", "tokens", "mask"))
-    texts = every.texts
-    slots = texts.mask.shape[1]
-    real = texts.mask & (texts.item >= 0)[:, None] & (texts.image >= 0)[:, None]
+    texts, slots = every.texts, every.texts.mask.shape[1]
+    real = texts.mask & ((texts.item >= 0) & (texts.image >= 0))[:, None]
     item = texts.item[:, None] * slots + torch.arange(slots, device=image.device)
     ids = row_ids(item.masked_fill(~real, -1).flatten(), texts.image[:, None].expand_as(item).flatten())
     with exact(image):
@@ -286,7 +283,7 @@ def caft_loss(  # noqa: PLR0913, all but tensors by name
         return _total([Term(1.0, part), Term(1.0, sigmoid_loss(local, every, scale, bias))], gather)
 
 
-def seps_triplet(  # noqa: PLR0913, all but tensors by name
+def seps_triplet(  # noqa: PLR0913, all but tensors by name; two thirds are signature and docstring
     tokens: Tensor,
     words: Tensor,
     selector: Selector,
@@ -303,12 +300,10 @@ def seps_triplet(  # noqa: PLR0913, all but tensors by name
 ) -> Tensor:
     """The triplet loss of SEPS (arXiv 2511.01390, equation 6), summed over the texts of all processes: []
 
-    tokens       [N, L, D] patches of images
     words        [M, W, D] of texts; word_mask [M, W] bool, True = real; None: all are
     selector     `grainline.nn.patch_selection.selector.Selector`, whose patches are L
     description  [N, D] of images, for a selector whose branches need it
     hardest      the hardest negative alone counts; False: all of them
-    step, seed   of the random decisions, where the selector predicts scores (beta < 0.5)
 
     >>> from grainline.nn.patch_selection.selector import SelectionConfig
     >>> selector = Selector(SelectionConfig(keep_ratio=0.5, aggregation_ratio=0.5, beta=0.4), 8, 4)

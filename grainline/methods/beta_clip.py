@@ -7,11 +7,9 @@ Zohra, Zhao et al., arXiv 2512.12678. In four steps:
      by cross-entropy (equations 2, 3), or pair by pair (4, 5);
   4. InfoNCE between the summaries of images and their captions, added up.
 
-Differs from the authors' code: a group of images is as large as `group` says, whatever the number of
-processes; padding is in no softmax; vectors learn as queries and as candidates, unless `detach_keys` says
-otherwise. Scores never use an image's own text: they are cosines of summaries, or with scoring "conditioned"
-every image is pooled by the text it is compared with. Foils join the loss of the summaries only: they have no
-image to pool.
+docs/methods/beta-clip.md says what differs from the authors' code. Scores never use an image's own text: they
+are cosines of summaries, or with scoring "conditioned" every image is pooled by the text it is compared with.
+Foils join the loss of the summaries only: they have no image to pool.
 """
 
 from typing import Literal, NamedTuple
@@ -168,11 +166,11 @@ class BetaCLIP(Method):
         """Equations 2 and 3: cross-entropy of pooled images over texts, and the other way round."""
         cfg, scale = self.cfg, self.pool_scale()
         pairs = PairMatrix(ids, all_ids, sibling=cfg.beta, decay=cfg.slot_decay)
-        own = every = local.texts.extra.pooled, local.texts.vector
-        if gathered.texts is not local.texts:
-            every = gathered.texts.extra.pooled, gathered.texts.vector
+        pooled, texts = scale * local.texts.extra.pooled, scale * local.texts.vector
+        every = gathered.texts.extra.pooled, gathered.texts.vector
         if cfg.others is None:
-            both = calibrated.beta_ce_ways(scale, own, every, pairs)
+            alone = gathered.texts is local.texts
+            both = calibrated.beta_ce_ways((pooled, texts), every, pairs, alone)
         else:
             others = self._pooling_texts(gathered, cfg.others)
             images = calibrated.image_ids(gathered.images, cfg.group)
@@ -181,10 +179,8 @@ class BetaCLIP(Method):
             further, group = self._further(gathered, others, images, ids)
             more = pairs._replace(cols=calibrated.and_negatives(all_ids, group))
             both = (
-                calibrated.repeated_ce(
-                    scale * own[0], every[1], pairs, again=others.row, owner=owner, size=size
-                ),
-                calibrated.beta_ce(scale * own[1], torch.cat([every[0], further]), more),
+                calibrated.repeated_ce(pooled, every[1], pairs, again=others.row, owner=owner, size=size),
+                calibrated.beta_ce(texts, torch.cat([every[0], further]), more),
             )
         names = "pooled i2t", "pooled t2i"
         return {name: Term(cfg.pooled / 2, mean) for name, mean in zip(names, both, strict=True)}

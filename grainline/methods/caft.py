@@ -12,11 +12,8 @@ Woo et al., arXiv 2602.02977. In five steps:
 The score is the cosine of the wholes, which an index can hold; scoring "conditioned" is CAFT++ (equation 10),
 where pooled parts are added, with the same weights.
 
-Differs from the paper, where it is silent or cannot be meant: equations 8 and 9 have the labels that they
-lack; "0.07" is a temperature, so that the scale begins at 1 / 0.07; sampled negatives are a function of seed,
-step and images; an empty place of a short text pools nothing, and the sum over parts is scaled up to all
-places. The whole-caption transformer has no causal mask, or the class token in front would read nothing, and
-nothing attends to empty places. Foils join the loss of the wholes only: a part of one may be true.
+docs/methods/caft.md says what the paper leaves open. Foils join the loss of the wholes only: a part of one
+may be true.
 """
 
 from typing import Any, Literal, NamedTuple

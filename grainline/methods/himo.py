@@ -8,11 +8,9 @@ Wu, Chen et al., arXiv 2511.06653. In four steps:
      the principal parts of captions (equation 3), added up (equation 4);
   4. afterwards nothing of this is left: the model is a CLIP and scores by cosine.
 
-Differs from the authors' code: a group of captions is as large as `group` says, whatever the number of
-processes; vectors learn as queries and as candidates, unless `detach_keys` says otherwise; the gradient
-through the basis is finite where captions repeat. Several captions of one image are positives of equal
-weight; foils join the first loss only: their principal part is nearly that of the caption that they were made
-from.
+docs/methods/himo-clip.md says what differs from the authors' code. Several captions of one image are
+positives of equal weight; foils join the first loss only: their principal part is nearly that of the caption
+that they were made from.
 """
 
 from typing import Literal

@@ -10,10 +10,8 @@ In four steps:
      LogSumExp of all, or their mean;
   4. triplet loss both ways with the hardest negatives of the batch.
 
-Differs from the paper: patches of an image encoder stand in place of regions of a detector, and words of a
-transformer in place of a GRU; negative cosines are 0 in its text and a tenth in its code. All negatives may
-count first (`warmup`), and summaries learn by a lighter triplet loss, so that an index can find candidates
-by vector. The scores of two models are not averaged.
+Patches of an image encoder stand in place of regions of a detector, and words of a transformer in place of a
+GRU; docs/methods/seps.md has the rest.
 """
 
 from functools import partial

@@ -9,9 +9,7 @@ Mao et al., arXiv 2511.01390. In five steps:
   4. the score of the pair: the mean of what every token finds on the other side, and a network of the best;
   5. triplet loss both ways, with all negatives first and the hardest later, and a loss that holds the share.
 
-Differs from the paper: each branch has a score of its own, whose weights sum to 1; one token of all dropped
-patches and the class token join the aggregated ones, as in LAPS; the summaries learn by a lighter triplet
-loss, so that an index can find candidates by vector.
+docs/methods/seps.md says what the paper leaves open.
 """
 
 from typing import Literal

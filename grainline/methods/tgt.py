@@ -12,9 +12,7 @@ openreview.net/forum?id=kndKGnEOtb. In five steps:
 
 The baseline is the same with a plain transformer as text encoder: leave `text.groups` out.
 
-Differs from the paper, where it is silent or cannot be meant: reconstruction is a mean over all target tokens
-of a batch (the sum of equation 10 would outweigh the other loss by thousands); pooling has the eps = 1 of
-GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
+docs/methods/text-group-transformer.md says what differs from the paper.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -31,7 +29,7 @@ from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.contrastive import both_ways
-from grainline.losses.tiled.vocabulary import vocabulary_loss
+from grainline.losses.tiled.pair_loss import vocabulary_loss
 from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import LogitScale
 from grainline.nn.pooling import mean_pool, unit

@@ -20,9 +20,6 @@ SAME = 1e-5
 Distances come out of products in float32, so those of equal tokens are not quite 0."""
 
 
-LOW = 0x1FFF
-"""The last 13 of the 23 bits that a float32 stores: without them it is a number of TF32."""
-
 SHARPNESS = 5.0
 """Factor on the cosines of graph pooling: the assignment stays soft, 0.7 at most for one of 64 groups."""
 
@@ -82,19 +79,11 @@ def centred(x: Tensor, valid: Tensor | None) -> Tensor:
 def products(x: Tensor) -> Tensor:
     """Scalar products of the tokens of a set, in the precision of x: [N, L, C] -> [N, L, L]
 
-    Where a GPU may round float32 to 11 bits (TF32), each token goes in as a sum of two.
+    In float64 where a GPU may round factors in float32 to 11 bits (TF32).
     """
-    if x.dtype != torch.float32 or not may_round(x.device):
-        return x @ x.mT
-    high, low = halves(x)
-    mixed = high @ low.mT
-    return high @ high.mT + mixed + mixed.mT
-
-
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x float32 as a sum of a number of TF32 (11 bits) and one of 13 bits."""
-    high = (x.view(torch.int32) & ~LOW).view(torch.float32)
-    return high, x - high
+    if x.dtype == torch.float32 and may_round(x.device):
+        return (x.double() @ x.double().mT).float()
+    return x @ x.mT
 
 
 class Grouped(NamedTuple):

@@ -7,7 +7,6 @@ is nine numbers for each pixel.
     C   channels of a feature map      h, w   its height and width
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -160,40 +159,44 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     equal ones; at last pieces are joined (`connected`). Centres begin at the mean colour and the middle of
     their cell; without pixels they stay.
     """
+    how = pixels, cell, compactness, steps
     size = pixels.shape[-1]
-    slow = partial(_by_products, pixels, cell, compactness, steps)
-    fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0
-    if not (kernels.use(pixels) and fits):
-        return slow()
+    fits = pixels.shape[2] == size and size % cell == 0 and cell <= WIDEST and steps > 0 and len(pixels)
+    with torch.autocast(pixels.device.type, enabled=False):
+        if kernels.use(pixels) and fits:
+            return kernels.run("kmeans", lambda: _by_kernel(*how), lambda: _by_products(*how))
+        return _by_products(*how)
 
-    def kernel() -> Tensor:
-        from grainline.kernels import kmeans
 
-        xyz = [number for row in _TO_XYZ for number in row]
-        return kmeans.kmeans(pixels, cell, compactness, steps, xyz)
+def _by_kernel(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
+    from grainline.kernels.kmeans import assign
 
-    return kernels.run("kmeans", kernel, slow)
+    colour = torch.cat([lab(part) for part in pixels.split(CHUNK)])
+    middle = _cells(colour, cell).mean((4, 5))
+    offset = _offset(middle, compactness)
+    moved = torch.zeros_like(offset[..., 0, :])
+    for _ in range(steps - 1):
+        moved = _moved(assign(colour, middle, moved, cell, compactness, last=False), offset, moved)
+    return assign(colour, middle, moved, cell, compactness, last=True)
 
 
 def _by_products(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
-    with torch.autocast(pixels.device.type, enabled=False):
-        fits = (_fit(part, cell, compactness, steps) for part in pixels.split(CHUNK))
-        parts = [connected(hard(fit, cell), fit, cell) for fit in fits]
-    return torch.cat(parts)
+    fits = (_fit(part, cell, compactness, steps) for part in pixels.split(CHUNK))
+    return torch.cat([connected(hard(fit, cell), fit, cell) for fit in fits])
 
 
 def _fit(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
     """How near the nine centres are to the pixels of a few images, the largest the nearest: [N, 9, S, S]"""
     grid = pixels.shape[-1] // cell
-    values, offset = _features(lab(pixels), cell, compactness)
+    values, middle = _features(_cells(lab(pixels), cell), compactness)
+    offset = _offset(middle, compactness)
     exists = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
     moved = torch.zeros_like(offset[..., 0, :])  # [N, G, G, 5] of the centres, since they began
     fit = values
     for step in range(steps):
         if step:
             total = (fit.eq_(first_rank(fit)) @ values.mT).view(*offset.shape[:-1], 6)
-            total = _sums(total, offset)
-            moved = torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
+            moved = _moved(total, offset, moved)
         centre = around(moved) + offset
         # |x - u|^2 = |x|^2 - 2 (x u - |u|^2 / 2), and |x|^2 is the same for all nine
         shift = torch.where(exists, centre.square().sum(-1, keepdim=True) / -2, _FAR)
@@ -264,28 +267,40 @@ def _largest(label: Tensor, number: int) -> Tensor:
     return (rank[first] == best[owner])[run]
 
 
-def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Tensor]:
-    """Pixels relative to the middle of their cell: [N*G*G, 6, c*c], the last of the six a 1; and those of
-    the nine cells around it: [N, G, G, 9, 5]. colour [N, 3, S, S] in Lab"""
-    number, grid = len(colour), colour.shape[-1] // cell
-    blocks = colour.unflatten(2, (grid, cell)).unflatten(4, (grid, cell)).permute(0, 2, 4, 1, 3, 5)
-    middle = blocks.mean((4, 5))  # [N, G, G, 3]
-    scale = compactness / cell
-    place = (torch.arange(cell, device=colour.device) - (cell - 1) / 2) * scale
-    values = torch.ones(number, grid, grid, 6, cell, cell, device=colour.device)
+def _cells(colour: Tensor, cell: int) -> Tensor:
+    """Pixels [N, 3, S, S] by cells: [N, G, G, 3, c, c], a view"""
+    grid = colour.shape[-1] // cell
+    return colour.unflatten(2, (grid, cell)).unflatten(4, (grid, cell)).permute(0, 2, 4, 1, 3, 5)
+
+
+def _features(blocks: Tensor, compactness: float) -> tuple[Tensor, Tensor]:
+    """Pixels [N, G, G, 3, c, c] relative to the middle of their cell: [N*G*G, 6, c*c], the last of the six a
+    1; and the middles: [N, G, G, 3]"""
+    cell, middle = blocks.shape[-1], blocks.mean((4, 5))
+    place = (torch.arange(cell, device=blocks.device) - (cell - 1) / 2) * (compactness / cell)
+    values = torch.ones(*blocks.shape[:3], 6, cell, cell, device=blocks.device)
     values[..., :3, :, :] = blocks - middle[..., None, None]
     values[..., 3, :, :] = place[:, None]
     values[..., 4, :, :] = place
-    away = torch.arange(9, device=colour.device)
+    return values.flatten(4).flatten(0, 2), middle
+
+
+def _offset(middle: Tensor, compactness: float) -> Tensor:
+    """The middles of the nine cells around each cell, less its own: [N, G, G, 3] -> [N, G, G, 9, 5]"""
+    away = torch.arange(9, device=middle.device)
     steps = torch.stack([away // 3 - 1, away % 3 - 1], -1) * compactness  # [9, 2]
     offset = around(middle) - middle[..., None, :]
-    return values.flatten(4).flatten(0, 2), torch.cat([offset, steps.expand(*offset.shape[:-1], 2)], -1)
+    return torch.cat([offset, steps.expand(*offset.shape[:-1], 2)], -1)
 
 
-def _sums(total: Tensor, offset: Tensor) -> Tensor:
-    """Sums and numbers of pixels, by cell and neighbour, for each centre: [N, G, G, 9, 6] -> [N, G, G, 6]"""
+def _moved(total: Tensor, offset: Tensor, moved: Tensor) -> Tensor:
+    """The centres at the mean of their pixels, without pixels where they were: [N, G, G, 5]
+
+    total  [N, G, G, 9, 6] sums and numbers of pixels, by cell and chosen neighbour
+    """
     own = total[..., :5] - total[..., 5:] * offset
-    return shifted(torch.cat([own, total[..., 5:]], -1).permute(3, 0, 1, 2, 4))
+    total = shifted(torch.cat([own, total[..., 5:]], -1).permute(3, 0, 1, 2, 4))
+    return torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
 
 
 def _mixed(table: tuple[tuple[float, float, float], ...], x: Tensor) -> Tensor:

@@ -6,9 +6,8 @@ draw.label_map(scene, 64)     # [64, 64] uint8, k + 1 where scene.things[k] is v
 speech.tell(scene)            # captions, noun phrases, sentences, foils
 
 draw     A scene as an image and as a map of labels, at any resolution.
-phrases  Sentences as pieces of text that know what they state.
 source   Scenes as a source of records, `scenes:dev?count=500`, and as WebDataset tars.
 speech   The captions of a scene: a long one, a short one, and foils.
-words    The words in which scenes are described.
+words    The words in which scenes are described, and phrases of them that know what they state.
 world    The objects of a scene, its background, and the relations between them.
 """

@@ -22,8 +22,8 @@ from grainline.data.formats.common import split_query
 from grainline.data.pack import pack
 from grainline.data.record import Box, Foil, Record, Region, box_of
 from grainline.data.scenes.draw import label_map, render
-from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.speech import SceneDescription, of_phrase, tell
+from grainline.data.scenes.words import matches, stated
 from grainline.data.scenes.world import SPLITS, VERSION, Scene, sample
 from grainline.errors import UserError
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from grainline.data.record import Foil
 from grainline.data.scenes import words
-from grainline.data.scenes.phrases import (
+from grainline.data.scenes.words import (
     FIELD,
     Line,
     Piece,

@@ -61,7 +61,7 @@ class PairMatrix(NamedTuple):
 
     own                                            if they are one item
     sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
-    0                                              else: a negative, of weight against[j] in a PairwiseLoss
+    0                                              else: a negative, of weight against[j] in a SigmoidLoss
     """
 
     rows: RowIds  # n of them

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,16 +154,6 @@ def only_once() -> None:
 # r images, c texts, L segments, heads of width d; D = heads * d.
 
 
-class TilePools(NamedTuple):
-    """The vectors that texts pool in a tile, and the two products of them that a cosine needs."""
-
-    weight: Tensor  # [r, heads, c, L] attention; 1 minus the sum is that of the empty slot
-    z: Tensor  # [r, c, D]
-    y: Tensor  # [r, c, D] S z
-    along: Tensor  # [r, c] out . t
-    square: Tensor  # [r, c] |out|^2
-
-
 class ConditionedCosine(Score):
     """scale * cosine + bias, with an explicit gradient, no dearer than the logits.
 
@@ -189,11 +178,12 @@ class ConditionedCosine(Score):
         return max(1, pairs // width), width
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        read = self.read(rows, cols, shared)
-        return shared[3] * (read.along * read.square.clamp(min=TINY).rsqrt()) + shared[4]
+        *_, along, square = self.read(rows, cols, shared)
+        return shared[3] * (along * square.clamp(min=TINY).rsqrt()) + shared[4]
 
-    def read(self, rows: Parts, cols: Parts, shared: Parts) -> TilePools:
-        """The vectors that the texts of a tile pool of its images."""
+    def read(self, rows: Parts, cols: Parts, shared: Parts) -> Parts:
+        """The attention of a tile [r, heads, c, L], and what texts pool of images: z, S z [r, c, D]; out . t
+        and |out|^2 [r, c]"""
         key, value, *masks = rows
         query, u, c = cols
         fit = self.product(by_head(query), key.mT)
@@ -201,7 +191,7 @@ class ConditionedCosine(Score):
         z = self.narrow(self.product(weight, value)).transpose(1, 2).flatten(2)
         y = self.narrow(self.product(z, shared[0]))
         along, square = fused(lengths)(z, y, u.flatten(-2), shared[1])
-        return TilePools(weight, z, y, along + c, square + shared[2])
+        return weight, z, y, along + c, square + shared[2]
 
     def forward_with_vjp(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Vjp]:
         key, value = rows[:2]
