@@ -17,8 +17,8 @@ from golden.inputs import FLOAT, Case, normal
 from grainline.config import parse
 from grainline.distributed import ddp_mean
 from grainline.evaluation.statistics import ranks
-from grainline.evaluation.suites.baselines import overlap
 from grainline.evaluation.suites.monotonicity import correlation
+from grainline.evaluation.suites.phrases import overlap
 from grainline.losses.hide import principal_part
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.losses.tiled.pair_mask import PairMatrix
